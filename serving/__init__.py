@@ -4,12 +4,9 @@
 framework; `monitoring` counts what was answered; `dashboard` is the operator's page. Imports go one way:
 process → http → core → monitoring, and http → dashboard.
 
-One query: process.protocol takes its bytes from the socket; http.middleware, auth and routes.retrieval have it read
-(body) and checked (schemas, limits); core.service queues it (queue); core.retriever resolves (queries), embeds
-(encoder), ranks (ranking or tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes
-counts it; http.responses sends it.
-
-Several models in one process are an application and a service each, which http.models tells apart by their paths.
+One query: http.middleware and auth let it in, routes.retrieval reads and checks it (body, schemas, limits);
+core.service queues it (queue); core.retriever resolves (queries), embeds (encoder), ranks (ranking or
+tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes counts it.
 
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Encoder`, `Retriever` or
 `create_app`.

@@ -26,10 +26,8 @@ from longtail.serving.compare import compare, table
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
 from longtail.serving.http.app import create_app
-from longtail.serving.process.listening import listen
-from longtail.serving.process.reloading import hold_hangups
+from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
-from longtail.serving.setting_types import DEFAULT_MODEL
 from longtail.serving.settings import Settings, explain, no_settings
 from longtail.state import Place, StoreError, copy_label_changes
 
@@ -63,10 +61,6 @@ def run(
             "replicas share."
         ),
     ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=RELEASES", help="A further model, which answers under /v1/models/NAME/; repeated."),
-    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port (default: 1).")] = None,
     search_threads: Annotated[
         int | None, typer.Option(help="Searches at once in a process, one core each (default: 1).")
@@ -89,23 +83,21 @@ def run(
         host=host,
         port=port,
         state=state,
-        models=model or None,
         workers=workers,
         search_threads=search_threads,
         insecure=insecure,
         settings_file=settings_file,
     )
-    for name, place in ({DEFAULT_MODEL: settings.releases} | settings.models).items():
-        if isinstance(place, Path) and not place.is_dir():
-            raise typer.BadParameter(
-                f"expected a directory that longtail-index publishes to, found none at {place} for {name}",
-                param_hint="RELEASES" if name == DEFAULT_MODEL else "models (LONGTAIL_MODELS)",
-            )
+    if isinstance(settings.releases, Path) and not settings.releases.is_dir():
+        raise typer.BadParameter(
+            f"expected a directory that longtail-index publishes to, found none at {settings.releases}",
+            param_hint="RELEASES",
+        )
     logs.configure(settings.log_format, log_level)
     if unknown := no_settings(os.environ):
         logger.warning("%s: no setting of this service, and not read", ", ".join(unknown))
     hold_hangups()
-    serve(settings, listen(settings), log_level)
+    serve(settings, log_level)
 
 
 @app.command()

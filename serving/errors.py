@@ -1,4 +1,4 @@
-"""Errors of the service in its own terms. http.body adds those of reading a body; http.responses maps all to HTTP."""
+"""Errors of the service; http.responses maps them to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -38,6 +38,22 @@ class UnauthenticatedError(ServingError):
 
 class ForbiddenError(ServingError):
     """A key that may ask, for something that only an admin key may do."""
+
+
+class MalformedBodyError(ServingError):
+    """The request body is not JSON in UTF-8."""
+
+
+class SlowBodyError(ServingError):
+    """The request body did not arrive in time."""
+
+
+class ContentTypeError(ServingError):
+    """The request says that its body is something other than JSON."""
+
+
+class BodyTooLargeError(ServingError):
+    """The request body is longer than the service reads."""
 
 
 class InvalidRequestError(ServingError):

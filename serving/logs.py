@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines or text for people, with the id of the request that they are about, and the model."""
+"""Log lines: JSON for machines or text for people, with the id of the request that they are about."""
 
 from __future__ import annotations
 
@@ -36,12 +36,10 @@ class Trace:
 
 current: ContextVar[tuple[str, Trace | None] | None] = ContextVar("current request", default=None)
 """Id and trace of the request that this task answers."""
-model: ContextVar[str | None] = ContextVar("current model", default=None)
-"""The model that this task or thread works for, where the process serves several."""
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object: at, level, logger, message; model, where there are several; request_id,
+    """Writes a record as one JSON object: at, level, logger, message; request_id,
     trace_id and parent_id; exception; and what a call logged as `extra={"fields": {…}}`.
     """
 
@@ -53,8 +51,6 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if (name := model.get()) is not None:
-            line["model"] = name
         request = current.get()
         if request is not None:
             line["request_id"], trace = request
@@ -67,14 +63,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes a record as a line for people, with the model, where there are several, and what a call logged as
-    `extra={"fields": {…}}` behind it.
-    """
+    """Writes a record as a line for people, followed by what a call logged as `extra={"fields": {…}}`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """The line, without an exception."""
-        of_model = {} if (name := model.get()) is None else {"model": name}
-        fields = (of_model | getattr(record, "fields", {})).items()
+        fields = getattr(record, "fields", {}).items()
         return " ".join([super().formatMessage(record), *(f"{name}={_json(value)}" for name, value in fields)])
 
 

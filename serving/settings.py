@@ -14,15 +14,16 @@ from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SecretStr,
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
 from longtail.bundle.cache import Cache
 from longtail.bundle.errors import describe
+from longtail.bundle.objects import is_url, local_path
 from longtail.index import MilvusServer, SpecError
-from longtail.serving.setting_types import DEFAULT_MODEL, KeyList, Models, ReleasesPlace
-from longtail.state import Place, Postgres, of_model, read_place
+from longtail.state import Place, Postgres, read_place
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
@@ -58,6 +59,22 @@ LIVE = frozenset(
 """Settings that a running service takes over on SIGHUP; the others wait for its next start."""
 
 
+def _split_at_commas(keys: object) -> object:
+    """Split a string of keys from the environment at its commas; return anything else as it is."""
+    return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
+
+
+def _read_releases(given: object) -> object:
+    """Return a URL without a slash at its end, or a path; anything else as it is."""
+    if isinstance(given, str) and is_url(given):
+        return given.rstrip("/")
+    return local_path(given) if isinstance(given, str) else given
+
+
+KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_commas)]
+ReleasesPlace = Annotated[Path | str, BeforeValidator(_read_releases)]
+
+
 class Settings(BaseSettings):
     """Settings of one service: arguments first, then LONGTAIL_… in the environment, then `settings_file`, then these
     defaults.
@@ -75,14 +92,10 @@ class Settings(BaseSettings):
     releases: ReleasesPlace
     """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; what is published there
     is served."""
-    models: Models = {}
-    """Further models of the same process, each a directory or URL of releases by its name, which answers under
-    /v1/models/NAME/. `books=/srv/books,music=/srv/music` in the environment, a table in the file."""
     state: Annotated[Path | InstanceOf[Postgres], BeforeValidator(read_place)] | None = None
-    """What must outlive the process: added and hidden labels, feedback, live figures. A directory; of a further model
-    its models/NAME. If not set, every model's is .state in its directory of releases. Or a database that replicas
-    share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels are in its schema, `longtail` if none
-    is named and SCHEMA_MODEL of a further model, and the rest is in `local_state`."""
+    """What must outlive the process: added and hidden labels, feedback, live figures. A directory, by default .state in
+    the directory of releases. Or a database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added
+    and hidden labels are in its schema, by default `longtail`, and the rest is in `local_state`."""
     local_state: Path | None = None
     """Beside a database, the directory of what is this replica's own; as `state`, if that were a directory."""
     cache: Path | None = None
@@ -125,14 +138,14 @@ class Settings(BaseSettings):
     """Bind beyond loopback without keys, for a gateway that checks them."""
 
     search_threads: int = Field(default=1, ge=1)
-    """Searches at once, of all models, one core each; more than there are cores beside the event loop's only adds
+    """Searches at once, one core each; more than there are cores beside the event loop's only adds
     waiting, unless Milvus holds the index: then a thread mostly waits, and ten or more are of use."""
     batch_window_ms: float = Field(default=2.0, ge=0, le=100)
     """Longest wait for company while another search is under way; an idle service never waits."""
     max_batch: int = Field(default=64, ge=1)
     """Queries that share a search, at most; a larger request is searched alone."""
     queue_limit: int = Field(default=512, ge=1)
-    """Queries that wait for a search, of all models, at most; a request beyond gets 429."""
+    """Queries that wait for a search, at most; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
     """After this a request that has no answer gets 503, and one of whose body only a part has arrived 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
@@ -234,7 +247,7 @@ class Settings(BaseSettings):
 
     @property
     def state_directory(self) -> Path:
-        """Where state is kept that is in files; of the model of `releases`."""
+        """Where state is kept that is in files."""
         directory = self.state if isinstance(self.state, Path) else self.local_state
         return self.releases_directory / ".state" if directory is None else directory
 
@@ -248,38 +261,8 @@ class Settings(BaseSettings):
 
     @property
     def place(self) -> Place:
-        """Where label changes, answers and feedback are kept; of the model of `releases`."""
+        """Where label changes, answers and feedback are kept."""
         return self.state if isinstance(self.state, Postgres) else self.state_directory
-
-    def of_model(self, name: str) -> Self:
-        """These, as they are for one of `models`, which has no further ones.
-
-        Raises:
-            ValueError: as `longtail.state.of_model`.
-        """
-        state, local_state = (of_model(place, name) for place in (self.state, self.local_state))
-        return self.model_copy(
-            update={"releases": self.models[name], "state": state, "local_state": local_state, "models": {}}
-        )
-
-    def by_model(self) -> dict[str, Self]:
-        """These as they are for each model, the one of `releases` first."""
-        return {DEFAULT_MODEL: self} | {name: self.of_model(name) for name in self.models}
-
-    @model_validator(mode="after")
-    def _apart(self) -> Self:
-        """No two models share a directory of releases, or of state."""
-        for what in ("releases", "state_directory", "place"):
-            taken = dict[Place, str]()
-            for name, settings in self.by_model().items():
-                place = getattr(settings, what)
-                place = place.resolve() if isinstance(place, Path) else place
-                if (other := taken.setdefault(place, name)) != name:
-                    raise ValueError(
-                        f"expected a place of its own for the {what.replace('_', ' ')} of every model, received "
-                        f"{describe(str(place))} for {other} and {name}"
-                    )
-        return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -290,7 +273,7 @@ class Settings(BaseSettings):
         if self.local_state is not None and not isinstance(self.state, Postgres):
             raise ValueError("expected local_state beside a database in state, received it without one")
         own = self.local_state if isinstance(self.state, Postgres) else self.state
-        if own is None and any(isinstance(place, str) for place in (self.releases, *self.models.values())):
+        if own is None and isinstance(self.releases, str):
             raise ValueError(
                 "expected a directory of its own in state, or beside a database in local_state, where releases are at "
                 "a URL, received none: what must stay is not to be in a cache"
@@ -364,9 +347,6 @@ def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:
     for name in found:
         if name not in settings.model_fields or name == _FILE:
             raise ValueError(f"{file}: expected names of settings, such as max_k, found {describe(name)}")
-    # Of several tables pydantic-settings would make one: those of an argument are instead of the file's.
-    if isinstance(models := found.get("models"), dict):
-        found["models"] = list(models.items())
     return found
 
 

@@ -2,7 +2,7 @@
 
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
-from longtail.state.place import Place, Postgres, of_model, read_place
+from longtail.state.place import Place, Postgres, read_place
 from longtail.state.sole import SoleProcess
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "StoreError",
     "StoreVersionError",
     "copy_label_changes",
-    "of_model",
     "read_label_changes",
     "read_place",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqlalchemy import URL, make_url
@@ -13,8 +13,6 @@ from longtail.bundle.errors import describe
 
 _SCHEMES = ("postgresql", "postgres")
 SCHEMA = "longtail"
-_LONGEST_SCHEMA = 56
-"""PostgreSQL's names have 63 characters, and what is named after a schema has some more than it."""
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,47}")
 
 
@@ -24,7 +22,7 @@ class Postgres:
 
     Attributes:
         url: of the database, as libpq knows it; what it lacks comes from libpq's own variables, such as PGPASSFILE.
-        schema: its tables are in; one for each model of each service that share the database.
+        schema: its tables are in; one for each service that shares the database.
     """
 
     url: URL = field(repr=False)
@@ -70,17 +68,3 @@ def read_place(text: str | Path | Postgres) -> Place:
     if isinstance(text, str):
         return Postgres.parse(text) if "://" in text else Path(text)
     return text
-
-
-def of_model(place: Place | None, name: str) -> Place | None:
-    """Where a further model of the same service has its own: a folder of the directory, or a schema beside the schema.
-
-    Raises:
-        ValueError: the name makes no schema of at most 56 characters.
-    """
-    if not isinstance(place, Postgres):
-        return None if place is None else place / "models" / name
-    schema = f"{place.schema}_{name.replace('-', '_')}"
-    if len(schema) > _LONGEST_SCHEMA:
-        raise ValueError(f"expected a model whose schema has at most {_LONGEST_SCHEMA} characters, received {schema}")
-    return replace(place, schema=schema)

@@ -2,9 +2,7 @@
 
 const EVERY = 5000;
 const KEY = "longtail-key";
-/** What the paths of a further model begin with, whose page this is. */
-const MODEL = location.pathname.match(/^(\/v1\/models\/[a-z0-9_-]+)\/dashboard$/)?.[1];
-const TITLE = MODEL ? `Longtail: ${MODEL.split("/").pop()}` : "Longtail";
+const TITLE = "Longtail";
 const state = { data: null, release: null, unready: null, answered: 0, timer: 0, polling: false, again: false };
 
 class Refused extends Error {
@@ -23,7 +21,7 @@ async function call(path, body) {
   if (body) headers["Content-Type"] = "application/json";
   let response;
   try {
-    response = await fetch(MODEL ? MODEL + path.replace(/^\/v1/, "") : path, { ...posted, headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
+    response = await fetch(path, { ...posted, headers, cache: "no-store", signal: AbortSignal.timeout(10000) });
   } catch {
     throw new Refused(0, "The service cannot be reached.");
   }

@@ -3,170 +3,151 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from starlette.types import ASGIApp
+from starlette.middleware.gzip import GZipMiddleware
 
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
-from longtail.serving.errors import StateError
+from longtail.serving.errors import StateError, TracingError
 from longtail.serving.http.auth import AuthMiddleware, Keys
-from longtail.serving.http.direct import Application
 from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import install_documentation, openapi_document
 from longtail.serving.http.responses import install_error_handlers
 from longtail.serving.http.routes import routers
-from longtail.serving.http.tracing import install_tracing
-from longtail.serving.logs import model as logged_model
 from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.host import Host, StateDisk
+from longtail.serving.monitoring.host import Host
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
-from longtail.serving.setting_types import DEFAULT_MODEL
 from longtail.serving.settings import Settings
 from longtail.state import StoreError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import SpanProcessor
 
 _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
     "the dial between the tail (0) and plain recall (1) where training's noise is near the label frequencies, and "
     "`popularity`, the weight of a prior for frequent labels."
 )
-
 _LOOK_SECONDS = 0.02
+_COMPRESSED_FROM_BYTES = 1024
+_COMPRESSION_LEVEL = 1
+"""gzip's fastest: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
+_UNTRACED = "livez,readyz,metrics"
 
 
 def create_app(
-    settings: Settings, *, retriever: Retriever | None = None, worker: int = 0, workers: Workers | None = None
+    settings: Settings | None = None,
+    *,
+    retriever: Retriever | None = None,
+    worker: int = 0,
+    workers: Workers | None = None,
 ) -> FastAPI:
-    """The application of one process: that of the first model, which hands on what is asked of further ones.
+    """Create the application of one process.
 
     Args:
-        settings: read once, by the caller.
-        retriever: serve this one and follow no releases; for tests and embedding. Further models follow theirs.
+        settings: read from the environment (LONGTAIL_RELEASES, …) if None, as other ASGI servers need.
+        retriever: serve this one and follow no releases; for tests and embedding.
         worker: this process' number among those that share the settings.
-        workers: what they know of each other; there is but this one if None.
+        workers: state that the processes share; this is the only one if None.
 
     Raises:
-        StateError: a state directory cannot be used.
-        TracingError: tracing is asked for and not installed.
+        StateError: the state directory cannot be used.
+        TracingError: `tracing` is set, and its packages are not installed.
     """
-    board, keys = workers or Workers(models=1 + len(settings.models)), Keys(settings)
-    models = dict[str, Application]()
-    with ExitStack() as opened:
-        for place, (name, its) in enumerate(settings.by_model().items()):
-            named = logged_model.set(name if settings.models else None)
-            try:
-                models[name] = _application(its, Seat(board, worker, place), keys, name, models)
-            finally:
-                logged_model.reset(named)
-            opened.callback(models[name].state.service.close)
-        opened.pop_all()
-    app = models[DEFAULT_MODEL]
-    following = [model for model in models.values() if model is not app or retriever is None]
+    settings = settings or Settings()
+    keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    host = Host(settings.state_directory, settings.queue_limit)
+    metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers, host])
+    service = Service(settings, Monitoring(metrics, figures, seat))
+    follower = ReleaseFollower(settings.releases_directory, service)
     if retriever is not None:
-        app.state.service.serve(retriever)
+        service.serve(retriever)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        for model in following:
-            model.state.follower.start()
-        # A worker in another's place takes no connection from the others before it can answer.
-        seats = [model.state.service.monitoring.seat for model in following]
-        while any(seat.replaces and seat.waited_for for seat in seats) and not app.state.service.draining:
-            await asyncio.sleep(_LOOK_SECONDS)
+        if retriever is None:
+            follower.start()
+            # A worker that replaces another takes no connection from the others before it can answer.
+            while seat.replaces and seat.waited_for and not service.draining:
+                await asyncio.sleep(_LOOK_SECONDS)
         yield
-        for model in following:
-            model.state.follower.stop()
-        # The first has the threads that search; what they answer is counted by all.
-        for model in models.values():
-            model.state.service.close()
+        if retriever is None:
+            follower.stop()
+        service.close()
 
-    app.router.lifespan_context = lifespan
-    return app
-
-
-def _application(
-    settings: Settings, seat: Seat, keys: Keys, model: str, models: Mapping[str, Application]
-) -> Application:
-    """The application of one model.
-
-    Args:
-        settings: as they are for the model.
-        seat: of the worker and the model.
-        keys: that the process knows.
-        model: its name.
-        models: applications by name; the first is there when a further one is made, this one will be.
-
-    Raises:
-        as `create_app`.
-    """
-    figures = _open_figures(settings, seat.worker)
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-    first = models.get(DEFAULT_MODEL)
-    if first is None:
-        host = Host(settings.state_directory, settings.queue_limit)
-        metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers, host])
-        service = Service(settings, Monitoring(metrics, figures, seat))
-    else:
-        disk = StateDisk(settings.state_directory)
-        metrics = Metrics([route.path for route in routes], [figures, seat, disk], model)
-        service = Service(settings, Monitoring(metrics, figures, seat))
-    app = Application(
-        title="Longtail" if first is None else f"Longtail: {model}",
+    app = FastAPI(
+        title="Longtail",
         version=_version(),
         description=_DESCRIPTION,
         routes=list(routes),
+        lifespan=lifespan,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
-    app.models = app.state.models = models
-    follower = ReleaseFollower(settings.releases_directory, service)
     app.state.service, app.state.follower, app.state.keys = service, follower, keys
-    install_documentation(app, None if first is None else model)
+    install_documentation(app)
     install_error_handlers(app)
-    logged = logged_model.get()
-
-    def surround(answer: ASGIApp) -> ASGIApp:
-        return RequestMiddleware(AuthMiddleware(answer, keys, insecure=settings.insecure), service, logged)
-
-    app.add_middleware(lambda answer: partial(app.answer_of_model, surround(answer)))
+    # The last one added is the outermost.
+    app.add_middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION_LEVEL)
+    app.add_middleware(AuthMiddleware, keys=keys, insecure=settings.insecure)
+    app.add_middleware(RequestMiddleware, service=service)
     if settings.tracing:
-        install_tracing(app, model=logged)
-    else:
-        app.open_direct(surround)
-    app.complete()
+        install_tracing(app)
     app.openapi = partial(openapi_document, app)  # type: ignore[method-assign]
     return app
 
 
 def apply_settings(app: FastAPI, settings: Settings) -> None:
-    """Answer with other settings from the next request on, as far as `LIVE` says that they can be changed, and by the
-    experiments.toml of now; of every model.
+    """Answer with other live settings, keys and the current experiments.toml from the next request on.
 
     Args:
-        app: of `create_app`.
-        settings: those it has, but for live ones.
+        app: made by `create_app`.
+        settings: equal to the application's, except for live ones.
 
     Raises:
-        ValueError, OSError: as `Settings.all_api_keys`; nothing has changed then.
+        ValueError, OSError: a file of keys cannot be read; nothing has changed then.
     """
-    keys: Keys = app.state.keys
-    keys.replace(settings)
-    for name, its in settings.by_model().items():
-        model = app.state.models[name]
-        model.state.service.settings = its
-        follower: ReleaseFollower = model.state.follower
-        named = logged_model.set(name if settings.models else None)
-        follower.experiments.check(again=True)
-        logged_model.reset(named)
+    app.state.keys.replace(settings)
+    app.state.service.settings = settings
+    app.state.follower.experiments.check(again=True)
+
+
+def install_tracing(app: FastAPI, processor: SpanProcessor | None = None) -> None:
+    """Trace every request except probes and scrapes with OpenTelemetry; continue a caller's traceparent.
+
+    Args:
+        app: the application.
+        processor: gets the spans; by default they are sent in batches over OTLP/HTTP, as the OTEL_… variables say.
+
+    Raises:
+        TracingError: the packages of the extra `otel` are not installed.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise TracingError(
+            f"tracing: expected the packages of the extra otel (pip install 'longtail[otel]'), found {error}"
+        ) from error
+    resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
+    FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, excluded_urls=_UNTRACED)
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

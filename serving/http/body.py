@@ -1,105 +1,97 @@
-"""Reads request bodies: bounded while they arrive, then validated in one pass from their bytes."""
+"""Read request bodies, bounded while they arrive and validated once from their bytes, and query strings."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar, get_args
 
+import orjson
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
+from starlette.requests import Request
+from starlette.responses import Response
 
 from longtail.bundle.errors import describe
-from longtail.serving.errors import InvalidRequestError, ServingError
-from longtail.serving.http.head import head_of
-from longtail.serving.settings import Settings
+from longtail.serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
+    InvalidRequestError,
+    MalformedBodyError,
+    SlowBodyError,
+)
+from longtail.serving.http.limits import Body
+from longtail.serving.http.responses import service_of
 
+BodyT = TypeVar("BodyT", bound=Body)
 Model = TypeVar("Model", bound=BaseModel)
 _LONGEST_NAME = 100
-_JSON = b"application/json"
 _IN_FULL = {"id_or_ids", "features_or_vector", "queries_or_labels", "request_or_features", "display_alone"}
 """Errors of the models' own, which say expected and received themselves."""
 
 
-class MalformedBodyError(ServingError):
-    """The request body is not JSON in UTF-8."""
+class RequestRoute(APIRoute):
+    """A route whose endpoint takes the Request and returns the Response: FastAPI only documents it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the endpoint itself, without the resolution of dependencies that it does not have."""
+        return self.endpoint
 
 
-class SlowBodyError(ServingError):
-    """The request body did not arrive in time."""
-
-
-class ContentTypeError(ServingError):
-    """The request says that its body is something other than JSON."""
-
-
-class BodyTooLargeError(ServingError):
-    """The request body is longer than the service reads."""
-
-
-async def read_body(scope: Scope, receive: Receive, model: type[Model], settings: Settings) -> Model:
-    """The request's JSON body as `model`.
-
-    Args:
-        scope: of the request, as the request middleware hands it on.
-        receive: gives its body, which is read here, chunk by chunk, and never beyond the limit.
-        model: what the body must be.
-        settings: how long a body may be, and how long it may take.
+async def read_body(request: Request, model: type[BodyT]) -> BodyT:
+    """Read the request's JSON body as `model`, within the service's limits.
 
     Raises:
         ContentTypeError: a Content-Type other than application/json.
-        BodyTooLargeError: more bytes than the limit, announced or sent.
-        SlowBodyError: it is not all there in time.
-        MalformedBodyError: not JSON in UTF-8.
-        InvalidRequestError: JSON that `model` refuses; names the first field that is wrong.
+        BodyTooLargeError: more bytes than `max_body_bytes`, announced or sent.
+        SlowBodyError: the body is not complete after `request_seconds`.
+        MalformedBodyError: the body is not JSON in UTF-8.
+        InvalidRequestError: `model` or its limits refuse the body; the error names the first wrong field.
     """
-    head = head_of(scope)
-    content_type = head.get(b"content-type", b"none")
-    if content_type != _JSON and content_type.split(b";")[0].strip().lower() != _JSON:
-        raise ContentTypeError(
-            f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME].decode('latin-1')}"
-        )
-    limit = settings.max_body_bytes
-    announced = head.get(b"content-length", b"")
+    settings, headers = service_of(request).settings, request.headers
+    content_type = headers.get("content-type", "none")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
+    limit, body = settings.max_body_bytes, bytearray()
+    too_large = BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+    announced = headers.get("content-length", "")
     if announced.isdigit() and int(announced[:18]) > limit:
-        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received one of {announced[:18].decode()}")
-    message = await receive()
-    body = message.get("body", b"")
-    if message.get("more_body", False):
-        body = await _read_rest(receive, bytearray(body), settings)
-    elif message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    _refuse_beyond(limit, body)
-    return parse(body, model)
-
-
-async def _read_rest(receive: Receive, body: bytearray, settings: Settings) -> bytes:
-    """A body that comes in several parts, whole."""
+        raise too_large
     try:
         async with asyncio.timeout(settings.request_seconds):
-            more = True
-            while more:
-                _refuse_beyond(settings.max_body_bytes, body)
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                body += message.get("body", b"")
-                more = message.get("more_body", False)
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
     except TimeoutError:
         raise SlowBodyError(
             f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"
         ) from None
-    return bytes(body)
+    parsed = parse(bytes(body), model)
+    parsed.check_limits(settings)
+    return parsed
 
 
-def _refuse_beyond(limit: int, body: bytes | bytearray) -> None:
-    if len(body) > limit:
-        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+def read_parameters(request: Request, model: type[Model]) -> Model:
+    """Read the request's query string as `model`, whose numbers must not be strict.
+
+    Raises:
+        InvalidRequestError: `model` refuses a parameter, or one comes twice.
+    """
+    given = request.query_params.multi_items()
+    ((name, count),) = Counter(name for name, _ in given).most_common(1) or [("", 0)]
+    if count > 1:
+        raise InvalidRequestError(f"expected every parameter once, received one {count} times", field=name[:100])
+    return parse(orjson.dumps(dict(given)), model)
 
 
 def parse(body: bytes, model: type[Model]) -> Model:
-    """Validate JSON bytes; raises MalformedBodyError and InvalidRequestError as `read_body`."""
+    """Validate JSON bytes.
+
+    Raises:
+        MalformedBodyError, InvalidRequestError: see `read_body`.
+    """
     try:
         return model.model_validate_json(body)
     except ValidationError as error:

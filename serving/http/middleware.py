@@ -1,116 +1,108 @@
-"""What surrounds every request: its id, headers, count and duration, and a plain answer when something breaks."""
+"""The outermost middleware: a request's id, headers, count and duration, and a plain 500 when something breaks."""
 
 from __future__ import annotations
 
 import logging
+import os
 import re
 from http import HTTPStatus
+from random import Random
 from time import perf_counter
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
-from longtail.serving.http.compression import pack
-from longtail.serving.http.head import asked_path, read_head
-from longtail.serving.http.ids import new_id
 from longtail.serving.http.responses import internal_error
 from longtail.serving.logs import Trace, current
-from longtail.serving.logs import model as logged_model
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
 audit = logging.getLogger("longtail.serving.audit")
 
-_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
-_POLICY = b"content-security-policy"
-HEADERS = [
-    (b"cache-control", b"no-store"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-]
-"""Of every answer."""
-_STRICT = [*HEADERS, (_POLICY, b"default-src 'none'; frame-ancestors 'none'")]
-"""Of an answer that says nothing about its content."""
+HEADERS = {
+    "cache-control": "no-store",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Headers of every answer."""
+_NO_CONTENT = "default-src 'none'; frame-ancestors 'none'"
+"""The content policy of an answer that sets none of its own."""
+_SEED_BYTES = 64
+_random = Random(os.urandom(_SEED_BYTES))
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES)))
+
+
+def new_id() -> str:
+    """Return 128 random bits as 32 hex digits: a unique name, not a secret.
+
+    Every process, forked ones too, seeds the generator from the system, which takes a tenth of `uuid4`'s time.
+    """
+    return f"{_random.getrandbits(128):032x}"
 
 
 class RequestMiddleware:
-    """The outermost ASGI middleware of the service.
+    """Surrounds every request.
 
-    Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), else makes one, and
+    Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), otherwise makes one, and
     sends it back. As gateways may give several requests one id, every request has an `answer_id` of the service's own
     as well; without X-Request-ID the two are one. An exception that nothing else answered is logged in full and
     answered with a 500 that shows none of it. Every answer forbids caching, framing and sniffing, and all content
-    unless it is a page with a policy of its own, and is compressed for clients that accept it. HEAD is answered as GET,
-    without the body.
+    unless it is a page with a policy of its own. While the service drains, every answer closes its connection. HEAD is
+    answered as GET, without the body.
 
     Args:
-        app: what answers.
-        service: its monitoring counts every request; its settings say whether to log every one, not only those that
-            fail.
-        model: the name of the service's model, for the log, where the process serves several.
+        app: the application.
+        service: its monitoring counts every request; its settings say whether to log every one, not only failures.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, model: str | None = None) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
         self._service = service
-        self._model = model
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request.
 
         Raises:
-            Exception: whatever broke after the answer had begun, for the server to close the connection.
+            Exception: the request broke after its answer had begun; the server closes the connection.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        head = read_head(scope)
-        asked, trace = head.get(b"x-request-id", b""), head.get(b"traceparent")
+        headers = Headers(scope=scope)
+        sent_id, trace = headers.get("x-request-id", ""), headers.get("traceparent")
         own, method = new_id(), scope["method"]
-        if method == "HEAD":
-            # The server leaves out the body: its own scope still says HEAD.
-            scope = {**scope, "method": "GET"}
-        id_ = asked.decode() if _SANE_ID.fullmatch(asked) else own
-        scope["state"].update(request_id=id_, answer_id=own)
-        current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
-        if self._model is not None:
-            logged_model.set(self._model)
+        id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
+        # The server leaves out the body of HEAD: its own scope still says so.
+        scope = {**scope, "method": "GET" if method == "HEAD" else method}
+        scope["state"] = {**scope.get("state", {}), "request_id": id_, "answer_id": own}
+        current.set((id_, Trace.parse(trace) if trace else None))
         started = perf_counter()
         status: int | None = None
-        start: Message | None = None
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status, start
+            nonlocal status
             if message["type"] == "http.response.start":
-                own_headers = message.get("headers", ())
-                others = HEADERS if _POLICY in dict(own_headers) else _STRICT
-                message["headers"] = [*own_headers, *others, (b"x-request-id", id_.encode())]
-                # Until its body has come, which may be compressed.
-                start = message
-                return
-            try:
-                if start is not None:
-                    began, start = start, None
-                    await pack(began, message, head.get(b"accept-encoding"), self._service)
-                    status = began["status"]
-                    await send(began)
-                await send(message)
-            except RuntimeError as error:
-                # uvloop's, when a client that had sent more requests in the meantime has hung up.
-                if "the handler is closed" not in str(error):
-                    raise
-                raise ClientDisconnect from None
+                status = message["status"]
+                answer = MutableHeaders(scope=message)
+                answer.update(HEADERS)
+                answer["x-request-id"] = id_
+                answer.setdefault("content-security-policy", _NO_CONTENT)
+                if self._service.draining:
+                    answer["connection"] = "close"
+            await send(message)
 
         try:
             await self._app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = status or _CLIENT_CLOSED_REQUEST
-        # The last stop before the server: whatever it is, the client gets an answer and the log the cause.
+        # The last stop before the server: the client gets an answer, and the log the cause.
         except Exception:
-            logger.exception("request %s: %s %r failed", id_, method, asked_path(scope))
+            logger.exception("request %s: %s %r failed", id_, method, scope["path"])
             if status is not None:
                 raise
             await internal_error(id_)(scope, receive, send_with_headers)
@@ -118,10 +110,9 @@ class RequestMiddleware:
             self._ended(method, scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
 
     def _ended(self, method: str, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-        preview = scope["state"].get("preview", False)
-        self._service.monitoring.count_request(route, status, seconds, preview=preview)
-        logged, audited = self._service.settings.access_log, scope["state"].get("audited")
+        route, state = getattr(scope.get("route"), "path", UNKNOWN_ROUTE), scope["state"]
+        self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
+        logged, audited = self._service.settings.access_log, state.get("audited")
         if not (logged or audited):
             return
         client, _ = scope.get("client") or (None, None)

@@ -19,7 +19,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.http.models import base_of, public_path
 from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
@@ -32,7 +31,6 @@ _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 _EXAMPLE_K = 10
 _BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, LabelIdsRequest, FeedbackRequest)
 _ASSETS = "/docs/assets"
-_OF_ALL_MODELS = ("/v1/models", "/metrics", "/livez")
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
@@ -102,32 +100,15 @@ def _with_examples(document: dict[str, Any], retriever: Retriever) -> dict[str, 
     return {**document, "paths": paths}
 
 
-def _of_model(document: dict[str, Any], model: str) -> dict[str, Any]:
-    """The document with the paths that a further model's routes have, without those that are of the whole service."""
-    paths = {
-        public_path(model, path): operations
-        for path, operations in document["paths"].items()
-        if path not in _OF_ALL_MODELS
-    }
-    return {**document, "paths": paths}
-
-
-def install_documentation(app: FastAPI, model: str | None = None) -> None:
-    """Serve /openapi.json, its examples such as the release in service answers, and /docs, Swagger UI from an installed
-    package, so that the page loads nothing from elsewhere.
-
-    Args:
-        app: whose routes they are.
-        model: its name, if it is of a further model, by which others know its paths.
-    """
-    base = "" if model is None else base_of(model)
+def install_documentation(app: FastAPI) -> None:
+    """Serve /openapi.json, with examples of the release's own, and /docs, which loads nothing from elsewhere."""
     app.mount(_ASSETS, StaticFiles(packages=[("fastapi_offline", "static")]), name="docs-assets")
     page = get_swagger_ui_html(
-        openapi_url=f"{base}/openapi.json",
+        openapi_url="/openapi.json",
         title=f"{app.title}: documentation",
-        swagger_js_url=f"{base}{_ASSETS}/swagger-ui-bundle.js",
-        swagger_css_url=f"{base}{_ASSETS}/swagger-ui.css",
-        swagger_favicon_url=f"{base}{_ASSETS}/favicon.png",
+        swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
+        swagger_css_url=f"{_ASSETS}/swagger-ui.css",
+        swagger_favicon_url=f"{_ASSETS}/favicon.png",
     )
     scripts = [f"'sha256-{_sha256(script)}'" for script in _INLINE.findall(bytes(page.body))]
     policy = (
@@ -137,9 +118,9 @@ def install_documentation(app: FastAPI, model: str | None = None) -> None:
 
     async def document(request: Request) -> Response:
         static, retriever = openapi_document(app), app.state.service.served
-        # What the release's features and labels are called is for those who may ask it.
-        told = static if retriever is None or not request.state.may_ask else _with_examples(static, retriever)
-        return JSONResponse(told if model is None else _of_model(told, model))
+        # The names of the release's features and labels are only for clients with a key.
+        shown = retriever is not None and request.state.may_ask
+        return JSONResponse(_with_examples(static, retriever) if shown else static)
 
     app.add_route("/openapi.json", document, include_in_schema=False)
 

@@ -16,23 +16,24 @@ from starlette.responses import Response
 from longtail.bundle.errors import describe
 from longtail.serving.core.service import Service
 from longtail.serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
     EngineError,
     ForbiddenError,
     InvalidRequestError,
+    MalformedBodyError,
     NoLabelTowerError,
     NotReadyError,
     QueueFullError,
     RefusedReleaseError,
     ServingError,
+    SlowBodyError,
     StorageError,
     TimedOutError,
     UnauthenticatedError,
     UnknownLabelError,
     UnknownReleaseError,
 )
-from longtail.serving.http.body import BodyTooLargeError, ContentTypeError, MalformedBodyError, SlowBodyError
-from longtail.serving.http.head import asked_path
-from longtail.serving.http.models import asked_model
 
 _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     MalformedBodyError: (HTTPStatus.BAD_REQUEST, "malformed_body", {}),
@@ -141,16 +142,8 @@ async def _serving_error(request: Request, error: Exception) -> Response:
 async def _routing_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    path, headers = describe(asked_path(request.scope)), dict(error.headers or {})
-    model, models = asked_model(request.scope["path"]), list(request.app.state.models)
-    if error.status_code == HTTPStatus.NOT_FOUND and model is not None and model not in models:
-        response = error_response(
-            request_id(request),
-            404,
-            "unknown_model",
-            f"expected one of the models {models}, received {describe(model)}",
-        )
-    elif error.status_code == HTTPStatus.NOT_FOUND:
+    path, headers = describe(request.scope["path"]), dict(error.headers or {})
+    if error.status_code == HTTPStatus.NOT_FOUND:
         response = error_response(
             request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"
         )

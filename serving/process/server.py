@@ -1,69 +1,67 @@
-"""One server process: the socket, uvicorn on it, and a stop that drops no request."""
+"""One server process: uvicorn on a shared socket, a stop that drops no request, and settings read again on SIGHUP."""
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import gc
+import logging
 import math
+import os
 import resource
 import signal
 import socket
-import time
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from threading import Lock, Thread, Timer
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic import ValidationError
 from threadpoolctl import threadpool_limits
 
 from longtail.serving.allocator import use_one_heap
 from longtail.serving.http.app import apply_settings, create_app
 from longtail.serving.monitoring.workers import Workers
-from longtail.serving.process.listening import BACKLOG, stop_listening
-from longtail.serving.process.protocol import HttpConnection, Keeping
-from longtail.serving.process.reloading import Terminal, read_again, refuse, take_hangups
-from longtail.serving.settings import Settings
+from longtail.serving.settings import LIVE, Settings, explain
 
-_LOOK_SECONDS = 0.02
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+"""Connections that the system makes before a process has taken them."""
 _YOUNG_OBJECTS = 20_000
 """Objects that the garbage collector lets come before it looks at them: at Python's own 700 it looks at the requests
 under way, which leave no cycles behind, over and over."""
 
 
 class Server(uvicorn.Server):
-    """Stops on SIGTERM without dropping a request that has reached it.
+    """Stops on SIGTERM without dropping a request.
 
-    In steps:
-
-    1. For `drain_seconds`, /readyz says 503 and requests are taken as before, on new connections too. From here on
-       every answer says `Connection: close` and is the last of its connection.
-    2. Nobody new is let in; those who have connected already are, and their requests are answered.
-    3. A connection that is left has no request under way. It is kept for as long as ever, `keep_alive_seconds` from
-       its last answer on: a client that never uses one which has been idle for longer loses nothing.
-    4. What is under way after `shutdown_seconds`, counted from step 2, is cut off.
-
-    SIGINT (Ctrl-C) or a second signal goes to step 2 and closes idle connections at once, a third ends everything.
-    SIGHUP reads settings and keys again; from a terminal that was closed it is SIGTERM.
-
-    Args:
-        config: of uvicorn.
-        app: what `config` serves.
-        keeping: what the connections share.
-        workers: says whether the other processes that share the socket stop as well; this is the only one if None.
+    For `drain_seconds` /readyz says 503, and requests are answered as before, each with `Connection: close`. Then
+    uvicorn stops: it accepts no more connections, closes idle ones, and answers requests under way for up to
+    `shutdown_seconds`. SIGINT or a second signal skips the draining, a third ends everything. SIGHUP reads settings and
+    keys again; from a terminal that was closed it is SIGTERM.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, keeping: Keeping, workers: Workers | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
         self._app = app
         self._service = app.state.service
-        self._keeping = keeping
-        self._workers = workers
-        self._hurried = False
         self._terminal = Terminal()
         self._reloading = Lock()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Handle SIGTERM and SIGINT, without uvicorn's raising them again at the end: the exit status is 0."""
+        first = not self._service.draining
+        self._service.drain()
+        if first and sig == signal.SIGTERM:
+            timer = Timer(self._service.settings.drain_seconds, self._leave)
+            timer.daemon = True
+            timer.start()
+        elif self.should_exit:
+            self.force_exit = True
+        else:
+            self._leave()
 
     def handle_hangup(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle SIGHUP."""
@@ -75,89 +73,109 @@ class Server(uvicorn.Server):
     def _reload(self) -> None:
         with self._reloading:
             settings = read_again(self._service.settings)
-            if settings is None:
-                return
-            try:
-                apply_settings(self._app, settings)
-            except (ValueError, OSError) as error:
-                refuse(error)
-                return
-            self._keeping.seconds = settings.keep_alive_seconds
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle a signal. uvicorn's own handler raises it again at the end: the process would not exit with 0."""
-        first = not self._service.draining
-        for model in self._app.state.models.values():
-            model.state.service.drain()
-        self._keeping.last = True
-        for connection in self._connections():
-            connection.end_with_answer()
-        if first and sig == signal.SIGTERM:
-            timer = Timer(self._service.settings.drain_seconds, self._leave)
-            timer.daemon = True
-            timer.start()
-        elif self._hurried:
-            self.force_exit = True
-        else:
-            self._hurried = True
-            self._leave()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Steps 2 to 4. An answer whose head was written before the first signal does not say that it is the last."""
-        deadline = time.monotonic() + self._service.settings.shutdown_seconds
-        alone = self._workers is None or self._workers.stopping
-        for listener in (sockets or []) if alone else []:
-            await stop_listening(listener, lambda: self.force_exit or time.monotonic() > deadline)
-        for server in self.servers:
-            server.close()
-        while not (self._hurried or self.force_exit or time.monotonic() > deadline):
-            if all(connection.answering for connection in self._connections()):
-                break
-            await asyncio.sleep(_LOOK_SECONDS)
-        self.config.timeout_graceful_shutdown = max(0, math.ceil(deadline - time.monotonic()))
-        await super().shutdown(sockets)
-
-    def _connections(self) -> list[HttpConnection]:
-        return [each for each in list(self.server_state.connections) if isinstance(each, HttpConnection)]
+            if settings is not None:
+                try:
+                    apply_settings(self._app, settings)
+                except (ValueError, OSError) as error:
+                    _refuse(error)
 
     def _leave(self) -> None:
         self.should_exit = True
+
+
+class Terminal:
+    """The terminal that a process was started at, if any; closing it sends SIGHUP as well."""
+
+    def __init__(self) -> None:
+        self._was_one = os.isatty(0)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is gone."""
+        return self._was_one and not os.isatty(0)
+
+
+def hold_hangups() -> None:
+    """Let the system keep a SIGHUP until the service can handle it; it would end the process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
+    """Handle SIGHUP from now on, and one that was held."""
+    signal.signal(signal.SIGHUP, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
+def read_again(settings: Settings) -> Settings | None:
+    """Read the live settings and keys again; log what changes, and what waits for a restart.
+
+    Returns:
+        None if they cannot be used, which is logged: those of before hold.
+    """
+    try:
+        found = settings.again()
+        again = settings.taking(found)
+        asking, changing = again.all_api_keys(), again.all_admin_keys()
+        if (settings.api_keys or settings.api_keys_file or settings.admin_keys or settings.admin_keys_file) and not (
+            asking or changing
+        ):
+            raise ValueError("expected at least one key, as before, found none; without keys everybody may do all")
+    except ValidationError as error:
+        name, wrong = explain(error)
+        _refuse(wrong if name is None else f"{name}: {wrong}")
+        return None
+    except (ValueError, OSError) as error:
+        _refuse(error)
+        return None
+    changed = [name for name in Settings.model_fields if getattr(found, name) != getattr(settings, name)]
+    live = [name for name in changed if name in LIVE]
+    logger.info(
+        "settings and keys were read again: %s; %d keys may ask, %d may change things",
+        ", ".join(live) or "no other settings", len(asking), len(changing),
+    )  # fmt: skip
+    if waiting := [name for name in changed if name not in LIVE]:
+        logger.warning("these settings have changed and wait for a restart: %s", ", ".join(waiting))
+    return again
+
+
+def _refuse(wrong: object) -> None:
+    logger.error("settings and keys were read again and refused, those of before hold: %s", wrong)
 
 
 def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers: Workers | None = None) -> None:
     """Serve until a signal comes.
 
     Args:
-        settings: settings of the service.
-        listener: from `longtail.serving.process.listening.listen`.
+        settings: of the service.
+        listener: the socket that all workers share.
         worker: this process' number, from 0, among those that share the settings.
-        workers: what they know of each other; there is but this one if None.
+        workers: state that the processes share; this is the only one if None.
 
     Raises:
-        StateError, TracingError: as `create_app`.
+        StateError, TracingError: see `create_app`.
     """
-    # A file of a release that is cut off while it is mapped ends the process: not without a word.
+    # A mapped file of a release that is cut off ends the process with SIGBUS: leave a trace of where.
     faulthandler.enable(all_threads=False)
     gc.set_threshold(_YOUNG_OBJECTS)
     use_one_heap()
-    # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are told where they search.
+    # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are limited where they search.
     threadpool_limits(1)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Every idle client holds a file. macOS names a limit that it does not take.
+    # Every idle client holds a file. macOS names a limit that it does not accept.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     app = create_app(settings, worker=worker, workers=workers)
-    keeping = Keeping(settings.keep_alive_seconds)
     config = uvicorn.Config(
         app,
-        http=partial(HttpConnection, keeping=keeping),  # type: ignore[arg-type]
         ws="none",
         access_log=False,
         log_config=None,
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
+        timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
+        timeout_graceful_shutdown=settings.shutdown_seconds,
     )
-    server = Server(config, app, keeping, workers)
+    server = Server(config, app)
     take_hangups(server.handle_hangup)
     server.run(sockets=[listener])

@@ -1,4 +1,4 @@
-"""Several worker processes on one port: started, watched, started again when they die, stopped together."""
+"""The service as one process, or as several workers on one port: started, started again when they die, stopped."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Thread
-from types import FrameType
 
 from prometheus_client import multiprocess
 
 from longtail.serving import logs
-from longtail.serving.errors import StateError
+from longtail.serving.errors import AddressTakenError, StateError
 from longtail.serving.monitoring.prometheus import MULTIPROCESS
 from longtail.serving.monitoring.workers import Workers, WorkerState
-from longtail.serving.process.reloading import Terminal, read_again, take_hangups
-from longtail.serving.process.server import run
+from longtail.serving.process.server import BACKLOG, Terminal, read_again, run, take_hangups
 from longtail.serving.settings import Settings
 from longtail.state import Postgres, StoreError, read_label_changes
 
@@ -37,106 +34,94 @@ _SHORT_LIFE_SECONDS = 10.0
 _SHORT_LIVES = 5
 """Workers in a row that may die young before the service gives up, if none is healthy."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Before a worker is started again; doubled whenever it dies young."""
-_WATCH_SECONDS = 1.0
+"""Before a worker is started again; doubled whenever one dies young."""
+_LOOK_SECONDS = 0.1
+
+
+def serve(settings: Settings, log_level: str) -> None:
+    """Serve in one process, or in several and their parent; return or exit when a signal has come.
+
+    Raises:
+        AddressTakenError: the address cannot be bound.
+        StateError: the state directory cannot be used, or another service uses it.
+        TracingError: `tracing` is set, and its packages are not installed.
+    """
+    listener = _listen(settings)
+    with _exclusive(settings.state_directory):
+        _refuse_left_behind(settings)
+        if settings.workers == 1:
+            run(settings, listener)
+        else:
+            sys.exit(Supervisor(settings, listener, log_level).run())
 
 
 class Supervisor:
     """The parent process of the workers, which answers no request itself.
 
-    A worker that ends is started again, one that dies young ever later, up to `_LONGEST_PAUSE_SECONDS`. Where workers
-    only die young and none is healthy, which is one that serves a release or has lived for `_SHORT_LIFE_SECONDS`, the
-    service ends.
+    A worker that ends is started again, after dying young ever later. The service ends when workers only die
+    young and none is healthy: serves a release, or has lived for `_SHORT_LIFE_SECONDS`.
 
     Args:
-        settings: settings of the service; `workers` processes are started.
-        listener: from `longtail.serving.process.listening.listen`; closed at the stop, when only workers need it.
+        settings: of the service; `workers` processes are started.
+        listener: the socket that the workers share; the parent closes its copy at the stop.
         log_level: log level of the workers.
     """
 
     def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:
-        self._settings = settings
-        self._listener = listener
-        self._log_level = log_level
+        self._settings, self._listener, self._log_level = settings, listener, log_level
         self._spawn = get_context("spawn")
-        models = 1 + len(settings.models)
-        cells = self._spawn.RawArray("q", Workers.cells_of(settings.workers, models))
-        self._workers = Workers(settings.workers, cells, models)
+        self._board = Workers(settings.workers, self._spawn.RawArray("q", Workers.cells_of(settings.workers)))
         for worker in range(settings.workers):
-            self._workers.start(worker, again=False)
+            self._board.start(worker, again=False)
         self._alive: dict[int, BaseProcess] = {}
         self._started: dict[int, float] = {}
         self._due = dict.fromkeys(range(settings.workers), 0.0)
         """When to start workers that do not run, on the monotonic clock."""
-        self._died_young: Counter[int] = Counter()
         self._short_lives = 0
         self._stopping = self._failed = False
         self._signals: list[int] = []
         self._terminal = Terminal()
-        self._woken, self._waker = socket.socketpair()
-        # Workers hold the other end: it closes when this process is gone, however it went.
+        # Workers hold the other end: it closes when this process is gone, even by SIGKILL.
         self._ours, self._theirs = self._spawn.Pipe()
 
     def run(self) -> int:
-        """Run until a signal comes, or workers only die; returns the exit status."""
+        """Run until a signal comes, or workers only die; return the exit status."""
         figures = self._settings.state_directory / "prometheus"
         shutil.rmtree(figures, ignore_errors=True)
         figures.mkdir(parents=True)
         os.environ[MULTIPROCESS] = str(figures)
-        self._take_signals()
+        # Handled between the starts of workers, never in the middle of one.
+        for sig in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(sig, lambda sig, _: self._signals.append(sig))
+        take_hangups(lambda sig, _: self._signals.append(sig))
         # Started with the first worker it would let SIGINT through to that one.
         resource_tracker.ensure_running()
         while self._alive or self._due:
-            self._handle_signals()
-            self._start_due()
-            watched: list[socket.socket | int] = [self._woken, *(process.sentinel for process in self._alive.values())]
-            connection.wait(watched, timeout=self._patience())
+            while self._signals:
+                self._handle(self._signals.pop(0))
+            for worker in [worker for worker, at in self._due.items() if at <= time.monotonic()]:
+                del self._due[worker]
+                self._start(worker)
+            connection.wait([process.sentinel for process in self._alive.values()], timeout=_LOOK_SECONDS)
             for worker, process in list(self._alive.items()):
                 if not process.is_alive():
                     self._worker_ended(worker, process)
         return int(self._failed)
 
-    def _take_signals(self) -> None:
-        """Signals only leave a note: what they ask for must not come in between the start of a worker."""
-        self._woken.setblocking(False)
-        self._waker.setblocking(False)
-        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._note)
-        take_hangups(self._note)
-
-    def _note(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self._signals.append(sig)
-
-    def _handle_signals(self) -> None:
-        with suppress(BlockingIOError):
-            self._woken.recv(4096)
-        while self._signals:
-            sig = self._signals.pop(0)
-            if sig != signal.SIGHUP or self._terminal.closed:
-                self._stop(signal.SIGTERM if sig == signal.SIGHUP else sig)
-            elif not self._stopping and (settings := read_again(self._settings)) is not None:
-                self._settings = settings
-                self._pass_on(sig)
-
-    def _start_due(self) -> None:
-        now = time.monotonic()
-        for worker in [worker for worker, at in self._due.items() if at <= now]:
-            del self._due[worker]
-            self._start(worker)
-
-    def _patience(self) -> float:
-        """Seconds until something is to be done that nothing wakes for."""
-        return max(0.0, min([_WATCH_SECONDS, *(at - time.monotonic() for at in self._due.values())]))
+    def _handle(self, sig: int) -> None:
+        if sig != signal.SIGHUP or self._terminal.closed:
+            self._stop(signal.SIGTERM if sig == signal.SIGHUP else sig)
+        elif not self._stopping and (settings := read_again(self._settings)) is not None:
+            self._settings = settings
+            self._pass_on(sig)
 
     def _start(self, worker: int) -> None:
-        self._workers.start(worker, again=worker in self._started)
+        self._board.start(worker, again=worker in self._started)
         process = self._spawn.Process(
             target=_run_worker,
-            args=(self._settings, self._listener, worker, self._workers, self._log_level, self._theirs),
+            args=(self._settings, self._listener, worker, self._board, self._log_level, self._theirs),
         )
-        # A worker amid its imports would show a Ctrl-C, or lose it, and die of SIGHUP: both come to it when it can
-        # handle them.
+        # Held back in the worker until it can handle them: amid its imports they would end it with a traceback.
         held_back = {signal.SIGINT, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
         process.start()
@@ -145,21 +130,20 @@ class Supervisor:
 
     def _worker_ended(self, worker: int, process: BaseProcess) -> None:
         del self._alive[worker]
-        self._workers.become(worker, WorkerState.down)
+        self._board.become(worker, WorkerState.down)
         multiprocess.mark_process_dead(process.pid or 0, os.environ[MULTIPROCESS])  # type: ignore[no-untyped-call]
         if self._stopping:
             return
-        short = time.monotonic() - self._started[worker] < _SHORT_LIFE_SECONDS
-        self._short_lives = self._short_lives + 1 if short else 0
-        self._died_young[worker] = self._died_young[worker] + 1 if short else 0
-        ended = f"worker {worker} (process {process.pid}) ended with {_how(process.exitcode)}"
+        young = time.monotonic() - self._started[worker] < _SHORT_LIFE_SECONDS
+        self._short_lives = self._short_lives + 1 if young else 0
         healthy = sum(map(self._healthy, self._alive))
+        ended = f"worker {worker} (process {process.pid}) ended with {_how(process.exitcode)}"
         if self._short_lives >= _SHORT_LIVES and not healthy:
             logger.error("%s; %d workers in a row died young: stopping the service", ended, self._short_lives)
             self._failed = True
             self._stop(signal.SIGTERM)
             return
-        pause = min(_PAUSE_SECONDS * 2 ** max(0, min(self._died_young[worker], 30) - 1), _LONGEST_PAUSE_SECONDS)
+        pause = min(_PAUSE_SECONDS * 2.0 ** min(max(0, self._short_lives - 1), 30), _LONGEST_PAUSE_SECONDS)
         self._due[worker] = time.monotonic() + pause
         logger.error(
             "%s; another is started in %.1f s, %d of %d workers are healthy",
@@ -168,13 +152,12 @@ class Supervisor:
 
     def _healthy(self, worker: int) -> bool:
         aged = time.monotonic() - self._started[worker] >= _SHORT_LIFE_SECONDS
-        return aged or self._workers.state(worker) is WorkerState.ready
+        return aged or self._board.state(worker) is WorkerState.ready
 
     def _stop(self, sig: int) -> None:
         self._stopping = True
-        self._workers.stop()
         self._due.clear()
-        # As long as any process has it the system connects clients that nobody will answer.
+        # While any process has it, the system connects clients that nobody will answer.
         self._listener.close()
         self._pass_on(sig)
 
@@ -186,7 +169,7 @@ class Supervisor:
 
 
 def _run_worker(
-    settings: Settings, listener: socket.socket, worker: int, workers: Workers, log_level: str, parent: Connection
+    settings: Settings, listener: socket.socket, worker: int, board: Workers, log_level: str, parent: Connection
 ) -> None:
     """The main function of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -194,39 +177,36 @@ def _run_worker(
     # Ctrl-C reaches the whole foreground group; the parent passes it on once.
     os.setpgid(0, 0)
     logs.configure(settings.log_format, log_level)
-    Thread(target=_stop_with_parent, args=(parent, workers), daemon=True).start()
-    run(settings, listener, worker=worker, workers=workers)
+    Thread(target=_stop_with_parent, args=(parent,), daemon=True).start()
+    run(settings, listener, worker=worker, workers=board)
 
 
-def _stop_with_parent(parent: Connection, workers: Workers) -> None:
+def _stop_with_parent(parent: Connection) -> None:
     """Stop, as on SIGTERM, when the parent is gone."""
-    try:
+    with suppress(EOFError):
         parent.recv()
-    except EOFError:
-        workers.stop()
-        os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
-def serve(settings: Settings, listener: socket.socket, log_level: str) -> None:
-    """One process, or several and their parent; returns or exits when a signal has come.
-
-    Raises:
-        StateError: the state directory cannot be used, or another service uses it.
-        TracingError: of a single process: tracing is asked for and not installed.
-    """
-    with ExitStack() as states:
-        for each in settings.by_model().values():
-            states.enter_context(_exclusive(each.state_directory))
-            _refuse_left_behind(each)
-        if settings.workers == 1:
-            run(settings, listener)
-        else:
-            sys.exit(Supervisor(settings, listener, log_level).run())
+def _listen(settings: Settings) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise AddressTakenError(
+            f"expected a free address, found {settings.host} port {settings.port}: {error.strerror}"
+        ) from None
+    listener.listen(BACKLOG)
+    listener.set_inheritable(True)
+    logger.info("listening on http://%s:%d", settings.host, listener.getsockname()[1])
+    return listener
 
 
 @contextmanager
 def _exclusive(state: Path) -> Iterator[None]:
-    """Keep other services out of a state directory; the system lets go of it when this process ends."""
+    """Keep other services out of a state directory; the system releases the lock when this process ends."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = (state / "service.lock").open("w")
@@ -243,7 +223,7 @@ def _exclusive(state: Path) -> Iterator[None]:
 
 
 def _refuse_left_behind(settings: Settings) -> None:
-    """Refuse a database without label changes where the directory has some: what is hidden would be seen again."""
+    """Refuse a database without label changes while the directory has some: hidden labels would be shown again."""
     if not isinstance(settings.place, Postgres):
         return
     directory = settings.state_directory

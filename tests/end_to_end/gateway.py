@@ -24,18 +24,19 @@ SECONDS = 10
 class Gateway:
     """What was asked through it, and what became of it.
 
-    It asks whether the service is ready only on the way up: on the way down it sends until connections are refused,
-    which no balancer should do. A connection that the service has closed is seen before it is used again, as any pool
+    It asks whether the service is ready only on the way up. An answer with `Connection: close` is the sign to open no
+    more connections, as a balancer looks away from a service that is not ready. A connection that the service has closed is seen before it is used again, as any pool
     of connections does; where that comes too late the request is lost, for nothing is sent twice.
 
     Attributes:
         url: of the service.
-        answered: requests by status, "last" those whose answer said `Connection: close`, "refused" connections that
-            were, before anything was sent, and "closed" kept connections found closed before anything was sent.
+        looks_away: open no more connections after an answer with `Connection: close`, until `up` is set again.
+        answered: requests by status, "last" those whose answer said `Connection: close`, and "closed" kept connections found closed before anything was sent.
         lost: what became of requests without an answer, and of connections that hung.
     """
 
     url: str
+    looks_away: bool = True
     answered: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     up: threading.Event = field(default_factory=threading.Event)
@@ -65,9 +66,10 @@ class Gateway:
     def _keep(self, think: float, seed: int) -> None:
         random, connection = Random(seed), None
         while not self._done.is_set():
-            self.up.wait()
-            if connection is None and (connection := self._connected()) is None:
-                continue
+            if connection is None:
+                self.up.wait()
+                if self._done.is_set() or (connection := self._connected()) is None:
+                    continue
             if not self._ask(connection):
                 connection = None
             self._done.wait(random.expovariate(1 / think) if think else 0)
@@ -83,8 +85,7 @@ class Gateway:
     def _connect_anew(self) -> None:
         while not self._done.is_set():
             self.up.wait()
-            connection = self._connected()
-            if connection is not None:
+            if not self._done.is_set() and (connection := self._connected()) is not None:
                 self._ask(connection)
                 connection.close()
             self._done.wait(0.01)
@@ -93,10 +94,6 @@ class Gateway:
         connection = HTTPConnection(urlsplit(self.url).netloc, timeout=SECONDS)
         try:
             connection.connect()
-        except ConnectionRefusedError:
-            self._count("refused")
-            self.up.clear()
-            return None
         except OSError as error:
             self._lose("connect", error, connection)
             return None
@@ -111,7 +108,10 @@ class Gateway:
         except Exception as error:
             self._lose("request", error, connection)
             return False
-        self._count(str(response.status), *(["last"] if response.headers["connection"] == "close" else []))
+        last = response.headers["connection"] == "close"
+        if last and self.looks_away:
+            self.up.clear()
+        self._count(str(response.status), *(["last"] if last else []))
         return True
 
     def _count(self, *what: str) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import httpx
 
 from longtail.serving import logs
-from longtail.serving.process.listening import listen
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings
 from tests.serving.process import children
@@ -118,7 +117,7 @@ def _serve(settings: Settings, log: Path, environment: Mapping[str, str]) -> Non
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     logs.configure("text", "warning")
-    serve(settings, listen(settings), "warning")
+    serve(settings, "warning")
 
 
 @contextmanager

@@ -293,18 +293,6 @@ def test_staged_and_experiments_come_along(shop: Shop) -> None:
     until(runs, "the experiment to run")
 
 
-def test_releases_and_models_at_urls_need_a_state_of_their_own(shop: Shop) -> None:
+def test_releases_at_urls_need_a_state_of_their_own(shop: Shop) -> None:
     with pytest.raises(ValueError, match="where releases are at a URL, received none"):
         Settings(releases=shop.url)
-    with pytest.raises(ValueError, match="where releases are at a URL, received none"):
-        Settings(releases=shop.folder, models={"books": shop.url})
-
-
-def test_models_at_urls(shop: Shop, s3: S3Server) -> None:
-    other = s3.url()
-    build(shop.folder / "bundle", other, name="other", spec="flat")
-    Releases(other).publish("other")
-    shop.given = {"models": {"books": other}}
-    service = shop.start()
-    said = httpx.post(f"{service.url}/v1/models/books/retrieve", json={"queries": [QUERY]})
-    assert (served(service), said.json()["release"]) == ("a", "other")

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tests.end_to_end.gateway import Gateway
 from tests.serving.process import server, until
 
 RESTARTS = int(os.environ.get("LONGTAIL_RESTARTS", "1"))
-KEPT = [0.0] * 6 + [0.01] * 4 + [0.3] * 2
+KEPT = [0.0] * 6 + [0.01] * 4 + [0.05] * 2
 """Twelve connections that are kept: some ask without a pause, some are mostly idle."""
 
 
@@ -42,7 +42,7 @@ def test_restarts_lose_no_request(releases: Path, tmp_path: Path, workers: int) 
     seconds: list[float] = []
     for turn in range(RESTARTS):
         log = tmp_path / f"log-{turn}"
-        with server(releases, log, workers=workers, drain_seconds=0.3, state=tmp_path / "state") as process:
+        with server(releases, log, workers=workers, drain_seconds=1, state=tmp_path / "state") as process:
             gateway = Gateway(process.url)
             with gateway.sending(KEPT, fresh=2):
                 process.wait_until_ready()
@@ -52,14 +52,13 @@ def test_restarts_lose_no_request(releases: Path, tmp_path: Path, workers: int) 
                 process.process.send_signal(signal.SIGTERM)
                 assert process.process.wait(40) == 0
                 seconds.append(time.monotonic() - began)
-                until(lambda gateway=gateway: gateway.answered["refused"], "connections to be refused")  # type: ignore[misc]
         total += gateway.answered
         lost += [f"{turn}, {round(float(one.rsplit(' ', 1)[1]) - began, 3)} s after: {one}" for one in gateway.lost]
         assert "Traceback" not in log.read_text()
     print(f"\n{workers} workers, {RESTARTS} restarts: {dict(total)}, {len(lost)} lost; stops took "
           f"{min(seconds):.1f} to {max(seconds):.1f} s")  # fmt: skip
     assert lost == []
-    assert total.keys() <= {"200", "last", "refused", "closed"}
+    assert total.keys() <= {"200", "last", "closed"}
     assert total["last"] >= RESTARTS
 
 
@@ -71,37 +70,9 @@ def asked(connection: HTTPConnection, path: str = "/livez") -> tuple[int, str | 
     return response.status, response.headers["connection"]
 
 
-def refused(address: str) -> bool:
-    with closing(HTTPConnection(address, timeout=5)) as connection:
-        try:
-            connection.connect()
-        except ConnectionRefusedError:
-            return True
-    return False
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_connection_that_was_idle_all_the_while_is_answered_when_nobody_is_let_in_any_more(
-    releases: Path, tmp_path: Path, workers: int
-) -> None:
-    settings = {"workers": workers, "drain_seconds": 0.1, "keep_alive_seconds": 60, "state": tmp_path / "state"}
-    with server(releases, tmp_path / "log", **settings) as process, ExitStack() as stack:
-        process.wait_until_ready()
-        address = process.url.removeprefix("http://")
-        idle = [stack.enter_context(closing(HTTPConnection(address, timeout=10))) for _ in range(4)]
-        assert [asked(connection) for connection in idle] == [(200, None)] * 4
-        process.process.send_signal(signal.SIGTERM)
-        until(lambda: refused(address), "connections to be refused")
-        assert [asked(connection) for connection in idle[:3]] == [(200, "close")] * 3
-        assert asked(idle[3], "/readyz") == (503, "close")
-        assert process.process.wait(20) == 0
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_closes_idle_connections_at_once(releases: Path, tmp_path: Path, workers: int) -> None:
-    with server(
-        releases, tmp_path / "log", workers=workers, drain_seconds=60, keep_alive_seconds=60, state=tmp_path / "state"
-    ) as process:
+    with server(releases, tmp_path / "log", workers=workers, drain_seconds=60, state=tmp_path / "state") as process:
         process.wait_until_ready()
         with closing(HTTPConnection(process.url.removeprefix("http://"), timeout=10)) as idle:
             assert asked(idle) == (200, None)

@@ -339,7 +339,7 @@ def test_memory_and_open_files_of_every_worker_whichever_is_asked(
 
 def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(releases: Path, tmp_path: Path) -> None:
     with several_workers(releases, tmp_path / "state") as process:
-        gateway = Gateway(process.url)
+        gateway = Gateway(process.url, looks_away=False)
         process.wait_until_ready()
         before = workers_of(process)
         with gateway.sending([0.01] * 4, fresh=2):

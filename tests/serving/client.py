@@ -1,14 +1,17 @@
-"""A plain httpx client of an application in this process, its lifespan run in an event loop of its own thread."""
+"""Applications in this process: behind a plain httpx client, or on a port behind the real server."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 
 
@@ -57,3 +60,21 @@ def client_of(app: FastAPI) -> Iterator[httpx.Client]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+@contextmanager
+def address_of(app: FastAPI) -> Iterator[tuple[str, int]]:
+    """The address of the application, served by uvicorn in a thread, without its lifespan."""
+    server = uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="off", log_config=None))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield listener.getsockname()
+        finally:
+            server.should_exit = True
+            thread.join(10)
+        assert not thread.is_alive()

@@ -13,7 +13,6 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     runs: list[Settings] = []
     monkeypatch.setattr(cli.logs, "configure", lambda *_: None)
     monkeypatch.setattr(cli, "hold_hangups", lambda: None)
-    monkeypatch.setattr(cli, "listen", lambda _: None)
     monkeypatch.setattr(cli, "serve", lambda settings, *_: runs.append(settings))
     return runs
 
@@ -57,21 +56,6 @@ def test_a_directory_that_is_not_there(tmp_path: Path, served: list[Settings]) -
     said = error_of("run", str(tmp_path / "typo"))
     assert "expected a directory that longtail-index publishes to, found none at" in said
     assert not served
-
-
-def test_further_models_each_have_a_directory(tmp_path: Path, served: list[Settings]) -> None:
-    for name in ("first", "books", "films"):
-        (tmp_path / name).mkdir()
-    models = [word for name in ("books", "films") for word in ("--model", f"{name}={tmp_path / name}")]
-    assert CliRunner().invoke(cli.app, ["run", str(tmp_path / "first"), *models]).exit_code == 0
-    assert served[0].models == {"books": tmp_path / "books", "films": tmp_path / "films"}
-    for wrong, said in (
-        ("books=typo", "expected a directory that longtail-index publishes to, found none at typo for books"),
-        ("default=typo", "LONGTAIL_MODELS : expected NAME=RELEASES, a name of"),
-        (f"books={tmp_path / 'first'}", "for the releases of every model"),
-    ):
-        assert said in error_of("run", str(tmp_path / "first"), "--model", wrong)
-    assert len(served) == 1
 
 
 def test_a_setting_out_of_range_names_it_and_its_variable(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from longtail.serving import Settings
 from longtail.serving.settings import LIVE, no_settings
@@ -93,64 +92,3 @@ def test_variables_that_read_like_no_setting_are_let_pass_and_told(
         monkeypatch.setenv(name, "10.0.0.1")
     Settings(releases=tmp_path)
     assert no_settings([*of_kubernetes, "LONGTAIL_MAX_K", "longtail_port", "LONG_TAIL", "PATH"]) == of_kubernetes
-
-
-def test_models_of_the_environment_the_file_and_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "s.toml").write_text('[models]\nbooks = "in-file"\nfilms = "films"\n')
-    of_file = Settings(releases=tmp_path, settings_file=tmp_path / "s.toml")
-    assert of_file.models == {"books": Path("in-file"), "films": Path("films")}
-    monkeypatch.setenv("LONGTAIL_MODELS", "books=/srv/b, music=/srv/m=1,")
-    of_environment = Settings(releases=tmp_path, settings_file=tmp_path / "s.toml")
-    assert of_environment.models == {"books": Path("/srv/b"), "music": Path("/srv/m=1")}
-    for given in (["a=b"], {"a": "b"}, {"a": Path("b")}):
-        assert Settings(releases=tmp_path, settings_file=tmp_path / "s.toml", models=given).models == {"a": Path("b")}
-
-
-def test_models_stay_what_they_are_when_settings_are_read_again(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('max_k = 5\n[models]\nbooks = "b"\n')
-    running = Settings(releases=tmp_path, settings_file=tmp_path / "s.toml")
-    (tmp_path / "s.toml").write_text('max_k = 6\n[models]\nfilms = "f"\n')
-    again = running.taking(running.again())
-    assert (again.models, again.max_k) == ({"books": Path("b")}, 6)
-
-
-@pytest.mark.parametrize(
-    ("models", "said"),
-    [
-        ("default=b", "not default"),
-        ("Books=b", 'received "Books"'),
-        ("..=b", r'received "\.\."'),
-        ("a/b=b", 'received "a/b"'),
-        ("_a=b", "no sign first"),
-        (f"{'x' * 65}=b", "1 to 64"),
-        ("b\u00fccher=b", "of a-z"),
-        ("=b", 'received ""'),
-        ("books", "no directory of releases for books"),
-        ("books=", "no directory of releases for books"),
-        ("books=a,books=b", "books twice"),
-        ("books=.", r"place of its own for the releases of every model, .* for default and books"),
-        ("books=b,films=./b", r"place of its own for the releases .* for books and films"),
-    ],
-)
-def test_models_that_cannot_be(models: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValidationError, match=said):
-        Settings(releases=Path(), models=models)
-
-
-def test_two_models_cannot_share_state(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "a/.state").symlink_to(tmp_path / "b/.state")
-    with pytest.raises(ValidationError, match=r"place of its own for the state directory .* for default and books"):
-        Settings(releases=tmp_path / "a", models={"books": tmp_path / "b"})
-
-
-def test_settings_of_a_model_are_the_same_but_for_its_directories(tmp_path: Path) -> None:
-    settings = Settings(releases=tmp_path / "a", models={"books": tmp_path / "b"}, max_k=7)
-    books = settings.by_model()["books"]
-    assert (books.releases, books.state_directory, books.max_k, books.models) == (
-        tmp_path / "b", tmp_path / "b/.state", 7, {},
-    )  # fmt: skip
-    kept = settings.model_copy(update={"state": tmp_path / "s"}).by_model()
-    assert [its.state_directory for its in kept.values()] == [tmp_path / "s", tmp_path / "s/models/books"]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from longtail.state import (
     StoreCorruptError,
     StoreError,
     copy_label_changes,
-    of_model,
     read_label_changes,
     read_place,
 )
@@ -89,8 +89,7 @@ def test_first_comers_make_one_store(database_server: PostgresServer) -> None:
 
 def test_schemas_keep_services_apart(database_server: PostgresServer) -> None:
     one = place_of(database_server)
-    other = of_model(one, "books")
-    assert other is not None
+    other = replace(one, schema="books")
     LabelStore(one).append([hide("a")])
     LabelStore(other).append([hide("b")])
     assert (ids(one), ids(other)) == (["a"], ["b"])

@@ -1,8 +1,8 @@
-"""The routes: read, ask the core, answer."""
+"""The routes: read the request, call the core, answer."""
 
-from longtail.serving.http.routes import embedding, labels, monitoring, operations, retrieval
+from longtail.serving.http.routes import labels, monitoring, operations, retrieval
 
-routers = [retrieval.router, embedding.router, labels.router, monitoring.router, operations.router]
+routers = [retrieval.router, labels.router, monitoring.router, operations.router]
 """In the order of the documentation."""
 
 __all__ = ["routers"]

@@ -11,15 +11,15 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from longtail.bundle import LabelRecord
+from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import record_to_hide, records_to_add, records_to_hide, records_to_restore
 from longtail.serving.core.listing import LabelListing
 from longtail.serving.core.queries import LabelId
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.http import limits
+from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.auth import require_admin
-from longtail.serving.http.body import read_body
+from longtail.serving.http.body import read_body, read_parameters
 from longtail.serving.http.openapi import errors, json_body, query_parameters
-from longtail.serving.http.parameters import read_parameters
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
 from longtail.serving.http.schemas.labels import (
     HiddenAnswer,
@@ -56,7 +56,8 @@ async def labels(request: Request) -> Response:
     """
     service = service_of(request)
     asked = read_parameters(request, LabelListing)
-    limits.check_listing(asked, service.settings)
+    if "limit" in asked.model_fields_set and asked.limit > (most := service.settings.max_k):
+        raise InvalidRequestError(f"expected limit <= {most}, received {describe(asked.limit)}", field="limit")
     retriever = service.retriever()
     page = await service.read(lambda: retriever.list_labels(asked))
     answer = {"labels": page.labels, "next_cursor": page.next_cursor, "release": retriever.name}
@@ -83,8 +84,7 @@ async def add_labels(request: Request) -> Response:
     """
     require_admin(request)
     service = service_of(request)
-    body = await read_body(request.scope, request.receive, LabelsRequest, service.settings)
-    limits.check_labels(body, service.settings)
+    body = await read_body(request, LabelsRequest)
     request.state.audited["labels"] = [label.id for label in body.labels]
     release = await service.change(
         lambda: service.change_labels(lambda retriever: records_to_add(body.labels, retriever))
@@ -127,8 +127,7 @@ async def _change_all(
     """Hide or restore the labels of a body of ids."""
     require_admin(request)
     service = service_of(request)
-    body = await read_body(request.scope, request.receive, LabelIdsRequest, service.settings)
-    limits.check_label_ids(body, service.settings)
+    body = await read_body(request, LabelIdsRequest)
     ids = list(dict.fromkeys(map(str, body.ids)))
     request.state.audited["labels"] = ids
     release = await service.change(lambda: service.change_labels(lambda retriever: change(body.ids, retriever)))

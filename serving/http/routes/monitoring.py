@@ -6,9 +6,11 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import HTMLResponse, Response
 
+from longtail.bundle.errors import describe
 from longtail.serving import dashboard
-from longtail.serving.http import limits
+from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.body import read_body
+from longtail.serving.http.limits import LONGEST_ID
 from longtail.serving.http.openapi import errors, json_body
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
 from longtail.serving.http.schemas.experiments import EXAMPLE, ExperimentsAnswer
@@ -25,8 +27,16 @@ router = APIRouter(tags=["figures"])
 async def feedback(request: Request) -> Response:
     """Say what was chosen, after an answer (by its id) or without one (with an idempotency key): safe to send again."""
     service = service_of(request)
-    body = await read_body(request.scope, request.receive, FeedbackRequest, service.settings)
-    limits.check_feedback(body, service.settings, lambda id_: service.retriever().knows(id_))
+    body = await read_body(request, FeedbackRequest)
+    for index, event in enumerate(body.events):
+        for place, id_ in enumerate(map(str, event.labels)):
+            # Ids of the release's own labels may be longer.
+            if len(id_) > LONGEST_ID and not service.retriever().knows(id_):
+                raise InvalidRequestError(
+                    f"expected a label of the release, or an id of at most {LONGEST_ID} characters, received "
+                    f"{describe(id_)}",
+                    field=f"events.{index}.labels.{place}",
+                )
     accepted = await service.write(lambda: service.record_feedback(body.events))
     return json_response(to_json({"accepted": accepted}, request_id(request)))
 
@@ -58,10 +68,9 @@ async def experiments(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, responses=errors(401))
 async def metrics(request: Request) -> Response:
-    """Every series in Prometheus' text format; METRICS.md lists them. Those of further models have a label `model`."""
-    first, *further = (app.state.service for app in request.app.state.models.values())
-    others = [service.monitoring.metrics for service in further]
-    scraped = await first.read(lambda: first.monitoring.metrics.scrape(others))
+    """Every series in Prometheus' text format; METRICS.md lists them."""
+    service = service_of(request)
+    scraped = await service.read(service.monitoring.metrics.scrape)
     return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

@@ -9,15 +9,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from longtail.serving.core.follower import ReleaseFollower
-from longtail.serving.core.service import Service
-from longtail.serving.errors import NotReadyError, UnknownReleaseError
+from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
-from longtail.serving.http.models import MODEL
 from longtail.serving.http.openapi import errors
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
 from longtail.serving.http.schemas.operations import (
     HealthAnswer,
-    ModelsAnswer,
     ReadyAnswer,
     ReleaseAnswer,
     ReloadAnswer,
@@ -72,37 +69,13 @@ async def live(request: Request) -> Response:
 
 @router.get("/readyz", responses={200: {"model": ReadyAnswer}, **errors(503)})
 async def ready(request: Request) -> Response:
-    """200 while a release is loaded, of every model; 503 before, and from SIGTERM on.
+    """200 while a release is loaded; 503 before, and from SIGTERM on.
 
     A service of several workers is ready when all have looked for a release; later it stays so while one of them
     answers here, and `workers` says how many do.
     """
-    service, seat = service_of(request), service_of(request).monitoring.seat
-    services: dict[str, Service] = {name: app.state.service for name, app in request.app.state.models.items()}
-    # Of one model, where the path names it.
-    place = seat.model if MODEL in request.scope else None
-    asked = [service] if place is not None else [*services.values()]
-    if len(asked) > 1 and not service.draining:
-        waiting = [f"{name}: {each.problem}" for name, each in services.items() if each.served is None]
-        if waiting:
-            raise NotReadyError(f"expected a release of every model, found none of {'; '.join(waiting)}")
-    for each in asked:
-        each.check_ready()
-    count = {"expected": seat.workers.workers, "ready": seat.workers.ready_for(place)}
+    service = service_of(request)
+    service.check_ready()
+    workers = service.monitoring.seat.workers
+    count = {"expected": workers.workers, "ready": workers.ready}
     return json_response(to_json({"status": "ready", "workers": count}, request_id(request)))
-
-
-@router.get("/v1/models", responses={200: {"model": ModelsAnswer}, **errors(401)})
-async def models(request: Request) -> Response:
-    """The models of the service. Each answers the routes of this document under `/v1/models/NAME/`, as
-    `/v1/models/NAME/retrieve`, and has a document of its own, `/v1/models/NAME/openapi.json`.
-    """
-    listed = []
-    for name, app in request.app.state.models.items():
-        service: Service = app.state.service
-        release = None if service.served is None else service.served.name
-        labels = None if service.served is None else service.served.manifest.labels
-        listed.append(
-            {"name": name, "release": release, "labels": labels, "ready": service.ready, "problem": service.problem}
-        )
-    return json_response(to_json({"models": listed}, request_id(request)))

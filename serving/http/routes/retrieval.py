@@ -1,53 +1,120 @@
-"""Top-k labels for queries and for labels."""
+"""Top-k labels for queries and for labels, and the vectors of both."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.types import Receive, Scope
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import orjson
+from fastapi import APIRouter, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from longtail.serving.core import trials
 from longtail.serving.core.arms import Unit
-from longtail.serving.core.service import Service
-from longtail.serving.http import limits
-from longtail.serving.http.body import read_body
-from longtail.serving.http.direct import DirectRoute
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.body import RequestRoute, read_body
 from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import results_json
-from longtail.serving.http.schemas.retrieval import RetrieveAnswer, RetrieveRequest, SimilarAnswer, SimilarRequest
+from longtail.serving.http.responses import json_response, results_json, service_of
+from longtail.serving.http.schemas.retrieval import (
+    EmbedAnswer,
+    EmbedRequest,
+    RetrieveAnswer,
+    RetrieveRequest,
+    SimilarAnswer,
+    SimilarRequest,
+)
 
-router = APIRouter(route_class=DirectRoute)
+router = APIRouter(tags=["retrieval"], route_class=RequestRoute)
+_ERRORS = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
+_FLOAT32_BYTES = 4
+_WATCHED_FROM_SECONDS = 0.05
+"""Most searches end sooner; only clients of longer ones are watched for hanging up."""
+
+
+@asynccontextmanager
+async def _while_connected(request: Request) -> AsyncIterator[None]:
+    """Cancel what runs inside when the client hangs up.
+
+    Raises:
+        ClientDisconnect: the client has hung up.
+    """
+    task, loop, hung_up = asyncio.current_task(), asyncio.get_running_loop(), False
+
+    async def watch() -> None:
+        nonlocal hung_up
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        hung_up = True
+        if task is not None:
+            task.cancel()
+
+    watching: list[asyncio.Task[None] | asyncio.TimerHandle] = []
+    watching.append(loop.call_later(_WATCHED_FROM_SECONDS, lambda: watching.append(loop.create_task(watch()))))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not hung_up:
+            raise
+        raise ClientDisconnect from None
+    finally:
+        for each in watching:
+            each.cancel()
 
 
 @router.post(
     "/v1/retrieve",
-    tags=["retrieval"],
     openapi_extra=json_body(RetrieveRequest, {"queries": [{"features": {"user_id": "42"}, "k": 10}]}),
-    responses={200: {"model": RetrieveAnswer}, **errors(400, 401, 404, 408, 413, 415, 422, 429, 503)},
+    responses={200: {"model": RetrieveAnswer}, **_ERRORS},
 )
-async def retrieve(service: Service, scope: Scope, receive: Receive) -> bytes:
+async def retrieve(request: Request) -> Response:
     """The best labels for each query."""
-    body = await read_body(scope, receive, RetrieveRequest, service.settings)
-    scope["state"]["preview"] = body.preview
-    limits.check_retrieve(body, service.settings)
-    own, id_ = scope["state"]["answer_id"], scope["state"]["request_id"]
-    results, release = await trials.retrieve(
-        service, body.queries, own, id_, release=body.release, preview=body.preview, asked=Unit(body.unit, body.arm)
-    )
-    return results_json(results, release, own, id_)
+    service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
+    state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
+    async with _while_connected(request):
+        results, release = await trials.retrieve(
+            service, body.queries, own, id_, release=body.release, preview=body.preview, asked=Unit(body.unit, body.arm)
+        )
+    return json_response(results_json(results, release, own, id_))
 
 
 @router.post(
     "/v1/similar",
-    tags=["retrieval"],
     openapi_extra=json_body(SimilarRequest, {"id": "50", "k": 10}),
-    responses={200: {"model": SimilarAnswer}, **errors(400, 401, 404, 408, 413, 415, 422, 429, 503)},
+    responses={200: {"model": SimilarAnswer}, **_ERRORS},
 )
-async def similar(service: Service, scope: Scope, receive: Receive) -> bytes:
+async def similar(request: Request) -> Response:
     """The labels nearest to each given label."""
-    body = await read_body(scope, receive, SimilarRequest, service.settings)
-    scope["state"]["preview"] = body.preview
-    limits.check_similar(body, service.settings)
-    own, id_ = scope["state"]["answer_id"], scope["state"]["request_id"]
-    retriever = service.retriever(body.release)
-    results = await service.search(retriever, body, own, id_, preview=body.preview)
-    return results_json(results, retriever.name, own, id_)
+    service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
+    state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
+    async with _while_connected(request):
+        retriever = service.retriever(body.release)
+        results = await service.search(retriever, body, own, id_, preview=body.preview)
+    return json_response(results_json(results, retriever.name, own, id_))
+
+
+@router.post(
+    "/v1/embed",
+    openapi_extra=json_body(EmbedRequest, {"queries": [{"features": {"user_id": "42"}}]}),
+    responses={200: {"model": EmbedAnswer}, **_ERRORS},
+)
+async def embed(request: Request) -> Response:
+    """The vectors of queries, by the query tower, or of labels: u or v of the scores.
+
+    It waits with searches and counts as they do: a vector as a query. It is in no figure of what was answered.
+    """
+    service, body = service_of(request), await read_body(request, EmbedRequest)
+    retriever, limit = service.retriever(body.release), service.settings.max_embed_bytes
+    manifest = retriever.manifest
+    if body.count * manifest.dim * _FLOAT32_BYTES > limit:
+        raise InvalidRequestError(
+            f"expected vectors of at most {limit} bytes together (LONGTAIL_MAX_EMBED_BYTES), received "
+            f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
+            field="queries" if body.labels is None else "labels",
+        )
+    async with _while_connected(request):
+        vectors = await service.embed(retriever, body)
+    described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
+    rest = orjson.dumps({**described, "release": retriever.name, "request_id": request.state.request_id})
+    return json_response(b'{"vectors":[%b],%b' % (b",".join(vectors), rest[1:]))

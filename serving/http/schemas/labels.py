@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field, JsonValue
 
+from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import NewLabel
 from longtail.serving.core.listing import LabelState
-from longtail.serving.core.queries import BucketName, LabelId, RequestModel
+from longtail.serving.core.queries import BucketName, LabelId
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.limits import LONGEST_ID, Body, at_most
+from longtail.serving.settings import Settings
 
 
-class LabelsRequest(RequestModel):
+class LabelsRequest(Body):
     """Body of POST /v1/labels."""
 
     labels: list[NewLabel] = Field(min_length=1)
 
+    def check_limits(self, settings: Settings) -> None:
+        """Check the number of labels and the length of their ids."""
+        at_most(len(self.labels), settings.max_queries, "labels", "labels")
+        for index, label in enumerate(self.labels):
+            if not 1 <= len(str(label.id)) <= LONGEST_ID:
+                raise InvalidRequestError(
+                    f"expected an id of 1 to {LONGEST_ID} characters, received {describe(label.id)}",
+                    field=f"labels.{index}.id",
+                )
 
-class LabelIdsRequest(RequestModel):
+
+class LabelIdsRequest(Body):
     """Body of POST /v1/labels/delete and POST /v1/labels/restore."""
 
     ids: list[LabelId] = Field(
         min_length=1, description="At most LONGTAIL_MAX_IDS. All of them change, in one write to disk, or none."
     )
+
+    def check_limits(self, settings: Settings) -> None:
+        """Check the number of ids."""
+        at_most(len(self.ids), settings.max_ids, "ids", "ids")
 
 
 class LabelInformation(BaseModel):

@@ -8,14 +8,25 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.serving.core.feedback import Event
-from longtail.serving.core.queries import BucketName, RequestModel
+from longtail.serving.core.queries import BucketName
+from longtail.serving.http.limits import Body, at_most, check_recorded
 from longtail.serving.monitoring.findings import Severity, Signal
+from longtail.serving.settings import Settings
 
 
-class FeedbackRequest(RequestModel):
+class FeedbackRequest(Body):
     """Body of POST /v1/feedback."""
 
     events: list[Event] = Field(min_length=1)
+
+    def check_limits(self, settings: Settings) -> None:
+        """Check the number of events and of their ids, and features that are recorded."""
+        at_most(len(self.events), settings.max_queries, "events", "events")
+        for index, event in enumerate(self.events):
+            at_most(len(event.labels), settings.max_ids, "ids", f"events.{index}.labels")
+            at_most(len(event.exclude), settings.max_ids, "ids", f"events.{index}.exclude")
+            if event.features is not None:
+                check_recorded(event.features, settings, f"events.{index}.features")
 
 
 class FeedbackAnswer(BaseModel):

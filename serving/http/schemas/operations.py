@@ -132,25 +132,6 @@ class ReadyAnswer(HealthAnswer):
     workers: WorkerCount
 
 
-class ModelAnswer(BaseModel):
-    """One of the models of a service."""
-
-    name: str = Field(description="In `/v1/models/NAME/`; `default` is the one that answers without it, too.")
-    release: str | None = Field(description="The one being served; null before the first.")
-    labels: int | None = Field(description="Of that release.")
-    ready: bool = Field(description="Whether this process takes requests for it.")
-    problem: str | None = Field(
-        description="Why not, why the published release is not the one being served, or that it is damaged."
-    )
-
-
-class ModelsAnswer(BaseModel):
-    """Answer of GET /v1/models."""
-
-    models: list[ModelAnswer]
-    request_id: str
-
-
 class ErrorDetail(BaseModel):
     """What was wrong."""
 

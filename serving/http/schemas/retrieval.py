@@ -7,7 +7,9 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.serving.core.embedding import ToEmbed
-from longtail.serving.core.queries import BucketName, Query, RequestModel, SimilarQuery
+from longtail.serving.core.queries import BucketName, Query, SimilarQuery
+from longtail.serving.http.limits import Body, at_most, check_options, check_recorded, check_total_k
+from longtail.serving.settings import Settings
 
 _RELEASE = Field(
     default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
@@ -18,7 +20,7 @@ _ANSWER_ID = Field(description="This answer's own, no other has it: what feedbac
 _REQUEST_ID = Field(description="X-Request-ID of the request, which others may have had too; without one, `answer_id`.")
 
 
-class RetrieveRequest(RequestModel):
+class RetrieveRequest(Body):
     """Body of POST /v1/retrieve."""
 
     queries: list[Query] = Field(min_length=1)
@@ -39,18 +41,40 @@ class RetrieveRequest(RequestModel):
         "unit is in that arm. Null: the unit's arm. Ignored while no experiment runs.",
     )
 
+    def check_limits(self, settings: Settings) -> None:
+        """Check every query, and the labels that they ask for together."""
+        at_most(len(self.queries), settings.max_queries, "queries", "queries")
+        for index, query in enumerate(self.queries):
+            check_options(query, settings, f"queries.{index}.")
+            if not self.preview and query.features is not None:
+                check_recorded(query.features, settings, f"queries.{index}.features")
+        diverse = any(query.max_per or query.mmr for query in self.queries)
+        check_total_k(sum(query.depth for query in self.queries), settings, "queries", diverse=diverse)
 
-class SimilarRequest(SimilarQuery):
+
+class SimilarRequest(SimilarQuery, Body):
     """Body of POST /v1/similar: one label's id, or several in `ids`."""
 
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
 
+    def check_limits(self, settings: Settings) -> None:
+        """Check the options, and the labels that all ids ask for together."""
+        at_most(len(self.labels), settings.max_queries, "ids", "ids")
+        check_options(self, settings)
+        diverse = bool(self.max_per or self.mmr)
+        check_total_k(self.depth * len(self.labels), settings, "k", diverse=diverse)
 
-class EmbedRequest(ToEmbed):
+
+class EmbedRequest(ToEmbed, Body):
     """Body of POST /v1/embed: queries, or labels by their ids."""
 
     release: str | None = _RELEASE
+
+    def check_limits(self, settings: Settings) -> None:
+        """Check how many vectors are wanted."""
+        name = "queries" if self.labels is None else "labels"
+        at_most(self.count, settings.max_queries, name, name)
 
 
 class EmbedAnswer(BaseModel):

@@ -146,22 +146,3 @@ def test_the_policy_is_in_force_and_a_breach_would_be_noticed(opened: Opened) ->
     page.run("document.body.setAttribute('style', 'color: red')")
     assert page.run("getComputedStyle(document.body).color") != "rgb(255, 0, 0)"
     assert any("Content Security Policy" in problem for problem in page.problems())
-
-
-def test_the_page_of_a_further_model_asks_that_model(opened: Opened, service: Service) -> None:
-    answer, base = service.answer, "/v1/models/books"
-
-    def of_model(path: str, *given: object) -> tuple[int, object]:
-        assert path.startswith(f"{base}/"), path
-        inner = path.removeprefix(base)
-        return answer(inner if inner == "/readyz" else f"/v1{inner}", *given)
-
-    service.answer = of_model  # type: ignore[method-assign, assignment]
-    service.url = service.url.replace("/dashboard", f"{base}/dashboard")
-    page = opened()
-    page.until("document.querySelectorAll('#results li').length === 10")
-    assert page.text("h1").strip() == "Longtail: books"
-    assert page.run("document.title").endswith("Longtail: books")
-    asked = {path for path, _, _ in service.requests}
-    assert {f"{base}/{path}" for path in ("readyz", "monitoring", "release", "experiments", "retrieve")} <= asked
-    assert page.problems() == []

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from longtail.serving.http.ids import new_id
+from longtail.serving.http.middleware import new_id
 
 MADE = 2000
 
@@ -37,7 +37,7 @@ def of_a_fork() -> list[str]:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 @pytest.mark.process
 def test_no_id_is_made_twice() -> None:
-    program = f"from longtail.serving.http.ids import new_id; print(*[new_id() for _ in range({MADE})])"
+    program = f"from longtail.serving.http.middleware import new_id; print(*[new_id() for _ in range({MADE})])"
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, check=True) for _ in range(2)]
     ids = [id_ for run in runs for id_ in run.stdout.decode().split()]
     for _ in range(4):

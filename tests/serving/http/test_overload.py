@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,10 +20,9 @@ from fastapi import FastAPI
 from longtail.serving import create_app
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retrieval
-from tests.serving.client import client_of
+from tests.serving.client import address_of, client_of
 from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
-from tests.serving.test_connections import address_of, connected
 
 QUERY = {"features": {"user": "east"}, "k": 1}
 
@@ -109,15 +109,15 @@ def test_who_waits_too_long_is_told_so_and_the_service_goes_on(tmp_path: Path, t
         assert figures(client)["longtail_queue_depth"] == 0
 
 
-def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     body = json.dumps({"queries": [QUERY] * 2}).encode()
     asked = b"POST /v1/retrieve HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     asked += b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
-    with address_of(gate.app, monkeypatch) as address, ExitStack() as stack:
+    with address_of(gate.app) as address, ExitStack() as stack:
         clients = []
         for waiting in (0, 2, 4, 6, 8):
-            clients.append(stack.enter_context(connected(address)))
+            clients.append(stack.enter_context(socket.create_connection(address, timeout=10)))
             clients[-1].sendall(asked)
             gate.until_waiting(waiting)
         for gone in (clients[0], clients[1], clients[3]):

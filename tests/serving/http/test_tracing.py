@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from longtail.serving import create_app
 from longtail.serving.errors import TracingError
-from longtail.serving.http.tracing import install_tracing
+from longtail.serving.http.app import install_tracing
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
