@@ -25,13 +25,15 @@ class Gateway:
     """What was asked through it, and what became of it.
 
     It asks whether the service is ready only on the way up. An answer with `Connection: close` is the sign to open no
-    more connections, as a balancer looks away from a service that is not ready. A connection that the service has closed is seen before it is used again, as any pool
-    of connections does; where that comes too late the request is lost, for nothing is sent twice.
+    more connections, as a balancer looks away from a service that is not ready. A connection that the service has
+    closed is seen before it is used again, as any pool of connections does; where that comes too late the request is
+    lost, for nothing is sent twice.
 
     Attributes:
         url: of the service.
         looks_away: open no more connections after an answer with `Connection: close`, until `up` is set again.
-        answered: requests by status, "last" those whose answer said `Connection: close`, and "closed" kept connections found closed before anything was sent.
+        answered: requests by status, "last" those whose answer said `Connection: close`, and "closed" kept connections
+            found closed before anything was sent.
         lost: what became of requests without an answer, and of connections that hung.
     """
 
