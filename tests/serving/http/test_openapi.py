@@ -35,7 +35,6 @@ OPERATIONS = {
     "metrics_metrics_get",
     "release_v1_release_get",
     "staged_v1_release_staged_get",
-    "models_v1_models_get",
     "reload_v1_release_reload_post",
     "live_livez_get",
     "ready_readyz_get",
