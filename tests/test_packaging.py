@@ -95,8 +95,8 @@ def test_a_neighbour_called_trainer_is_left_alone(wheel: Path, tmp_path: Path) -
     (packages / "trainer").mkdir()
     (packages / "trainer" / "__init__.py").write_text("NEIGHBOUR = True\n")
     pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
-    # What the wheel depends on comes from the environment of the tests; its own editable install is not seen.
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    # What the wheel depends on comes from the environment of the tests, whose own editable install is not seen.
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
     work.mkdir()
     for name in ("index.py", "client.py"):
         (work / name).write_text("raise SystemExit('shadowed')\n")
