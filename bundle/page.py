@@ -46,8 +46,13 @@ def plot(draw: Callable[[Axes], None], description: str) -> str:
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(6.2, 3.7), layout="constrained")
         draw(figure.subplots())
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        return picture(figure, description)
+
+
+def picture(figure: Figure, description: str) -> str:
+    """Embed a figure in HTML, with words for those who cannot see it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     image = base64.b64encode(buffer.getvalue()).decode()
     return f'<figure><img alt="{html.escape(description)}" src="data:image/svg+xml;base64,{image}"></figure>'
 

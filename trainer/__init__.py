@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from longtail.trainer.losses import LOSSES, WEIGHTS
     from longtail.trainer.progress import Reporter
     from longtail.trainer.sampling import SAMPLERS
-    from longtail.trainer.tuning.result import TuneResult
-    from longtail.trainer.tuning.run import tune
+    from longtail.trainer.tuning.study import TuneResult, tune
 
 __all__ = [
     "LOSSES",
@@ -55,11 +54,11 @@ _HOMES = {
     "EvaluationResult": "evaluation.bundle",
     "Recipe": "config",
     "Reporter": "progress",
-    "TuneResult": "tuning.result",
+    "TuneResult": "tuning.study",
     "evaluate": "evaluation.bundle",
     "fit": "job",
     "load_recipe": "config",
-    "tune": "tuning.run",
+    "tune": "tuning.study",
 }
 """Modules of the names that are loaded when they are first used."""
 

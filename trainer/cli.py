@@ -158,6 +158,9 @@ def tune(
     trials: Annotated[
         int | None, typer.Option("--trials", min=1, help="How many, earlier ones included (tune.trials).")
     ] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", help="URL of an Optuna storage that several machines share.")
+    ] = None,
     set_: _Set = None,
 ) -> None:
     """Try values from the ranges in [tune] on valid, and write the best recipe. Run again to go on."""
@@ -168,10 +171,10 @@ def tune(
     Ranges(checked)  # before anything slow is loaded
     _choose_backend(checked)
     from longtail.trainer.progress import Reporter
-    from longtail.trainer.tuning import run
+    from longtail.trainer.tuning import study
 
     try:
-        run.tune(checked, out, Reporter(), trials=trials)
+        study.tune(checked, out, Reporter(), trials=trials, storage=storage)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None  # what has been found is written and said
 

@@ -41,7 +41,7 @@ SURFACE = {
         "--event",
     ],
     "prepare": ["RECIPE", "--since", "--memory", "--set"],
-    "tune": ["RECIPE", "--out", "--trials", "--set"],
+    "tune": ["RECIPE", "--out", "--trials", "--storage", "--set"],
     "upload": ["BUNDLE", "URL"],
 }
 

@@ -29,7 +29,7 @@ WITH_EXAMPLES = {
     "losses.ranks": {"theta_of_all"},
     "losses.weights": {weight.__name__ for weight in WEIGHTS.values()},
     "sampling.memory": {"cross_batch"},
-    "tuning.run": {"tune"},
+    "tuning.study": {"tune"},
     "sampling.independent": {"in_batch", "uniform", "popularity", "mixed", "full", "distinct"},
 }
 """Names whose docstrings must have an example, by module."""

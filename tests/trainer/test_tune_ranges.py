@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from longtail.trainer import Recipe, RecipeError, load_recipe
-from longtail.trainer.config import BoundConfig
+from longtail.trainer import RecipeError, load_recipe
+from longtail.trainer.config import BoundConfig, Recipe, recipe_toml
 from longtail.trainer.config.tune import maximised, measured_metrics
 from longtail.trainer.tuning.ranges import Ranges
-from longtail.trainer.tuning.toml import recipe_toml
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -44,18 +43,15 @@ def test_what_a_combination_refuses_is_said_of_that_combination_alone() -> None:
 
 
 def test_the_recipe_s_own_values_are_known_where_they_lie_within() -> None:
-    sampler = {"choices": ["in_batch", {"name": "uniform", "negatives": 8}]}
     given = {"model.temperature": {"low": 0.05, "high": 0.5}, "model.dim": {"low": 4, "high": 12, "step": 4},
-             "loss.sampler": sampler}  # fmt: skip
-    uniform = '{"name": "uniform", "negatives": 8}'
+             "loss.sampler": {"choices": ["in_batch", {"name": "uniform", "negatives": 8}]}}  # fmt: skip
 
-    assert ranges(given).own == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
-    own = ranges(given, loss={"sampler": {"negatives": 8, "name": "uniform"}}).own
+    assert ranges(given).own() == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": "in_batch"}
+    own = ranges(given, loss={"sampler": {"negatives": 8, "name": "uniform"}}).own()
     assert own == {"model.temperature": 0.1, "model.dim": 4, "loss.sampler": '{"name": "uniform", "negatives": 8}'}
-    assert ranges(given).choices("loss.sampler") == {"in_batch": "in_batch", uniform: sampler["choices"][1]}
-    assert ranges(given, model={"temperature": 0.6}).own is None, "above"
-    assert ranges({"model.dim": {"low": 2, "high": 8, "step": 3}}).own is None, "between two steps"
-    assert ranges({"optimizer.embedding_learning_rate": {"low": 0.005, "high": 0.05, "step": 0.005}}).own == {
+    assert ranges(given, model={"temperature": 0.6}).own() == {"model.dim": 4, "loss.sampler": "in_batch"}, "above"
+    assert ranges({"model.dim": {"low": 2, "high": 8, "step": 3}}).own() == {}, "between two steps"
+    assert ranges({"optimizer.embedding_learning_rate": {"low": 0.005, "high": 0.05, "step": 0.005}}).own() == {
         "optimizer.embedding_learning_rate": 0.01
     }
 
@@ -84,12 +80,10 @@ def test_a_range_that_no_other_key_could_mend_is_refused(given: dict[str, Any], 
 MALFORMED = {
     "order": ({"low": 2, "high": 1}, "expected low < high, received 2 and 1"),
     "half": ({"low": 2}, "expected choices, or low and high, received low"),
-    "nothing": ({}, "expected choices, or low and high, received none of them"),
-    "both": ({"low": 1, "choices": [1]}, "expected choices alone, or low and high, received choices beside low"),
-    "twice": ({"choices": [1, 2, 1]}, r"choices: expected distinct values, received \[1, 2, 1\]"),
-    "log of 0": ({"low": 0.0, "high": 1.0, "log": True}, "log: expected no step and low > 0 beside it"),
-    "log and step": ({"low": 1, "high": 9, "log": True, "step": 2}, "log: expected no step and low > 0 beside it"),
-    "past high": ({"low": 0.1, "high": 0.4, "step": 0.2}, r"step: expected one that leads from 0\.1 to 0\.4"),
+    "nothing": ({}, "expected choices, or low and high, received none"),
+    "both": ({"low": 1, "choices": [1]}, "expected choices alone, or low and high, received choices and others"),
+    "log of 0": ({"low": 0.0, "high": 1.0, "log": True}, "log: expected low > 0 and no step"),
+    "log and step": ({"low": 1, "high": 9, "log": True, "step": 2}, "log: expected low > 0 and no step"),
     "half steps": ({"low": 1, "high": 2, "step": 0.5}, r"step: expected a whole number .*received 0\.5"),
     "unknown": ({"lo": 1}, "expected one of low, high, step, log, choices, received an unknown key"),
 }
@@ -106,7 +100,7 @@ def test_a_malformed_range_is_refused_with_its_key(tmp_path: Path, given: dict[s
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"objectives": ["recal@2"]}, r"tune\.objectives: expected recall\|.* @ one of \[2\], .*received 'recal@2'"),
+        ({"objectives": ["recal@2"]}, r"tune\.objectives: expected metrics among recall@2, .*, received 'recal@2'"),
         ({"objectives": ["recall@3"]}, r"received 'recall@3'"),
         ({"constraints": {"recall@2/tial": {"at_least": 0.1}}}, r"tune\.constraints: .*received 'recall@2/tial'"),
         ({"constraints": {"recall@2": {}}}, r"expected at_least or at_most, received neither"),

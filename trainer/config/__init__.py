@@ -6,7 +6,7 @@ samplers and optimisers.
 
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.objectives import ObjectiveConfig
-from longtail.trainer.config.reading import load_recipe
+from longtail.trainer.config.reading import load_recipe, recipe_toml
 from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.rows import EventsConfig
 from longtail.trainer.config.sections import (
@@ -38,4 +38,5 @@ __all__ = [
     "TrainingConfig",
     "TuneConfig",
     "load_recipe",
+    "recipe_toml",
 ]

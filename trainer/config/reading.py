@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -118,3 +119,23 @@ def _index(node: list[Any], part: str, key: str) -> int:
     if not part.isdigit() or int(part) >= len(node):
         raise RecipeError(f"{key}: expected an index below {len(node)}, received {part!r}")
     return int(part)
+
+
+def recipe_toml(recipe: Recipe, folder: Path) -> str:
+    """Write a recipe as TOML that `load_recipe` reads alike, with paths relative to the folder of the file."""
+    import tomlkit  # not among what `longtail[tfrs]` installs
+
+    tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"tune"})
+    places = [(recipe.data, tree["data"], key) for key in ("train", "valid", "test", "queries", "labels")]
+    for section, values, key in (*places, (recipe.evaluation, tree.get("evaluation", {}), "target_prior")):
+        place = getattr(section, key)
+        if isinstance(place, list):
+            values[key] = [_relative(each, folder) for each in place]
+        elif isinstance(place, Path):
+            values[key] = _relative(place, folder)
+    return tomlkit.dumps(tree)
+
+
+def _relative(place: Path | str, folder: Path) -> str:
+    """A place as the folder's files name it; URLs stay."""
+    return place if isinstance(place, str) else os.path.relpath(place.resolve(), folder.resolve())

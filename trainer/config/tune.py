@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -10,8 +9,6 @@ from pydantic import Field, model_validator
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.sections import EvaluationConfig
-
-Number = int | float
 
 LESS_IS_BETTER = ("balanced_error", "gini", "popularity")
 """Metrics that an objective minimises; all others it maximises."""
@@ -25,9 +22,9 @@ class RangeConfig(Section):
     Whole numbers are tried where `low` and `high` are whole: for a share write `low = 0.0`.
     """
 
-    low: Number | None = None
-    high: Number | None = None
-    step: Number | None = Field(default=None, gt=0)
+    low: int | float | None = None
+    high: int | float | None = None
+    step: int | float | None = Field(default=None, gt=0)
     """Only `low`, `low + step`, … up to `high`."""
     log: bool = False
     """Equal ratios are equally likely, as suits rates and temperatures; by default equal differences."""
@@ -36,30 +33,25 @@ class RangeConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        given = [name for name in ("low", "high", "step") if getattr(self, name) is not None] + ["log"] * self.log
         if self.choices is not None:
-            if given:
-                raise ValueError(f"expected choices alone, or low and high, received choices beside {', '.join(given)}")
-            if any(choice in self.choices[:at] for at, choice in enumerate(self.choices)):
-                raise ValueError(f"choices: expected distinct values, received {self.choices}")
+            if self.model_fields_set != {"choices"}:
+                raise ValueError("expected choices alone, or low and high, received choices and others")
             return self
         if self.low is None or self.high is None:
-            raise ValueError(f"expected choices, or low and high, received {', '.join(given) or 'none of them'}")
+            raise ValueError(
+                f"expected choices, or low and high, received {', '.join(self.model_fields_set) or 'none'}"
+            )
         if self.low >= self.high:
             raise ValueError(f"expected low < high, received {self.low} and {self.high}")
         if self.log and (self.step is not None or self.low <= 0):
-            raise ValueError(f"log: expected no step and low > 0 beside it, received {self.step} and {self.low}")
-        if self.step is not None:
-            if self.whole and not isinstance(self.step, int):
-                raise ValueError(f"step: expected a whole number between whole low and high, received {self.step}")
-            low, high, step = (Decimal(str(number)) for number in (self.low, self.high, self.step))
-            if (high - low) % step:
-                raise ValueError(f"step: expected one that leads from {low} to {high}, received {step}")
+            raise ValueError(f"log: expected low > 0 and no step, received {self.low} and {self.step}")
+        if self.whole and isinstance(self.step, float):
+            raise ValueError(f"step: expected a whole number between whole low and high, received {self.step}")
         return self
 
     @property
     def whole(self) -> bool:
-        """Whether whole numbers alone are tried."""
+        """Whether only whole numbers are tried."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
@@ -76,7 +68,7 @@ class BoundConfig(Section):
         return self
 
     def missed(self, value: float) -> float:
-        """By how much a value lies outside; 0 within."""
+        """Compute by how much a value lies outside; 0 within."""
         below = 0.0 if self.at_least is None else self.at_least - value
         above = 0.0 if self.at_most is None else value - self.at_most
         return max(below, above, 0.0)
@@ -87,7 +79,7 @@ class BoundConfig(Section):
 
 
 class TuneConfig(Section):
-    """What `longtail-train tune` tries: every trial is a training of the recipe with some values drawn anew.
+    """What `longtail-train tune` tries: every trial trains the recipe with other values of some keys.
 
     Trials are measured on valid, at the λ and μ that each chooses there as `fit` does; none evaluates test.
     """
@@ -99,27 +91,21 @@ class TuneConfig(Section):
     trials: int = Field(default=20, ge=1)
     """How many, those of earlier runs of the same study, pruned and refused ones included."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """What trials are drawn by, beside what the earlier ones found. The trainings' own is `seed` of the recipe."""
+    """Decides, with what earlier trials found, which values are tried. Trainings use the recipe's own `seed`."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """`tpe`: Optuna's tree-structured Parzen estimator; its first ten trials are random. It minds constraints, and
-    takes several objectives. `random`: all of them are."""
+    """`tpe`: Optuna's tree-structured Parzen estimator; its first ten trials are random. It takes constraints and
+    several objectives. `random`: all trials are."""
     pruner: Literal["median", "none"] | None = None
     """`median`: ends a trial whose best validation so far is below the median of what complete trials had at the same
     one, after five of them; it needs `evaluation.metric` as the one objective. By default `median` where that is so
-    and there are no constraints, which it knows nothing of; else `none`."""
+    and there are no constraints, which it does not know; else `none`."""
     objectives: list[str] = Field(default_factory=list)
     """Metrics on valid: `recall@20`, `ndcg@20`, `recall@20/tail`, `coverage@20`, …, the k one of `evaluation.ks`; by
-    default `evaluation.metric`. `balanced_error`, `gini` and `popularity` are minimised, all others maximised. Of
-    several, the report has the Pareto front."""
+    default `evaluation.metric`. `balanced_error`, `gini` and `popularity` are minimised, all others maximised. With
+    several, `front/` has the recipes on the Pareto front."""
     constraints: dict[str, BoundConfig] = Field(default_factory=dict)
     """Limits of further metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best of those within;
     where there is none, the nearest, with a warning."""
-
-    @model_validator(mode="after")
-    def _distinct(self) -> Self:
-        if len(set(self.objectives)) < len(self.objectives):
-            raise ValueError(f"objectives: expected distinct metrics, received {self.objectives}")
-        return self
 
 
 def check_tune(tune: TuneConfig, evaluation: EvaluationConfig) -> None:
@@ -128,15 +114,12 @@ def check_tune(tune: TuneConfig, evaluation: EvaluationConfig) -> None:
     Raises:
         ValueError: with what was expected.
     """
+    if len(set(tune.objectives)) < len(tune.objectives):
+        raise ValueError(f"tune.objectives: expected distinct metrics, received {tune.objectives}")
     known = measured_metrics(evaluation)
     for where, names in (("objectives", tune.objectives), ("constraints", tune.constraints)):
-        for name in names:
-            if name not in known:
-                plain, by_bucket = "|".join(_plain(evaluation)), "|".join(_BY_BUCKET)
-                raise ValueError(
-                    f"tune.{where}: expected {plain} @ one of {evaluation.ks}, or {by_bucket} @ one of them / "
-                    f"{'|'.join(BUCKET_NAMES)}, received {name!r}"
-                )
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"tune.{where}: expected metrics among {', '.join(known)}, received {unknown[0]!r}")
     if tune.pruner == "median" and objectives_of(tune, evaluation) != [evaluation.metric]:
         raise ValueError(
             f"tune.pruner: expected none, or the objective {evaluation.metric} alone, which epochs are validated by, "
@@ -145,35 +128,26 @@ def check_tune(tune: TuneConfig, evaluation: EvaluationConfig) -> None:
 
 
 def objectives_of(tune: TuneConfig, evaluation: EvaluationConfig) -> list[str]:
-    """The metrics that trials are compared by."""
+    """Get the metrics that trials are compared by."""
     return tune.objectives or [evaluation.metric]
 
 
 def prunes(tune: TuneConfig, evaluation: EvaluationConfig) -> bool:
-    """Whether trials may be ended early."""
+    """Tell whether trials may be ended early."""
     if tune.pruner is None:
         return objectives_of(tune, evaluation) == [evaluation.metric] and not tune.constraints
     return tune.pruner == "median"
 
 
 def measured_metrics(evaluation: EvaluationConfig) -> list[str]:
-    """Names of the metrics that every point of a curve has."""
-    return [
-        name
-        for k in evaluation.ks
-        for name in (
-            *(f"{metric}@{k}" for metric in _plain(evaluation)),
-            *(f"{metric}@{k}/{bucket}" for metric in _BY_BUCKET for bucket in BUCKET_NAMES),
-        )
-    ]
-
-
-def _plain(evaluation: EvaluationConfig) -> list[str]:
-    ours = ["recall", "ndcg", "precision", "hit_rate", "mrr", "coverage", "gini", "balanced_error", "popularity"]
-    scored = ["psp", "psndcg"] if evaluation.propensity else []
-    return [*ours, *scored, *(metric.name for metric in evaluation.metrics)]
+    """List the metrics that every point of a curve has."""
+    plain = ["recall", "ndcg", "precision", "hit_rate", "mrr", "coverage", "gini", "balanced_error", "popularity"]
+    plain += ["psp", "psndcg"] if evaluation.propensity else []
+    plain += [metric.name for metric in evaluation.metrics]
+    by_bucket = [(metric, f"/{bucket}") for metric in _BY_BUCKET for bucket in BUCKET_NAMES]
+    return [f"{name}@{k}{end}" for k in evaluation.ks for name, end in [*((name, "") for name in plain), *by_bucket]]
 
 
 def maximised(metric: str) -> bool:
-    """Whether an objective of this metric is maximised."""
+    """Tell whether an objective of this metric is maximised."""
     return metric.partition("@")[0] not in LESS_IS_BETTER

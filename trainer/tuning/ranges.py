@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from functools import cached_property
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from longtail.trainer.config import RangeConfig, Recipe, TuneConfig
+from longtail.trainer.config import RangeConfig, Recipe
 from longtail.trainer.config.reading import in_words, set_value
 from longtail.trainer.errors import RecipeError
 
+if TYPE_CHECKING:
+    import optuna
+
 _MEASURED_ALIKE = ("name", "seed", "evaluation", "tune", "data.split", "data.valid", "data.test")
-"""Keys that no range is over: trials would not be measured on the same pairs by the same metrics."""
+"""Keys without ranges: trials must be measured on the same pairs by the same metrics."""
 
 
 class Ranges:
     """The ranges of a recipe, checked key by key.
 
-    Args:
-        recipe: with a section `tune`.
-
     Raises:
-        RecipeError: no section `tune`; a range over a key that there is not, that decides what is measured, or that
+        RecipeError: no section `tune`; a range over a key that does not exist, that decides what is measured, or that
             refuses one of the range's ends or choices whatever the other keys are.
     """
 
@@ -37,54 +36,59 @@ class Ranges:
         for key, values in self.tune.ranges.items():
             self._check(key, values)
 
-    @property
-    def keys(self) -> list[str]:
-        """Dotted keys of the recipe, as declared."""
-        return list(self.tune.ranges)
+    def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+        """Get the values of a trial by key."""
+        for key, values in self.tune.ranges.items():
+            if values.choices is not None:
+                trial.suggest_categorical(key, list(self._choices(key)))
+            elif values.low is not None and values.high is not None:
+                if values.whole:
+                    step = int(values.step or 1)
+                    trial.suggest_int(key, int(values.low), int(values.high), step=step, log=values.log)
+                else:
+                    trial.suggest_float(key, values.low, values.high, step=values.step, log=values.log)
+        return self.values(trial.params)
+
+    def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Convert Optuna's parameters to values of the recipe by key."""
+        return {key: self._choices(key).get(value, value) for key, value in params.items()}
 
     def recipe_of(self, values: Mapping[str, Any]) -> Recipe:
-        """The recipe with some values by key, without `tune`; a table is set before the keys in it.
+        """Create the recipe with some values by key, without `tune`; a table is set before the keys in it.
 
         Raises:
-            RecipeError: it refuses them; with what was expected and received.
+            RecipeError: the recipe refuses them.
         """
         try:
             return self._validated(values)
         except ValidationError as error:
             raise RecipeError(in_words(error.errors())) from error
 
-    def choices(self, key: str) -> dict[str | int | float | bool, Any]:
-        """The choices of a key by what the study calls them: themselves, or the JSON of a list or table."""
-        values = self.tune.ranges[key].choices or []
-        return {value if isinstance(value, str | int | float) else _json(value): value for value in values}
+    def own(self) -> dict[str, Any]:
+        """Get Optuna's parameters for the recipe's own values, of keys whose range holds them."""
+        found: dict[str, Any] = {}
+        whole = self.recipe.model_dump(mode="json", by_alias=True)
+        for key, values in self.tune.ranges.items():
+            candidates = self._choices(key)
+            if values.low is not None and values.high is not None:
+                node: Any = whole
+                for part in key.split("."):
+                    node = node[int(part)] if isinstance(node, list) else (node or {}).get(part)
+                inside = isinstance(node, int | float) and values.low <= node <= values.high
+                steps = (node - values.low) / values.step if inside and values.step else 0
+                candidates = {node: node} if inside and abs(steps - round(steps)) < 1e-9 else {}
+            for name, value in candidates.items():
+                try:
+                    if key not in found and self._validated({key: value}) == self.recipe:
+                        found[key] = name
+                except (RecipeError, ValidationError):
+                    continue
+        return found
 
-    @cached_property
-    def own(self) -> dict[str, Any] | None:
-        """What the recipe itself has for every key, as the study calls it; None if that lies outside of a range."""
-        found = {key: self._own_value(key, values) for key, values in self.tune.ranges.items()}
-        return None if None in found.values() else found
-
-    def _own_value(self, key: str, values: RangeConfig) -> Any:
-        if values.choices is not None:
-            same = (name for name, value in self.choices(key).items() if self._is_own(key, value))
-            return next(same, None)
-        node: Any = self.recipe.model_dump(mode="json", by_alias=True)
-        for part in key.split("."):
-            if isinstance(node, list):
-                node = dict(enumerate(node)).get(int(part)) if part.isdigit() else None
-            else:
-                node = node.get(part) if isinstance(node, dict) else None
-        if not isinstance(node, int | float) or isinstance(node, bool) or values.low is None or values.high is None:
-            return None
-        off = 0 if values.step is None else abs((node - values.low) / values.step % 1 - 0.5) < 0.5 - 1e-9
-        whole = not values.whole or node == int(node)
-        return node if values.low <= node <= values.high and whole and not off else None
-
-    def _is_own(self, key: str, value: Any) -> bool:
-        try:
-            return self._validated({key: value}) == self._validated({})
-        except (RecipeError, ValidationError):
-            return False
+    def _choices(self, key: str) -> dict[str | int | float, Any]:
+        """The choices of a key by Optuna's names for them: themselves, or the JSON of a list or table."""
+        choices = self.tune.ranges[key].choices or []
+        return {value if isinstance(value, str | int | float) else json.dumps(value): value for value in choices}
 
     def _validated(self, values: Mapping[str, Any]) -> Recipe:
         tree = copy.deepcopy(self._tree)
@@ -94,47 +98,25 @@ class Ranges:
 
     def _check(self, key: str, values: RangeConfig) -> None:
         """Refuse what no other key could mend: what is wrong at the key or below it, and not of its combination."""
-        for fixed in _MEASURED_ALIKE:
-            if f"{key}.".startswith(f"{fixed}."):
-                raise RecipeError(
-                    f"tune.ranges: expected keys that leave alone what is measured, received {key!r}: trials differ in "
-                    f"none of {', '.join(_MEASURED_ALIKE)}"
-                )
-        inside = {each: next(_candidates(of)) for each, of in self.tune.ranges.items() if each.startswith(f"{key}.")}
-        parts = key.split(".")
-        for value in _candidates(values):
+        if any(f"{key}.".startswith(f"{fixed}.") for fixed in _MEASURED_ALIKE):
+            raise RecipeError(
+                f"tune.ranges: expected keys that leave alone what is measured, received {key!r}: trials differ in "
+                f"none of {', '.join(_MEASURED_ALIKE)}"
+            )
+        below = {
+            each: (of.choices or [of.low])[0] for each, of in self.tune.ranges.items() if each.startswith(f"{key}.")
+        }
+        for value in values.choices or [values.low, values.high]:
             try:
-                self._validated({key: value, **inside})
+                self._validated({key: value, **below})
             except RecipeError as error:
                 raise RecipeError(f"tune.ranges: {error}") from error
             except ValidationError as error:
-                problems = error.errors()
                 wrong = [
                     problem
-                    for problem in problems
-                    if problem["type"] == "extra_forbidden" or [*map(str, problem["loc"])][: len(parts)] == parts
+                    for problem in error.errors()
+                    if problem["type"] == "extra_forbidden"
+                    or f"{'.'.join(map(str, problem['loc']))}.".startswith(f"{key}.")
                 ]
                 if wrong:
-                    raise RecipeError(f"tune.ranges, {key} = {_json(value)}: {in_words(wrong)}") from error
-
-
-def tuned(recipe: Recipe, trials: int | None = None) -> Recipe:
-    """A recipe with another number of trials; as it is with None.
-
-    Raises:
-        RecipeError: less than one.
-    """
-    if trials is None or recipe.tune is None:
-        return recipe
-    if trials < 1:
-        raise RecipeError(f"trials: expected at least 1, received {trials}")
-    tune: TuneConfig = recipe.tune.model_copy(update={"trials": trials})
-    return recipe.model_copy(update={"tune": tune})
-
-
-def _candidates(values: RangeConfig) -> Iterator[Any]:
-    yield from ([values.low, values.high] if values.choices is None else values.choices)
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+                    raise RecipeError(f"tune.ranges, {key} = {json.dumps(value)}: {in_words(wrong)}") from error

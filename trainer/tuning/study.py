@@ -1,207 +1,333 @@
-"""A study on disk: Optuna's SQLite storage, one process at a time, of one recipe and its data."""
+"""`tune`: trials of a recipe's ranges by Optuna, in a storage that several processes may share."""
 
 from __future__ import annotations
 
-import fcntl
+import gc
 import json
-import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
 
-from longtail.trainer.config import TuneConfig
+from longtail.trainer.choosing import check_choice, choose_dial
+from longtail.trainer.config import Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised, objectives_of, prunes
-from longtail.trainer.errors import RecipeError
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.errors import DataError, RecipeError, TrainerError
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.export.trial import try_own_layers
+from longtail.trainer.history import TrainingHistory
+from longtail.trainer.lists import k_of
+from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flattened
+from longtail.trainer.train import train
 from longtail.trainer.tuning.ranges import Ranges
 
-if TYPE_CHECKING:
+try:
     import optuna
 
+    from longtail.trainer.tuning.report import study_page, write_trials
+except ImportError as missing:
+    raise RecipeError(f"tune: expected optuna to be installed: pip install 'longtail[tune]' ({missing})") from missing
+
 FILE = "study.db"
-"""In the directory of a study: `optuna-dashboard sqlite:///DIR/study.db` reads it, too."""
-
-_NAME, _BEGUN_WITH = "longtail", "begun_with"
-FOUND, REASON = "found", "reason"
-"""Attributes of a trial: what a complete one has on valid, and why one was refused."""
-
-_ATTEMPT, _ATTEMPTS = "attempt", 3
-"""A trial that ends its process, for want of memory perhaps, is tried this often."""
-
-_SHOWN = 4
+"""Optuna's storage in the directory of a study, unless another one is given."""
+HEARTBEAT = 30
+"""Seconds between signs of life of a trial; after three without one, its values are tried again."""
+_PLACES = {"train", "valid", "test", "queries", "labels"}
 
 
-def optuna_module() -> Any:
-    """Optuna.
-
-    Raises:
-        RecipeError: it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise RecipeError(f"tune: expected optuna to be installed: pip install 'longtail[tune]' ({error})") from error
-    return optuna
-
-
-@contextmanager
-def held(out: Path) -> Iterator[None]:
-    """The directory of a study, made if it is not there, for this process alone.
-
-    Raises:
-        RecipeError: it holds something else than a study, or another process is at work in it.
-    """
-    lock_file = out / f"{FILE}.lock"
-    foreign = out.exists() and (not out.is_dir() or any(path != lock_file for path in out.iterdir()))
-    if foreign and not (out / FILE).exists():
-        raise RecipeError(f"{out}: expected a study ({FILE}) to go on with, or a path that is free")
-    out.mkdir(parents=True, exist_ok=True)
-    with lock_file.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RecipeError(f"{out}: expected no other tune at work in it, found one") from error
-        try:
-            yield
-        finally:
-            if not (out / FILE).exists():  # it was refused before it began
-                lock_file.unlink()
-                out.rmdir()
-
-
-class Study:
-    """Optuna's study of one recipe, whose next trial depends on `tune.seed` and what earlier ones found alone.
-
-    Args:
-        out: its directory.
-        ranges: of the recipe.
-        data: fingerprint of the training and validation data.
+@dataclass(frozen=True)
+class TuneResult:
+    """What a study found on valid.
 
     Attributes:
-        optuna: Optuna's own study.
-
-    Raises:
-        RecipeError: the directory holds the study of another recipe, or of other data.
+        recipe: of the best trial, to `fit`.
+        best: the trial of the best first objective among those within the constraints; the nearest to them where there
+            is none. Its `user_attrs["found"]` has `metrics` by name, λ, μ, epochs and seconds.
+        front: with several objectives, the trials on the Pareto front.
+        trials: complete, pruned and refused ones, in order; `user_attrs["refused"]` has the reason.
     """
 
-    def __init__(self, out: Path, ranges: Ranges, data: str) -> None:
-        module = optuna_module()
-        self._ranges, self._tune = ranges, ranges.tune
-        objectives = objectives_of(self._tune, ranges.recipe.evaluation)
-        with _quiet(module):
-            self.optuna: optuna.Study = module.create_study(
-                storage=f"sqlite:///{(out / FILE).resolve()}",
-                study_name=_NAME,
-                directions=["maximize" if maximised(metric) else "minimize" for metric in objectives],
-                load_if_exists=True,
-            )
-        pruned = prunes(self._tune, ranges.recipe.evaluation)
-        self.optuna.pruner = module.pruners.MedianPruner() if pruned else module.pruners.NopPruner()
-        given = _settings(ranges) | {"data": data}
-        self._refuse_another(out, given)
-        if _BEGUN_WITH not in self.optuna.user_attrs:
-            self.optuna.set_user_attr(_BEGUN_WITH, given)
-
-    @property
-    def finished(self) -> list[optuna.trial.FrozenTrial]:
-        """Trials that have ended: complete, pruned or refused; not those that were interrupted and are tried again."""
-        states = optuna_module().trial.TrialState
-        return [
-            trial
-            for trial in self.optuna.get_trials(deepcopy=False)
-            if trial.state in (states.COMPLETE, states.PRUNED) or (trial.state == states.FAIL and reason_of(trial))
-        ]
-
-    def tidy(self) -> None:
-        """Try trials again that a killed process left behind; the recipe's own values come first of all."""
-        states = optuna_module().trial.TrialState
-        for trial in self.optuna.get_trials(deepcopy=False, states=[states.RUNNING]):
-            attempt = trial.user_attrs.get(_ATTEMPT, 1)
-            self.again(trial.number, attempt + 1)
-        if not self.optuna.get_trials(deepcopy=False) and self._ranges.own is not None:
-            self.optuna.enqueue_trial(self._ranges.own)
-
-    def again(self, number: int, attempt: int = 1) -> None:
-        """End a trial of Optuna's number as interrupted, and put its values into the queue, unless it had its turns."""
-        running = self.optuna.get_trials(deepcopy=False)[number]
-        self.optuna.tell(number, state=optuna_module().trial.TrialState.FAIL)
-        if attempt <= _ATTEMPTS:
-            self.optuna.enqueue_trial(running.params, user_attrs={_ATTEMPT: attempt})
-
-    def ask(self) -> optuna.Trial:
-        """The next trial, its values suggested."""
-        samplers = optuna_module().samplers
-        kind = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler}[self._tune.sampler]
-        # A seed of its own: one generator for all would begin again with the first values whenever a study goes on.
-        seed = np.random.SeedSequence([self._tune.seed, len(self.finished)]).generate_state(1)
-        self.optuna.sampler = kind(seed=int(seed[0]))
-        trial = self.optuna.ask()
-        for key in self._ranges.keys:
-            _suggest(trial, key, self._ranges, self._tune)
-        return trial
-
-    def _refuse_another(self, out: Path, given: dict[str, str]) -> None:
-        begun = self.optuna.user_attrs.get(_BEGUN_WITH, given)
-        other = [key for key in {**begun, **given} if begun.get(key) != given.get(key)]
-        if other == ["data"]:
-            raise RecipeError(
-                f"{out}: expected the data that its study was begun with, found others: choose another --out, or "
-                "remove it"
-            )
-        if other:
-            shown = ", ".join(
-                f"{key} {given.get(key, 'left out')} (there: {begun.get(key, 'left out')})" for key in other[:_SHOWN]
-            )
-            more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
-            raise RecipeError(
-                f"{out}: expected the recipe that its study was begun with, received another {shown}{more}: choose "
-                "another --out, or remove it"
-            )
+    recipe: Recipe
+    best: optuna.trial.FrozenTrial
+    front: list[optuna.trial.FrozenTrial]
+    trials: list[optuna.trial.FrozenTrial]
 
 
-def _suggest(trial: optuna.Trial, key: str, ranges: Ranges, tune: TuneConfig) -> None:
-    values = tune.ranges[key]
-    if values.choices is not None:
-        trial.suggest_categorical(key, list(ranges.choices(key)))
-    elif values.low is not None and values.high is not None:
-        if values.whole:
-            trial.suggest_int(key, int(values.low), int(values.high), step=int(values.step or 1), log=values.log)
-        else:
-            trial.suggest_float(key, values.low, values.high, step=values.step, log=values.log)
+def tune(
+    recipe: Recipe | Path | str,
+    out: Path | str,
+    reporter: Reporter | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    trials: int | None = None,
+    storage: str | None = None,
+) -> TuneResult:
+    """Try values from the ranges of a recipe's `[tune]`, and write the recipe of the best trial to `out`.
 
+    Every trial trains and chooses λ and μ on valid as `fit` does; test pairs are dropped once they are read. Called
+    again, or by several processes at once, with the same recipe, data and storage, it goes on with the same study;
+    values of an interrupted trial are tried again, from its checkpoint in `out`. Ctrl-C leaves as `KeyboardInterrupt`
+    after the result so far is written.
 
-def _settings(ranges: Ranges) -> dict[str, str]:
-    """Everything that a study's figures depend on but for the data, by dotted key, as JSON."""
-    places = {"train", "valid", "test", "queries", "labels"}
-    tree = ranges.recipe.model_dump(mode="json", by_alias=True, exclude={"name": True, "data": places})
-    tree["tune"] = ranges.tune.model_dump(mode="json", exclude={"trials"})
-    own = {f"own.{name}": json.dumps(origin) for name, origin in ranges.recipe.own_rows.items()}
-    return dict(flattened(tree)) | own
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        out: directory for the result, checkpoints and logs; a new one, or that of this study.
+        reporter: shows progress; `Reporter()` does on the terminal, None shows nothing.
+        overrides: of a recipe that is a path, `KEY=VALUE`, such as `training.epochs=3`.
+        trials: how many, instead of `tune.trials`; those of earlier calls included.
+        storage: URL of an Optuna storage, such as `postgresql://host/optuna`, where the study has the recipe's name;
+            by default `study.db` in `out`.
 
+    Raises:
+        RecipeError: no `[tune]`, a range over what cannot be, a study of another recipe, Optuna is not installed.
+        DataError: what is wrong with the data of the recipe itself; a metric over more labels than there are.
+        TrainerError: none of the trials could be trained.
 
-def reason_of(trial: optuna.trial.FrozenTrial) -> str | None:
-    """Why a failed trial counts as refused; None of one that was interrupted, which is tried again."""
-    if trial.user_attrs.get(_ATTEMPT, 1) >= _ATTEMPTS and REASON not in trial.user_attrs:
-        return f"the process ended in each of {_ATTEMPTS} attempts at it"
-    reason: str | None = trial.user_attrs.get(REASON)
-    return reason
-
-
-def values_of(params: Mapping[str, Any], ranges: Ranges) -> dict[str, Any]:
-    """A trial's values by key, as a recipe has them, of what the study calls them."""
-    chosen = {key: ranges.choices(key) for key in params}
-    return {key: chosen[key][value] if chosen[key] else value for key, value in params.items()}
-
-
-@contextmanager
-def _quiet(module: Any) -> Iterator[None]:
-    """Without Optuna's own lines, which come beside ours."""
-    before = module.logging.get_verbosity()
-    module.logging.set_verbosity(logging.WARNING)
+    Example:
+        >>> search = 'tune.ranges={"model.temperature"={low=0.05, high=0.5, log=true}}'
+        >>> found = tune("recipe.toml", "runs/search", overrides=[search, "training.epochs=1"], trials=2)
+        >>> [trial.state.name for trial in found.trials], 0.05 <= found.recipe.model.temperature <= 0.5
+        (['COMPLETE', 'COMPLETE'], True)
+    """
+    out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(recipe, overrides)
+    search = _Search(Ranges(recipe), out, reporter, storage)
+    wanted = search.ranges.tune.trials if trials is None else trials
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # its lines would repeat ours
     try:
-        yield
+        search.open()
+        while (done := len(search.finished())) < wanted:
+            reporter.say(f"[bold]Trial {done + 1} of {wanted}[/]")
+            search.study.optimize(search.run, n_trials=1, catch=(TrainerError,))
+    except KeyboardInterrupt:
+        if any(trial.state.name == "COMPLETE" for trial in search.finished()):
+            search.conclude()
+        reporter.say(f"[bold]Stopped after {len(search.finished())} of {wanted} trials[/]; the same command goes on")
+        raise
     finally:
-        module.logging.set_verbosity(before)
+        optuna.logging.set_verbosity(before)
+    return search.conclude()
+
+
+class _Search:
+    """One process at work on a study.
+
+    Attributes:
+        study: Optuna's, once `open` was called.
+    """
+
+    study: optuna.Study
+
+    def __init__(self, ranges: Ranges, out: Path, reporter: Reporter, storage: str | None) -> None:
+        self.ranges, self._out, self._say = ranges, out, reporter.say
+        self._reporter, recipe = reporter, ranges.recipe
+        if storage is None and not (out / FILE).exists() and out.exists() and (out.is_file() or any(out.iterdir())):
+            raise RecipeError(f"{out}: expected a study ({FILE}) to go on with, or a path that is free")
+        self._url = storage or f"sqlite:///{(out / FILE).resolve()}"
+        self._name = recipe.name if storage else "tune"
+        self._prunes = prunes(ranges.tune, recipe.evaluation)
+        self._objectives = objectives_of(ranges.tune, recipe.evaluation)
+        self._dataset = _without_test(recipe)
+        if not len(self._dataset.valid):
+            raise DataError("tune: expected validation pairs to measure trials on, found none")
+        check_choice(recipe, self._dataset)
+        labels = len(self._dataset.label_ids)
+        for name in (*self._objectives, *ranges.tune.constraints):
+            if int(k_of(name)) > labels:  # an evaluation leaves these out
+                raise DataError(f"tune: expected metrics at a k of at most {labels}, all labels, received {name}")
+
+    def open(self) -> None:
+        """Create the study, or load it and refuse that of another recipe or of other data."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=2)
+            storage = optuna.storages.RDBStorage(
+                self._url, heartbeat_interval=HEARTBEAT, grace_period=3 * HEARTBEAT,
+                heartbeat_stale_trial_callback=self._again,
+            )  # fmt: skip
+        self.study = optuna.create_study(
+            storage=storage,
+            study_name=self._name,
+            directions=["maximize" if maximised(metric) else "minimize" for metric in self._objectives],
+            pruner=optuna.pruners.MedianPruner() if self._prunes else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        given = self._settings()
+        begun = self.study.user_attrs.get("settings")
+        if begun is None:
+            self.study.set_user_attr("settings", given)
+            self.study.enqueue_trial(self.ranges.own())
+        elif other := [key for key in {**begun, **given} if begun.get(key) != given.get(key)]:
+            found = ", ".join(f"{key} {given.get(key)} (there: {begun.get(key)})" for key in other[:4])
+            raise RecipeError(
+                f"{self._out}: expected the recipe and data that its study was begun with, received another {found}: "
+                "choose another --out, or remove it"
+            )
+
+    def finished(self) -> list[optuna.trial.FrozenTrial]:
+        """List complete, pruned and refused trials; interrupted ones are tried again under another number."""
+        trials = self.study.get_trials(deepcopy=False)
+        return [each for each in trials if each.state.name in ("COMPLETE", "PRUNED") or "refused" in each.user_attrs]
+
+    def run(self, trial: optuna.Trial) -> list[float]:
+        """Train and measure one trial, as Optuna calls it; return its objectives."""
+        kind = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}[self.ranges.tune.sampler]
+        seed = np.random.SeedSequence([self.ranges.tune.seed, trial.number]).generate_state(1)
+        self.study.sampler = kind(seed=int(seed[0]))  # its own: processes that share one would try the same values
+        values = self.ranges.suggest(trial)
+        self._say(f"  {escape(_in_words(values))}")
+        frozen = self.study.get_trials()[trial.number]
+        number = f"{frozen.system_attrs.get('failed_trial', trial.number):04d}"  # of the first attempt
+        try:
+            found = self.found(self.ranges.recipe_of(values), number, self._judge(trial))
+        except KeyboardInterrupt:
+            self._again(self.study, frozen)
+            raise
+        except optuna.TrialPruned as pruned:
+            self._say(f"  {pruned}")
+            raise
+        except Exception as error:
+            reason = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
+            trial.set_user_attr("refused", reason)
+            self._say(f"  refused: {escape(reason)}")
+            raise
+        finally:
+            gc.collect()  # of the trial's tables, which its compiled steps refer to in circles
+        shutil.rmtree(self._out / "work" / number, ignore_errors=True)
+        trial.set_user_attr("found", found)
+        for name, bound in self.ranges.tune.constraints.items():
+            trial.set_constraint(name, bound.missed(found["metrics"][name]))
+        self._say(f"  {self._figures(found)}")
+        return [found["metrics"][name] for name in self._objectives]
+
+    def found(self, recipe: Recipe, number: str, judge: Callable[[TrainingHistory], None]) -> dict[str, Any]:
+        """Train a recipe as `fit` does; get its figures at the λ and μ that it chooses on valid."""
+        began = time.perf_counter()
+        try_own_layers(recipe)
+        dataset, work, logs = self._data_of(recipe), self._out / "work" / number, self._out / "logs" / number
+        trained = train(recipe, dataset, epochs=recipe.training.epochs, work=work, logs=logs, reporter=self._reporter,
+                        judge=judge)  # fmt: skip
+        judge(trained.history)
+        dial = choose_dial(trained, dataset)
+        point = next(point for point in dial.curve if Setting.of(point) == dial.default)
+        seconds, epochs = time.perf_counter() - began, trained.history.best_epoch
+        metrics = {name: interval.value for name, interval in point.metrics.items()}
+        return {"metrics": metrics, **dial.default._asdict(), "epochs": epochs, "seconds": seconds}
+
+    def _judge(self, trial: optuna.Trial) -> Callable[[TrainingHistory], None]:
+        """Report validations to Optuna in order, those of a checkpoint among them, and end what it prunes."""
+        reported = 0
+
+        def judge(history: TrainingHistory) -> None:
+            nonlocal reported
+            for value in list(history.metrics.values())[reported:] if self._prunes else ():
+                trial.report(value, reported)
+                reported += 1
+            if reported and trial.should_prune():
+                raise optuna.TrialPruned("pruned: its best validation is below the median of complete trials")
+
+        return judge
+
+    def _data_of(self, recipe: Recipe) -> Dataset:
+        """Get the data of a trial, read again if it would read others; refuse other validation pairs or labels."""
+        if _reads(recipe) == _reads(self.ranges.recipe):
+            return self._dataset
+        ours, theirs = self._dataset, _without_test(recipe)
+        if not (
+            theirs.label_ids.equals(ours.label_ids)
+            and theirs.query_ids.equals(ours.query_ids)
+            and np.array_equal(theirs.valid.queries, ours.valid.queries)
+            and np.array_equal(theirs.valid.labels, ours.valid.labels)
+        ):
+            raise DataError(
+                f"data: expected the recipe's own {len(ours.valid):,} validation pairs over {len(ours.label_ids):,} "
+                f"labels, to compare trials, found {len(theirs.valid):,} over {len(theirs.label_ids):,}, or others"
+            )
+        return theirs
+
+    def _settings(self) -> dict[str, str]:
+        """Everything that figures depend on: settings by dotted key, as JSON, and the data's fingerprint."""
+        tree = self.ranges.recipe.model_dump(mode="json", by_alias=True, exclude={"name": True, "data": _PLACES})
+        tree["tune"] = self.ranges.tune.model_dump(mode="json", exclude={"trials"})
+        own = {f"own.{name}": json.dumps(origin) for name, origin in self.ranges.recipe.own_rows.items()}
+        return dict(flattened(tree)) | own | {"data": self._dataset.fingerprint()}
+
+    def conclude(self) -> TuneResult:
+        """Choose the best trial, write what was found, and say so.
+
+        Raises:
+            TrainerError: no trial is complete.
+        """
+        out, trials = self._out, self.finished()
+        complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
+        if not complete:
+            reasons = "; ".join(trial.user_attrs.get("refused", "") for trial in trials[:1])
+            raise TrainerError(f"tune: expected trials that can be trained, found none of {len(trials)}; {reasons}")
+        less = [-1 if maximised(name) else 1 for name in self._objectives]
+        best = min(
+            complete, key=lambda trial: (_missed(trial), *(a * b for a, b in zip(less, trial.values, strict=True)))
+        )
+        front = self.study.best_trials if len(less) > 1 else []
+        shutil.rmtree(out / "front", ignore_errors=True)
+        for trial, path in (
+            (best, out / "best.toml"),
+            *((each, out / f"front/trial-{each.number}.toml") for each in front),
+        ):
+            path.parent.mkdir(exist_ok=True)
+            values, found = self.ranges.values(trial.params), self._figures(trial.user_attrs["found"])
+            recipe = self.ranges.recipe_of(values)
+            head = f"# Trial {trial.number}, on valid: {found}\n# Tried: {_in_words(values)}\n\n"
+            path.write_text(head + recipe_toml(recipe, path.parent), encoding="utf-8")
+        write_trials(trials, self.ranges, out / "trials.csv")
+        cards = {
+            "Trials": f"{len(complete)} complete of {len(trials)}",
+            f"Best: {best.number}": self._figures(best.user_attrs["found"]),
+        }
+        (out / "report.html").write_bytes(study_page(self.study, self.ranges.recipe.name, self._objectives, cards))
+        self._say(f"[bold]Best: trial {best.number} of {len(trials)}[/]  {self._figures(best.user_attrs['found'])}")
+        if _missed(best):
+            self._say(
+                f"[bold red]No trial meets tune.constraints on valid[/]: the nearest misses by {_missed(best):.4f}"
+            )
+        self._say(f"[bold]Recipe[/] {out / 'best.toml'}  ·  report {out / 'report.html'}  ·  {out / 'trials.csv'}")
+        return TuneResult(self.ranges.recipe_of(self.ranges.values(best.params)), best, front, trials)
+
+    def _figures(self, found: dict[str, Any]) -> str:
+        bounds = self.ranges.tune.constraints
+        figures = {name: f"{name} {found['metrics'][name]:.4f}" for name in (*self._objectives, *bounds)}
+        figures |= {name: f"{figures[name]} ({bound})" for name, bound in bounds.items()}
+        return f"{', '.join(figures.values())} at {Setting(found['bias_removal'], found['popularity'])}"
+
+
+def _missed(trial: optuna.trial.FrozenTrial) -> float:
+    return sum(trial.constraints.values())
+
+
+def _in_words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+
+
+def _without_test(recipe: Recipe) -> Dataset:
+    dataset = read_dataset(recipe)
+    return replace(dataset, test=dataset.test.take(slice(0)))
+
+
+def _reads(recipe: Recipe) -> tuple[Any, ...]:
+    """What `read_dataset` depends on."""
+    return (
+        recipe.weighted_data, recipe.seed, recipe.string_columns, recipe.table_columns, recipe.context_columns,
+        recipe.objective_of_type,
+    )  # fmt: skip
