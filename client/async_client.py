@@ -341,15 +341,6 @@ class AsyncClient:
         """
         return await self._send(Call("GET", "/v1/monitoring", dict[str, Any]))
 
-    async def experiments(self) -> dict[str, Any]:
-        """The experiment that runs: its arms, what was chosen of each, and whether the difference is real.
-
-        Raises:
-            NotFoundError: of a service older than experiments.
-            LongtailError: the service did not answer.
-        """
-        return await self._send(Call("GET", "/v1/experiments", dict[str, Any]))
-
     async def reload(self) -> Reloaded:
         """Load the published release now instead of at the next poll. Needs an admin key.
 

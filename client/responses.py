@@ -58,9 +58,8 @@ class Result:
     weights of the release's priors. `pool` is None unless the query has `max_per` or `mmr`, and then how many
     labels theirs were chosen from; what `mmr` chose stands in the order in which it did.
 
-    While an experiment runs, `experiment` names it, `arm` the arm (None: the unit is outside), `assigned_by` what
-    decided it (`arm`, `unit`, `feature` or `answer`), `counted` whether the answer is in the arm's figures, and
-    `release` the arm's own release where the answer names another. Else they are None.
+    While an experiment runs, `run` names it, `arm` the arm (None: the unit is outside), `counted` says whether arms are
+    compared by it, and `release` answered it. Else they are None.
     """
 
     labels: tuple[Label, ...]
@@ -71,9 +70,8 @@ class Result:
     exploration: Exploration | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
     pool: int | None = None
-    experiment: str | None = None
+    run: str | None = None
     arm: str | None = None
-    assigned_by: str | None = None
     counted: bool | None = None
     release: str | None = None
 

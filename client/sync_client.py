@@ -335,15 +335,6 @@ class Client:
         """
         return self._send(Call("GET", "/v1/monitoring", dict[str, Any]))
 
-    def experiments(self) -> dict[str, Any]:
-        """The experiment that runs: its arms, what was chosen of each, and whether the difference is real.
-
-        Raises:
-            NotFoundError: of a service older than experiments.
-            LongtailError: the service did not answer.
-        """
-        return self._send(Call("GET", "/v1/experiments", dict[str, Any]))
-
     def reload(self) -> Reloaded:
         """Load the published release now instead of at the next poll. Needs an admin key.
 

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 from time import time
 from typing import Annotated, Any
 
+import pyarrow.parquet as pq
 import typer
 from pydantic import ValidationError
 
@@ -22,7 +23,7 @@ from longtail.index.options import StateOption, place_of
 from longtail.serving import logs
 from longtail.serving.batch import Asked, answer
 from longtail.serving.check import check_release
-from longtail.serving.compare import compare, table
+from longtail.serving.compare import compare, count_units, read_experiment, read_units, report_lines
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
 from longtail.serving.http.app import create_app
@@ -35,6 +36,11 @@ logger = logging.getLogger(__name__)
 app = typer.Typer(
     help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
+
+SinceOption = Annotated[
+    str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
+]
+UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: now).")]
 
 
 class LogLevel(StrEnum):
@@ -130,12 +136,8 @@ def export_feedback(
     ] = None,
     *,
     out: Annotated[Path, typer.Option(help="The Parquet file; one that is there is replaced in one step.")],
-    since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: now).")
-    ] = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
     label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
     all_: Annotated[bool, typer.Option("--all", help="Also events without features.")] = False,
     state: StateOption = None,
@@ -154,11 +156,22 @@ def experiments(
     ],
     *,
     state: StateOption = None,
-    json_: Annotated[bool, typer.Option("--json", help="The report of GET /v1/experiments.")] = False,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    out: Annotated[Path | None, typer.Option(help="Parquet file to keep the counts of this time in.")] = None,
+    add: Annotated[list[Path] | None, typer.Option(help="Counts that --out kept of another time; repeated.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
     """Compare the arms of the experiment in RELEASES/experiments.toml, while the service runs or afterwards."""
-    report = compare(releases, _state_of(releases, state))
-    for line in [json.dumps(report, ensure_ascii=False)] if json_ else table(report):
+    experiment = read_experiment(releases)
+    if experiment is None:
+        print("no experiment runs")
+        return
+    units = count_units(_state_of(releases, state), experiment.run, read_window(since, until, time()))
+    if out is not None:
+        pq.write_table(units, out)
+    report = compare(experiment, [*(read_units(path, experiment.run) for path in add or ()), units])
+    for line in [json.dumps(report, ensure_ascii=False)] if json_ else report_lines(report):
         print(line)
 
 

@@ -1,98 +1,330 @@
-"""`longtail-serve experiments`: the arms of the experiment that runs, as a table, from the files alone."""
+"""`longtail-serve experiments`: whether arms differ, with bounds that hold however often one looks.
+
+A 95 % interval of the usual kind is right once, at a size fixed beforehand; looked at again and again it leaves out the
+truth sooner or later. The intervals here are a **confidence sequence**: all of them together, at every look, hold the
+truth with 95 %.
+
+**Estimate.** In one arm a unit (a user) has n answers with h hits, labels chosen that the answer held. The rate is
+p̂ = Σh / Σn, and p̂ − p = S / N with S = Σ (h − p·n), N = Σn. Answers of a unit depend on each other, units do not:
+V = Σ (h − p̂·n)² over units estimates the variance of S. Two arms: p̂₁ − p̂₀ − δ = M / H with H = N₁N₀ / (N₁ + N₀),
+M = S₁·N₀/(N₁ + N₀) − S₀·N₁/(N₁ + N₀), and V = V₁·(N₀/(N₁ + N₀))² + V₀·(N₁/(N₁ + N₀))².
+
+**Boundary.** M is a sum over many independent units, like a Brownian motion at time V [Waudby-Smith, Arbour, Sinha,
+Kennedy, Ramdas 2021, "Time-uniform central limit theory and asymptotic confidence sequences"], which passes
+√(2 (V + ρ) log(√((V + ρ)/ρ) / 2α + 1)) at any time with a probability of at most α: the one-sided normal mixture, in
+closed form [Howard, Ramdas, McAuliffe, Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences"].
+Both sides share the error. ρ sets the V at which the interval is narrowest compared with V.
+
+**Units come back**, so M is no random walk: what a unit adds later is like what it did before. M crosses less for it:
+for s < t, Cov(M_s, M_t) = V_s + Cov(M_s, M_t − M_s) ≥ V_s, and of two Gaussian processes with equal variances the one
+whose values have more in common passes a boundary more rarely [Slepian 1962]. Units that do the opposite of what they
+did break this.
+
+Legend: `U` units of an arm, `4` head, torso, tail and new.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Float64
 from longtail.index import Releases
-from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
+from longtail.serving.core.experiments import FILE, Experiment, ExperimentsError, parse_experiments
 from longtail.serving.errors import StateError
-from longtail.serving.monitoring import Design, experiments_json, feedback_of
+from longtail.serving.monitoring import feedback_of
 from longtail.state import Place, StoreError
 
-_COLUMNS = ("arm", "share", "units", "answers", "left out", *BUCKET_NAMES, "hits/answer", "recall@k", "difference", "")
+ALPHA = 0.05
+_RHO = 64.0
+"""In squared hits: the interval is at its best at some hundreds of hits in an arm."""
+SRM_ALPHA = 0.001
+"""Of the check of the sample ratio: rare enough that an alarm is worth an hour."""
+_CONCENTRATION = 100.0
+"""Of the Dirichlet prior around the shares: shares that are off by some points are what is looked for."""
+_COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in BUCKET_NAMES))
+_WINDOW = b"longtail_window"
 
 
-def compare(releases: str | Path, state: Place) -> dict[str, Any]:
-    """The report of GET /v1/experiments from the files of a service that runs or ran; without coverage, which the
-    service counts.
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Hits among trials of every unit of an arm, float64 [U]; a trial is an answer, or a label chosen."""
+
+    hits_U: Float64
+    trials_U: Float64
+
+    @property
+    def trials(self) -> float:
+        """Over all units."""
+        return float(self.trials_U.sum())
+
+    @property
+    def value(self) -> float | None:
+        """Hits per trial; None of no trials."""
+        return float(self.hits_U.sum()) / self.trials if self.trials else None
+
+    @property
+    def variance(self) -> float:
+        """V, of the hits that are more or less than expected; in squared hits."""
+        residuals_U = self.hits_U - (self.value or 0.0) * self.trials_U
+        return float(residuals_U @ residuals_U)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A figure and the bounds that hold at every look."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def leaves_out_zero(self) -> bool:
+        """Whether the difference is real."""
+        return self.low > 0 or self.high < 0
+
+
+def boundary(variance: float, alpha: float = ALPHA) -> float:
+    """Compute how far a sum of that variance gets from its mean at any look, but for a chance `alpha`."""
+    return math.sqrt(2 * (variance + _RHO) * math.log(math.sqrt((variance + _RHO) / _RHO) / alpha + 1))
+
+
+def rate_interval(rate: Rate, *, alpha: float = ALPHA, highest: float = math.inf) -> Interval | None:
+    """Compute a rate, from 0 to `highest`, and its bounds; None of no trials."""
+    value = rate.value
+    if value is None:
+        return None
+    reach = boundary(rate.variance, alpha) / rate.trials
+    return Interval(value, max(0.0, value - reach), min(highest, value + reach))
+
+
+def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> Interval | None:
+    """Compute by how much an arm's rate is above the control's, and its bounds; None while one has no trials.
 
     Args:
-        releases: directory or URL of releases, with experiments.toml.
-        state: the service's.
-
-    Raises:
-        ExperimentsError: the file cannot be used, or is not there.
-        StateError: the figures cannot be read.
+        arm, control: of units that chance has divided.
+        alpha: that the truth is ever left out; where several arms are compared with one control, their share of it.
     """
+    if arm.value is None or control.value is None:
+        return None
+    trials = arm.trials + control.trials
+    of_control, of_arm = control.trials / trials, arm.trials / trials
+    variance = arm.variance * of_control**2 + control.variance * of_arm**2
+    reach = boundary(variance, alpha) / (arm.trials * of_control)
+    value = arm.value - control.value
+    return Interval(value, value - reach, value + reach)
+
+
+def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> float:
+    """Compute the evidence that units were not divided by these shares.
+
+    An e-value: if they were, it is 1/α or more at any look with a probability of at most α. It is the Bayes factor of a
+    multinomial with a Dirichlet prior around the shares against the shares themselves [Lindon, Malek 2022,
+    "Anytime-valid inference for multinomial count data"].
+
+    Args:
+        units: of every arm.
+        shares: expected, with the sum 1; an arm of share 0 with units is infinite evidence.
+    """
+    if any(count and not share for count, share in zip(units, shares, strict=True)):
+        return math.inf
+    pairs = [(count, share) for count, share in zip(units, shares, strict=True) if share]
+    prior = _CONCENTRATION * len(pairs)
+    log_factor = math.lgamma(prior) - math.lgamma(prior + sum(units))
+    for count, share in pairs:
+        log_factor += math.lgamma(prior * share + count) - math.lgamma(prior * share) - count * math.log(share)
+    return math.exp(log_factor) if log_factor < 700 else math.inf
+
+
+def read_experiment(releases: str | Path) -> Experiment | None:
+    """Read the experiment that runs; raises ExperimentsError if the file is not there or cannot be used."""
     path = Releases(releases).beside(FILE)
     try:
-        experiments = parse_experiments(path.read_bytes())
+        return parse_experiments(path.read_bytes())
     except OSError as error:
         raise ExperimentsError(f"{path}: expected a file of experiments, found none: {error.strerror}") from None
     except ExperimentsError as error:
         raise ExperimentsError(f"{path}: {error.message}") from None
-    running = experiments.running
-    design = Design(None if running is None else running.design({}), experiments.others)
-    if running is None:
-        return experiments_json(design, {})
+
+
+def count_units(state: Place, run: str, window: tuple[float, float]) -> pa.Table:
+    """Count the answers and labels chosen that a service has kept of a run, a row for each arm and unit.
+
+    Args:
+        state: of a service that runs or ran.
+        run: of the experiment.
+        window: from and up to when, in seconds since 1970; what is not kept whole is cut off at its beginning.
+
+    Raises:
+        StateError: they cannot be read.
+    """
+    counts: dict[tuple[str, int], list[int]] = {}
+
+    def of(arm: str, unit: int) -> list[int]:
+        return counts.setdefault((arm, unit), [0] * len(_COUNTS))
+
     try:
-        with feedback_of(state) as reader:
-            return experiments_json(design, reader.arms(running.run))
+        with feedback_of(state) as feedback:
+            kept, (since, until) = feedback.kept_since(), window
+            cut, since = kept > since, max(kept, since)
+            for arm, unit, buckets in feedback.arm_answers(run, since, until):
+                row = of(arm, unit)
+                row[0] += 1
+                for bucket in range(4):
+                    row[1 + bucket] += buckets.count(bucket)
+            for arm, unit, bucket, position in feedback.arm_choices(run, since, until):
+                row = of(arm, unit)
+                row[5 + bucket] += 1
+                row[9 + bucket] += position is not None
     except StoreError as error:
         raise StateError(f"{state}: expected the state of a service, found: {error}") from error
+    names = [("arm", pa.string()), ("unit", pa.int64()), *((name, pa.int64()) for name in _COUNTS)]
+    found = {"run": run, "since": since, "until": until, "cut": cut}
+    schema = pa.schema(names, {_WINDOW: json.dumps(found).encode()})
+    rows = [dict(zip(schema.names, (*name, *row), strict=True)) for name, row in counts.items()]
+    return pa.Table.from_pylist(rows, schema)
 
 
-def table(report: dict[str, Any]) -> Iterator[str]:
-    """A report for people, line by line."""
-    experiment = report["experiment"]
-    if experiment is None:
-        yield f"no experiment runs; in the file: {', '.join(report['others']) or 'none'}"
-        return
-    since = experiment["since"] or "no answer yet"
-    yield f"{experiment['name']}, run {experiment['run']}, since {since}, traffic {experiment['traffic']:g}"
-    rows = [_COLUMNS, *(_row(arm) for arm in experiment["arms"])]
+def read_units(path: Path, run: str) -> pa.Table:
+    """Read what `count_units` found at another time; raises StateError for another file, or one of another run."""
+    try:
+        table = pq.read_table(path)
+        found = json.loads((table.schema.metadata or {})[_WINDOW])["run"]
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise StateError(f"{path}: expected a file of `longtail-serve experiments --out`, found: {error}") from None
+    if found != run:
+        raise StateError(f"{path}: expected units of the run {run}, found {found}: other arms, shares or settings")
+    return table
+
+
+def compare(experiment: Experiment, tables: Sequence[pa.Table]) -> dict[str, Any]:
+    """Compare the arms of an experiment.
+
+    Args:
+        experiment: whose units were counted.
+        tables: of `count_units`, at least one, of windows that do not overlap.
+
+    Returns:
+        The report, as JSON.
+
+    Raises:
+        StateError: windows overlap.
+    """
+    windows = sorted((json.loads(table.schema.metadata[_WINDOW]) for table in tables), key=lambda one: one["since"])
+    for before, after in pairwise(windows):
+        if after["since"] < before["until"]:
+            until, since = _iso(before["until"]), _iso(after["since"])
+            raise StateError(f"expected windows that do not overlap, found one until {until} and one from {since}")
+    merged = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
+    by_unit = merged.group_by(["arm", "unit"]).aggregate([(name, "sum") for name in _COUNTS])
+    arm_of_unit = by_unit["arm"].to_numpy(zero_copy_only=False)
+    counted = np.stack([by_unit[f"{name}_sum"].to_numpy() for name in _COUNTS]).astype(np.float64)
+    counts = [counted[:, arm_of_unit == arm.name] for arm in experiment.arms]
+    per_answer = [Rate(of_arm[9:].sum(axis=0), of_arm[0]) for of_arm in counts]
+    alpha = ALPHA / (len(counts) - 1)
+    units = [int((of_arm[0] > 0).sum()) for of_arm in counts]
+    evidence = sample_ratio_evidence(units, [arm.share for arm in experiment.arms])
+    return {
+        "run": experiment.run,
+        "since": _iso(windows[0]["since"]) if windows[0]["since"] else None,
+        "until": _iso(windows[-1]["until"]),
+        "cut": windows[0]["cut"],
+        "confidence": 1 - ALPHA,
+        "arms": [
+            {
+                "name": arm.name,
+                "share": arm.share,
+                "release": arm.release,
+                "settings": dict(arm.settings),
+                "units": count,
+                **_figures(of_arm, rate),
+                "difference": None
+                if arm is experiment.arms[0]
+                else _interval_json(difference_interval(rate, per_answer[0], alpha=alpha)),
+            }
+            for arm, of_arm, rate, count in zip(experiment.arms, counts, per_answer, units, strict=True)
+        ],
+        "sample_ratio": {"evidence": min(evidence, 1e300), "mismatch": evidence >= 1 / SRM_ALPHA},
+    }
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+def _figures(counts: Float64, per_answer: Rate) -> dict[str, Any]:
+    answers, *by_bucket = counts.sum(axis=1).astype(int).tolist()
+    shown, chosen, hits = by_bucket[:4], by_bucket[4:8], by_bucket[8:]
+    recall = {name: Rate(counts[9 + place], counts[5 + place]) for place, name in enumerate(BUCKET_NAMES)}
+    recall["all"] = Rate(counts[9:].sum(axis=0), counts[5:9].sum(axis=0))
+    return {
+        "answers": answers,
+        "chosen": sum(chosen),
+        "hits": sum(hits),
+        "exposures": {
+            name: {"count": count, "share": count / sum(shown) if any(shown) else None}
+            for name, count in zip(BUCKET_NAMES, shown, strict=True)
+        },
+        "hits_per_answer": _interval_json(rate_interval(per_answer)),
+        "recall": {name: _interval_json(rate_interval(rate, highest=1.0)) for name, rate in recall.items()},
+    }
+
+
+def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
+    if interval is None:
+        return None
+    return {"value": interval.value, "low": interval.low, "high": interval.high, "real": interval.leaves_out_zero}
+
+
+_COLUMNS = ("arm", "share", "units", "answers", *BUCKET_NAMES, "hits/answer", "recall@k", "difference", "")
+
+
+def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
+    """Write a report for people, line by line."""
+    yield f"{report['run']}, from {report['since'] or 'its beginning'} to {report['until']}"
+    rows = [_COLUMNS, *map(_row, report["arms"])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    ratio = experiment["sample_ratio"]
+    ratio = report["sample_ratio"]
     if ratio["mismatch"]:
-        found = ", ".join(f"{name} {_share(share)}" for name, share in ratio["found"].items())
-        yield (
-            f"sample ratio: units are not divided by the shares ({found}; evidence {ratio['evidence']:.3g}): "
-            "do not trust the comparison before you know why"
-        )
+        yield f"sample ratio: units are not divided by the shares (evidence {ratio['evidence']:.3g}): do not trust the"
+        yield "comparison before you know why"
     else:
         yield f"sample ratio: as the shares say (evidence {ratio['evidence']:.3g}, an alarm from 1000 on)"
-    yield f"in brackets: bounds that hold at every look, all looks together with {experiment['confidence']:.0%}"
+    yield f"in brackets: bounds that hold at every look since the run began, with {report['confidence']:.0%}"
+    if report["cut"]:
+        yield f"events from before {report['since']} are not kept: of a run that began before, this is one look"
 
 
-def _row(arm: dict[str, Any]) -> tuple[str, ...]:
+def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
     difference = arm["difference"]
-    verdict = "" if difference is None else "real" if difference["real"] else "not yet"
     return (
         arm["name"],
         f"{arm['share']:g}",
         str(arm["units"]),
         str(arm["answers"]),
-        str(sum(arm["left_out"].values())),
-        *(_share(arm["exposures"][bucket]["share"]) for bucket in BUCKET_NAMES),
+        *("–" if (share := shown["share"]) is None else f"{share:.1%}" for shown in arm["exposures"].values()),
         _interval(arm["hits_per_answer"]),
         _interval(arm["recall"]["all"]),
-        "" if difference is None else _interval(difference, sign="+"),
-        verdict,
+        "" if difference is None else _interval(difference, "+"),
+        "" if difference is None else "real" if difference["real"] else "not yet",
     )
 
 
-def _share(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
-
-
-def _interval(figure: dict[str, Any], sign: str = "") -> str:
-    if figure["value"] is None:
+def _interval(figure: Mapping[str, Any] | None, sign: str = "") -> str:
+    if figure is None:
         return "–"
     value, low, high = (format(figure[name], f"{sign}.4f") for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"

@@ -3,9 +3,9 @@
 Columns: the query's features under their own names, the label id, then what the service knows: `answer_id`,
 `request_id`, `query`, `event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0;
 null: not in the answer), `bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`), `time`
-(UTC), and of an experiment the `arm` whose figures the answer is in (null: of none) and its `experiment_run`. A feature
-named as one of these stands as `feature_NAME`. A feature is a column of numbers if all its values are, of id → weight
-maps or lists of ids if they are objects or lists, else of strings.
+(UTC), and of an experiment whose arms are compared by the answer `arm`, `experiment_run` and `unit` (a hash), else
+null. A feature named as one of these stands as `feature_NAME`. A feature is a column of numbers if all its values are,
+of id → weight maps or lists of ids if they are objects or lists, else of strings.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _OWN = {
     "time": pa.timestamp("us", "UTC"),
     "arm": pa.string(),
     "experiment_run": pa.string(),
+    "unit": pa.int64(),
 }
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
 _ROWS = 10_000
@@ -230,7 +231,8 @@ def _record(row: FeedbackRow, features: Mapping[str, Any], columns: _Columns) ->
         "source": row.source,
         "time": datetime.fromtimestamp(row.at, UTC),
         "arm": row.arm,
-        "experiment_run": row.experiment_run,
+        "experiment_run": row.run,
+        "unit": row.unit,
     }
 
 

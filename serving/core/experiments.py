@@ -1,41 +1,44 @@
-"""`experiments.toml` beside the releases: arms with shares and settings, and which arm a unit is in.
+"""`experiments.toml` in the directory of releases: arms with shares and settings, and the arm of every unit.
 
-A unit (a user) is in the arm of the least −ln(u) / share, where u in (0, 1) is a hash of the experiment's salt, the
+A unit (a user) is in the arm with the least −ln(u) / share, where u in (0, 1) is a hash of the experiment's salt, the
 arm's name and the unit: weighted rendezvous hashing [Schindelhauer, Schomaker 2005, "Weighted distributed hash
-tables"]. It is the same in every worker, machine and restart, and in whatever order the file has the arms. Between two
-arms no more units move than their shares say; of several, an arm that is added only gains units, one that is taken out
-only gives them to others. Whether a unit is in the experiment at all (`traffic`) is another hash: with more traffic no
-unit changes its arm.
+tables"]. Every worker, machine and restart finds the same arm, in any order of the file. When shares change, only as
+many units move as the shares say; an arm that is added only gains units, one that is taken out only gives them away.
+`traffic` is another hash: with more of it, no unit changes its arm.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b, sha256
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.queries import SearchOptions
-from longtail.serving.errors import ServingError
+from longtail.serving.core.queries import Query, QueryInArm, SearchOptions
+from longtail.serving.core.searches import Search
+from longtail.serving.errors import InvalidRequestError, ServingError, UnknownReleaseError
+from longtail.serving.monitoring import ArmAnswer
+from longtail.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from longtail.serving.core.retriever import Retriever
+    from longtail.serving.core.service import Service
 
 FILE = "experiments.toml"
-"""In the directory of releases."""
 LARGEST_FILE = 1 << 16
-MOST_ARMS = 8
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-_OF_REQUESTS_ALONE = {"exclude", "allow", "buckets", "filter"}
-"""What is eligible is the request's to say: an arm that changed it would be another question, not another answer."""
-SETTINGS = tuple(name for name in SearchOptions.model_fields if name not in _OF_REQUESTS_ALONE)
-"""What an arm may set: fields of a query, for requests that leave all that the experiment's arms set open."""
+SETTINGS = tuple(name for name in SearchOptions.model_fields if name not in ("exclude", "allow", "buckets", "filter"))
+"""What an arm may set. Which labels are eligible is the request's alone to say."""
 _TOGETHER = {"bias_removal": {"popularity"}, "popularity": {"bias_removal"}}
-"""λ + μ has limits: a request that says one of them is left alone where an arm says the other."""
+"""λ + μ has limits: a request that sets one of them is left alone where an arm sets the other."""
 
 
 class ExperimentsError(ServingError):
@@ -43,26 +46,24 @@ class ExperimentsError(ServingError):
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
 class _ArmTable(_Table):
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
+    model_config = ConfigDict(extra="allow")
     share: float = Field(ge=0, le=1, allow_inf_nan=False)
     release: str | None = Field(default=None, min_length=1, max_length=128)
 
 
 class _ExperimentTable(_Table):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
     unit: str | None = Field(default=None, min_length=1, max_length=256)
     salt: str | None = Field(default=None, min_length=1, max_length=256)
     traffic: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
     active: bool = True
-    arms: dict[Annotated[str, Field(pattern=_NAME)], _ArmTable] = Field(min_length=2, max_length=MOST_ARMS)
+    arms: dict[Annotated[str, Field(pattern=_NAME)], _ArmTable] = Field(min_length=2, max_length=8)
 
 
 class _File(_Table):
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
     experiments: dict[Annotated[str, Field(pattern=_NAME)], _ExperimentTable] = Field(default={}, max_length=100)
 
 
@@ -71,11 +72,11 @@ class Arm:
     """One way to answer.
 
     Attributes:
-        name: in answers, figures and metrics.
+        name: in answers, events and metrics.
         share: of the experiment's units.
         settings: fields of a query, for requests that leave them open.
         release: that answers; None: the current one.
-        key: of the hash that a unit's place in this arm is.
+        key: of the arm's hash.
     """
 
     name: str
@@ -85,20 +86,21 @@ class Arm:
     key: bytes
 
     def distance(self, unit: str) -> float:
-        """How far a unit is from this arm: it is in the arm of the least."""
+        """Compute how far a unit is from this arm; it is in the nearest."""
         return -math.log(_point(unit, self.key)) / self.share if self.share else math.inf
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Arms, and who is in which.
+    """Arms, and which units are in them.
 
     Attributes:
         name: of the experiment.
-        unit: feature of a query whose value is the unit; None: only requests that name their unit have one.
+        unit: feature of a query whose value is the unit; None: only the request's `unit` is.
         salt: makes this division independent of other experiments'.
         traffic: share of the units that are in the experiment.
-        arms: the first is control, which the others are compared with.
+        arms: the first is the control, which the others are compared with.
+        unavailable: why arms cannot answer, by name; their units get the default.
     """
 
     name: str
@@ -106,84 +108,147 @@ class Experiment:
     salt: str
     traffic: float
     arms: tuple[Arm, ...]
-    _traffic_key: bytes = field(repr=False, default=b"")
+    unavailable: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def run(self) -> str:
-        """Names what is compared: another unit, salt or arm, share or setting makes another run, whose figures begin at
-        zero. More or less traffic does not.
-        """
+        """Name what is compared: the experiment with a hash of its unit, salt, arms, shares and settings."""
         arms = {arm.name: [arm.share, arm.release, arm.settings] for arm in self.arms}
         definition = json.dumps([self.name, self.unit, self.salt, arms], sort_keys=True, default=str)
-        return sha256(definition.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+        return f"{self.name}-{sha256(definition.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
     @cached_property
-    def turned(self) -> frozenset[str]:
-        """Fields of a query that arms set, and those that must be left open with them: a request that sets one of them
-        itself is answered as it says, whichever arm it is in, and is in no arm's figures.
-        """
+    def _set_by_arms(self) -> frozenset[str]:
         names = {name for arm in self.arms for name in arm.settings}
         return frozenset(names.union(*(_TOGETHER.get(name, set()) for name in names)))
 
     @cached_property
     def _explored(self) -> tuple[int, frozenset[str]]:
-        """The most slots that an arm explores, and the buckets; `(0, …)` is none."""
+        """The most slots that an arm explores, and the buckets of all arms."""
         explored = [arm.settings["explore"] for arm in self.arms if arm.settings.get("explore")]
         return max((sum(slots.values()) for slots in explored), default=0), frozenset().union(*explored)
 
     def leaves_open(self, options: SearchOptions) -> bool:
-        """Whether a request has left everything open that any arm sets, so that each arm could answer it."""
+        """Return whether a request sets nothing that any arm sets, so that each arm could answer it."""
         given = options.model_fields_set
-        if not self.turned.isdisjoint(given):
-            return False
         slots, buckets = self._explored
-        if slots and "k" in given and options.k < slots:
+        if not self._set_by_arms.isdisjoint(given) or (slots and "k" in given and options.k < slots):
             return False
         return not (slots and options.buckets is not None and not buckets <= {*options.buckets})
 
     def arm_of(self, unit: str) -> Arm | None:
-        """The arm that a unit is in; None: it is not in the experiment."""
-        if self.traffic < 1 and _point(unit, self._traffic_key) >= self.traffic:
+        """Get the arm of a unit; None: it is not in the experiment."""
+        if self.traffic < 1 and _point(unit, _key("traffic", self.salt)) >= self.traffic:
             return None
         return min(self.arms, key=lambda arm: arm.distance(unit))
 
-    def design(self, unavailable: Mapping[str, str]) -> dict[str, Any]:
-        """What figures are of, as JSON.
+    def assign(
+        self, query: Query, own: str, *, unit: str | None, arm: str | None, pinned: bool
+    ) -> tuple[QueryInArm, str | None]:
+        """Give a query the settings of its arm.
 
         Args:
-            unavailable: arms that cannot answer, and why.
+            query: as the client sent it.
+            own: names this query alone: its unit where it has no other.
+            unit, arm: of the request.
+            pinned: the request names the release that answers.
+
+        Returns:
+            The query, which knows its arm, and the release that the arm names.
+
+        Raises:
+            InvalidRequestError: there is no such arm.
         """
-        arms = [
-            {
-                "name": arm.name,
-                "share": arm.share,
-                "settings": dict(arm.settings),
-                "release": arm.release,
-                "unavailable": unavailable.get(arm.name),
-            }
-            for arm in self.arms
-        ]
-        return {"name": self.name, "run": self.run, "unit": self.unit, "traffic": self.traffic, "arms": arms}
+        known = self._unit_in(query) if unit is None else unit
+        drawn = answers = self.arm_of(known or own)
+        if arm is not None:
+            answers = next((one for one in self.arms if one.name == arm), None)
+            if answers is None:
+                names = [one.name for one in self.arms]
+                raise InvalidRequestError(
+                    f"expected one of the arms of {self.name}, {names}, received {describe(arm)}", field="arm"
+                )
+        number = unit_number(known or own, b"unit")
+        if answers is None:
+            return query.in_arm(ArmAnswer(self.run, None, number, counted=False), {}), None
+        # A vector belongs to the release that it was made for, as if the request named it.
+        bound = (pinned or query.vector is not None) and any(one.release for one in self.arms)
+        applies = self.leaves_open(query) and not bound and answers.name not in self.unavailable
+        # An arm that the request chose is not there by chance, unless chance chose the same.
+        counted = applies and (arm is None or (answers is drawn and known is not None))
+        given = query.in_arm(ArmAnswer(self.run, answers.name, number, counted), answers.settings if applies else {})
+        return given, answers.release if applies else None
 
-    def named(self, name: str) -> Arm | None:
-        """The arm of a name."""
-        return next((arm for arm in self.arms if arm.name == name), None)
+    def _unit_in(self, query: Query) -> str | None:
+        value = None if self.unit is None else (query.features or {}).get(self.unit)
+        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None
 
 
-@dataclass(frozen=True)
-class Experiments:
-    """What a file says: the experiment that runs, if one does, and the names of others."""
+async def retrieve(
+    service: Service,
+    queries: Sequence[Query],
+    answer_id: str,
+    request_id: str,
+    *,
+    release: str | None,
+    preview: bool,
+    unit: str | None,
+    arm: str | None,
+) -> tuple[list[bytes], str]:
+    """Answer queries, each as the arm of its unit does while an experiment runs.
 
-    running: Experiment | None
-    others: tuple[str, ...] = ()
+    Args:
+        service: searches.
+        queries, answer_id, request_id, preview: as for `Service.search`.
+        release: that answers; None: the current one, or that of an arm.
+        unit, arm: of the request.
+
+    Returns:
+        Results as JSON, and the release that answered all; of several, the one of the queries without an arm's.
+
+    Raises:
+        InvalidRequestError: there is no such arm, or the request would be refused without arms, too.
+        ServingError: as `Service.search`.
+    """
+    retriever, experiment = service.retriever(release), service.experiment
+    if experiment is None:
+        return await service.search(retriever, queries, answer_id, request_id, preview=preview), retriever.name
+
+    places = range(len(queries))
+    in_arms, releases = zip(
+        *(
+            experiment.assign(queries[place], f"{place}:{answer_id}", unit=unit, arm=arm, pinned=release is not None)
+            for place in places
+        ),
+        strict=True,
+    )
+
+    async def search(answers: Retriever, queries: Sequence[Query], some: Sequence[int]) -> list[bytes]:
+        asked = Search([queries[place] for place in some], answer_id, request_id, some)
+        return await service.submit(answers, asked, preview=preview)
+
+    try:
+        answers = [retriever if name is None else service.retriever(name) for name in releases]
+        parts = {one.name: (one, [place for place in places if answers[place] is one]) for one in answers}
+        found = await asyncio.gather(*(search(one, in_arms, some) for one, some in parts.values()))
+    except (InvalidRequestError, UnknownReleaseError):
+        # No request is refused because of an arm: without one, it says what is wrong with the request itself.
+        by_default = [query.in_arm(replace(query.arm, counted=False), {}) for query in in_arms]
+        return await search(retriever, by_default, places), retriever.name
+    of_place = {
+        place: result
+        for (_, some), results in zip(parts.values(), found, strict=True)
+        for place, result in zip(some, results, strict=True)
+    }
+    return [of_place[place] for place in places], answers[0].name if len(parts) == 1 else retriever.name
 
 
-def parse_experiments(content: bytes, *, highest_k: int | None = None) -> Experiments:
-    """A file's content.
+def parse_experiments(content: bytes, settings: Settings | None = None) -> Experiment | None:
+    """Read a file's content; None: no experiment runs.
 
     Args:
         content: TOML.
-        highest_k: labels that an arm may set, at most; None: no matter how many.
+        settings: limit the `k` of an arm, so that no request outgrows them; None: nothing does.
 
     Raises:
         ExperimentsError: what is wrong, and where.
@@ -196,46 +261,43 @@ def parse_experiments(content: bytes, *, highest_k: int | None = None) -> Experi
         raise _explained(error, "") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ExperimentsError(f"expected TOML in UTF-8, found: {str(error)[:200]}") from None
-    experiments = [_experiment(name, table, highest_k) for name, table in tables.items()]
+    experiments = [_experiment(name, table, settings) for name, table in tables.items()]
     running = [experiment for experiment in experiments if tables[experiment.name].active]
     if len(running) > 1:
-        raise ExperimentsError(
-            f"expected one experiment at a time, found {', '.join(one.name for one in running)}; "
-            "`active = false` stops one"
-        )
-    others = tuple(one.name for one in experiments if one not in running)
-    return Experiments(running[0] if running else None, others)
+        names = ", ".join(one.name for one in running)
+        raise ExperimentsError(f"expected one experiment at a time, found {names}; `active = false` stops one")
+    return running[0] if running else None
 
 
-def _experiment(name: str, table: _ExperimentTable, highest_k: int | None) -> Experiment:
+def _experiment(name: str, table: _ExperimentTable, settings: Settings | None) -> Experiment:
     salt = name if table.salt is None else table.salt
     where = f"experiments.{name}.arms"
-    arms = tuple(_arm(f"{where}.{arm}", arm, table.arms[arm], salt, highest_k) for arm in table.arms)
+    arms = tuple(_arm(f"{where}.{arm}", arm, table.arms[arm], salt, settings) for arm in table.arms)
     total = math.fsum(arm.share for arm in arms)
     if abs(total - 1) > 1e-6:
         raise ExperimentsError(f"{where}: expected shares with the sum 1, found {total:.6g}")
-    return Experiment(name, table.unit, salt, table.traffic, arms, _key("traffic", salt))
+    return Experiment(name, table.unit, salt, table.traffic, arms)
 
 
-def _arm(where: str, name: str, table: _ArmTable, salt: str, highest_k: int | None) -> Arm:
-    settings = dict(table.model_extra or {})
-    for setting in settings:
+def _arm(where: str, name: str, table: _ArmTable, salt: str, limits: Settings | None) -> Arm:
+    given = dict(table.model_extra or {})
+    for setting in given:
         if setting not in SETTINGS:
             raise ExperimentsError(
                 f"{where}: expected share, release or one of {', '.join(SETTINGS)}, found {describe(setting)}"
             )
     try:
-        options = SearchOptions.model_validate(settings)
+        options = SearchOptions.model_validate(given)
     except ValidationError as error:
         raise _explained(error, f"{where}.") from None
-    if highest_k is not None and options.k > highest_k:
+    highest = None if limits is None else max(1, min(limits.max_k, limits.max_total_k // limits.max_queries))
+    if highest is not None and options.k > highest:
         raise ExperimentsError(
-            f"{where}.k: expected at most {highest_k} (LONGTAIL_MAX_K, and LONGTAIL_MAX_TOTAL_K for each of "
+            f"{where}.k: expected at most {highest} (LONGTAIL_MAX_K, and LONGTAIL_MAX_TOTAL_K for each of "
             f"LONGTAIL_MAX_QUERIES), found {describe(options.k)}"
         )
-    return Arm(
-        name, table.share, {one: getattr(options, one) for one in settings}, table.release, _key(f"arm {name}", salt)
-    )
+    settings = {setting: getattr(options, setting) for setting in given}
+    return Arm(name, table.share, settings, table.release, _key(f"arm {name}", salt))
 
 
 def _explained(error: ValidationError, prefix: str) -> ExperimentsError:
@@ -254,11 +316,11 @@ def _key(of: str, salt: str) -> bytes:
 
 
 def _point(unit: str, key: bytes) -> float:
-    """In (0, 1), even over units and independent from key to key."""
+    """Hash a unit into (0, 1), evenly and independently for every key."""
     return ((unit_number(unit, key) >> 11) + 0.5) / (1 << 53)
 
 
 def unit_number(unit: str, key: bytes) -> int:
-    """64 bits that are the unit's, whatever process asks."""
+    """Hash a unit to 64 bits, the same in every process."""
     digest = blake2b(unit.encode("utf-8", "surrogatepass"), digest_size=8, key=key).digest()
     return int.from_bytes(digest, "little")

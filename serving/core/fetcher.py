@@ -19,7 +19,6 @@ from longtail.bundle.cache import Cache
 from longtail.index.release.pointers import PointerFiles, Pointers
 from longtail.index.release.remote import RemoteReleases
 from longtail.index.release.verified import Verified
-from longtail.serving.core.experiment_follower import highest_k
 from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
 from longtail.serving.settings import Settings
 from longtail.state import SoleProcess
@@ -186,7 +185,7 @@ class ReleaseFetcher:
         """Releases of the experiment that runs."""
         with suppress(OSError, ExperimentsError):
             content = (self._directory / FILE).read_bytes()
-            running = parse_experiments(content, highest_k=highest_k(self._settings)).running
+            running = parse_experiments(content, self._settings)
             return [] if running is None else [arm.release for arm in running.arms]
         return []
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonValue, PrivateAttr, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -21,6 +21,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.diversity import MOST, Diversity, first_pool
 from longtail.serving.errors import InvalidRequestError
+from longtail.serving.monitoring import ArmAnswer
 
 BucketName = Literal["head", "torso", "tail", "new"]
 _LONGEST_NAME = 100
@@ -169,6 +170,17 @@ class Query(SearchOptions):
         "should be 1. Where `proposal` is a tree, `bias_removal` must be 0.",
     )
 
+    @property
+    def arm(self) -> ArmAnswer | None:
+        """The arm of an experiment that it is in."""
+        return None
+
+    def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
+        """Return the query with the settings of its arm."""
+        query = QueryInArm.model_construct(self.model_fields_set | settings.keys(), **{**dict(self), **settings})
+        query._arm = arm
+        return query
+
     def features_json(self) -> bytes | None:
         """The features as JSON, as they came; None of a vector."""
         return None if self.features is None else features_json(self.features)
@@ -181,6 +193,17 @@ class Query(SearchOptions):
                 "features_or_vector", "expected either features or vector, received {received}", {"received": received}
             )
         return self
+
+
+class QueryInArm(Query):
+    """A query that an experiment has given an arm; `Query` has no such field, which would cost every request."""
+
+    _arm: ArmAnswer = PrivateAttr()
+
+    @property
+    def arm(self) -> ArmAnswer:
+        """The arm of an experiment that it is in."""
+        return self._arm
 
 
 def features_json(features: dict[str, JsonValue]) -> bytes:

@@ -216,7 +216,8 @@ class Retriever:
         if self._bundle.proposal is not None:
             refuse_for_tree(queries, resolved)
         vectors_BD, inputs = embed_queries(queries, self.manifest.dim, self._embed)
-        return self._answer(self._by_query, vectors_BD, inputs, resolved, [b"{"] * len(resolved), draws, started)
+        beginnings = [self._arm_json(query) for query in queries]
+        return self._answer(self._by_query, vectors_BD, inputs, resolved, beginnings, draws, started)
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[bytes]]:
         """Vectors for each request, JSON each: of queries u, of labels v; raises as `embedding.vectors_json`."""
@@ -315,6 +316,13 @@ class Retriever:
         """Features of a valid query; of vectors by label id, the first label's."""
         first = self._bundle.labels.ids[0].as_py()
         return self._encoder.example() | {feature.name: first for feature in self._of_labels}
+
+    def _arm_json(self, query: Query) -> bytes:
+        """What a result says of its arm, after the brace."""
+        if query.arm is None:
+            return b"{"
+        run, arm, counted = query.arm.run, query.arm.arm, query.arm.counted
+        return orjson.dumps({"run": run, "arm": arm, "counted": counted, "release": self.name})[:-1] + b","
 
     def _priors_json(self, weights_P: Float32) -> bytes:
         """`"priors":…,` of a result; empty where the release has none."""

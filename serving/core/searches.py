@@ -9,7 +9,6 @@ from time import perf_counter
 from typing import Literal, NamedTuple
 
 from longtail.index import EngineUnavailableError
-from longtail.serving.core.arms import Assignment
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.lottery import Draws, Lottery
@@ -41,14 +40,12 @@ class Search:
         answer_id: the name by which feedback refers to the answer.
         request_id: the client's name for the request; by default `answer_id`.
         in_request: positions of the queries in the request; None: these are all.
-        assignments: of the queries to arms of an experiment; None: no experiment runs.
     """
 
     asked: Sequence[Query] | SimilarQuery | ToEmbed
     answer_id: str = ""
     request_id: str = ""
     in_request: Sequence[int] | None = None
-    assignments: Sequence[Assignment] | None = None
 
     @property
     def queries(self) -> list[Query]:
@@ -164,9 +161,7 @@ def _answered(
         record_features: whether features of queries are kept.
     """
     catalogue, rows_N = retriever.catalogue, retrieval.rows_N
-    arms_B = [
-        None if search.assignments is None else search.assignments[within].record() for search, _, within in names
-    ]
+    arms_B = [query.arm for query in queries]
     return AnsweredBatch(
         release=retriever.name,
         answer_ids=[search.answer_id for search, _, _ in names],

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
-from longtail.serving.core.arms import Trial
 from longtail.serving.core.embedding import ToEmbed
+from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
@@ -60,7 +60,7 @@ class Service:
         self.draining = False
         self.release_problem: str | None = None
         """What is wrong with the release that CURRENT names; None: it is served as it was published."""
-        self.trial: Trial | None = None
+        self.experiment: Experiment | None = None
         """The experiment that runs, if one does."""
         self._current: Retriever | None = None
         self._beside: frozenset[str] = frozenset()
@@ -216,7 +216,7 @@ class Service:
                 self.monitoring.figures.begin_beside(changed.name, changed.buckets_L, changed.baseline)
                 # The one being served stays last.
                 self._loaded = {changed.name: changed} | self._loaded
-            self._beside = names
+            self._beside = self.monitoring.figures.beside = names
             self._loaded = self._without_old(self._loaded)
             return self._loaded
 

@@ -1,4 +1,4 @@
-"""The operator's page at /dashboard: one self-contained file that reads /v1/monitoring, /v1/release, /v1/experiments,
+"""The operator's page at /dashboard: one self-contained file that reads /v1/monitoring, /v1/release,
 /v1/release/staged and /v1/retrieve.
 
 `index.html` is the shell; `style.css` and the scripts, in the order of `SCRIPTS`, go into it, so that the page
@@ -17,7 +17,7 @@ __all__ = ["csp", "page"]
 
 SCRIPTS = (
     "format", "dom", "series", "chart", "time", "verdict", "shares", "recall", "asked", "dial", "operations", "query",
-    "experiments", "staged", "app",
+    "staged", "app",
 )  # fmt: skip
 
 

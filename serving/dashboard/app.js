@@ -50,7 +50,6 @@ async function poll() {
     report();
     render();
     prepareQuery(state.release);
-    experiments();
     staged(data);
   } catch (error) {
     if (!(error instanceof Refused)) console.error(error);

@@ -6,14 +6,12 @@ figures of all workers that outlive the process (live_figures). Those stand in r
 when (release_history), and with answers and feedback in SQLite (database, feedback_store, feedback_reader); the
 report is made of them (report, windows, series). What an operator should know before any figure, worst first, is its
 verdict: findings on every signal (verdict, drift, findings), held against the baseline and the release's own
-evaluation (offline). Arms of experiments are counted with the answers (arm_counts) and compared at every look
-(sequential, experiments, comparison).
+evaluation (offline).
 
 Imports no web framework.
 """
 
 from longtail.serving.monitoring.baseline import Baseline, measure_baseline
-from longtail.serving.monitoring.experiments import Design, experiments_json
 from longtail.serving.monitoring.feedback_reader import FeedbackReader, FeedbackRow, feedback_of
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.offline import OfflineFigures
@@ -22,7 +20,6 @@ from longtail.serving.monitoring.records import (
     AnsweredBatch,
     AnswerFeedback,
     ArmAnswer,
-    LeftOut,
     ShadowPair,
 )
 
@@ -31,15 +28,12 @@ __all__ = [
     "AnsweredBatch",
     "ArmAnswer",
     "Baseline",
-    "Design",
     "FeedbackReader",
     "FeedbackRow",
-    "LeftOut",
     "LiveFigures",
     "Monitoring",
     "OfflineFigures",
     "ShadowPair",
-    "experiments_json",
     "feedback_of",
     "measure_baseline",
 ]

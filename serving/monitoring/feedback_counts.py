@@ -16,6 +16,8 @@ EVENTS_OF_ANSWERS, EVENTS_ORGANIC, UNMATCHED, AMBIGUOUS = COUNTERS = (
     "unmatched",
     "ambiguous",
 )
+FEEDBACK_FORGOTTEN = "feedback_forgotten"
+"""Among the totals: the first second since 1970 from which on all feedback is kept."""
 
 
 def add_recall(connection: Connection, source: str, now: float, counts: Iterable[tuple[str, int, int, int]]) -> None:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 
-from longtail.serving.monitoring.arm_counts import ArmCounts, read_arms
 from longtail.serving.monitoring.database import FEEDBACK_FILE
-from longtail.serving.monitoring.tables import VERSION, arms, feedback, feedback_version
+from longtail.serving.monitoring.feedback_counts import FEEDBACK_FORGOTTEN
+from longtail.serving.monitoring.tables import VERSION, answers, feedback, feedback_version, totals
 from longtail.state import Place, Postgres, StoreError
 from longtail.state.engines import postgres_engine, reading, sqlite_engine, told
 
-_PENDING, _ORGANIC, _AGAIN = 0, 3, 4
+_PENDING, _JOINED, _ORGANIC, _AGAIN = 0, 1, 3, 4
 _ROWS_AT_ONCE = 1000
 
 
 class FeedbackRow(NamedTuple):
     """One label chosen; what its answer says of it is None where there is no answer, or none known any more.
 
-    `features` is JSON; `at` is in seconds since 1970; `experiment_run` and `arm` name the arm whose figures it is in.
+    `features` is JSON; `at` is in seconds since 1970. `run`, `arm` and
+    `unit` are of an experiment whose arms are compared by its answer.
     """
 
     id: int
@@ -39,8 +40,9 @@ class FeedbackRow(NamedTuple):
     popularity: float | None
     features: bytes | None
     answer_id: str | None
-    experiment_run: str | None
+    run: str | None
     arm: str | None
+    unit: int | None
 
     @property
     def pending(self) -> bool:
@@ -51,9 +53,6 @@ class FeedbackRow(NamedTuple):
     def source(self) -> str:
         """`answer`, or `organic` for a choice without one."""
         return "organic" if self.state == _ORGANIC else "answer"
-
-
-_COLUMNS = [feedback.c[name] for name in FeedbackRow._fields if name not in ("experiment_run", "arm")]
 
 
 class FeedbackReader:
@@ -73,18 +72,36 @@ class FeedbackReader:
         Raises:
             sqlalchemy.exc.SQLAlchemyError: they cannot be read; `feedback_of` tells it as StoreError.
         """
-        known = feedback.outerjoin(arms, arms.c.id == feedback.c.arm)
         found = self._connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(
-            select(*_COLUMNS, arms.c.run, arms.c.arm)
-            .select_from(known)
+            select(*(feedback.c[name] for name in FeedbackRow._fields))
             .where(feedback.c.at >= since, feedback.c.at < until, feedback.c.state != _AGAIN)
             .order_by(feedback.c.id)
         )
         return (FeedbackRow._make(row) for row in found)
 
-    def arms(self, run: str) -> dict[str, ArmCounts]:
-        """What is known of the arms of an experiment's run; raises as `rows`."""
-        return read_arms(self._connection, run)
+    def arm_answers(self, run: str, since: float, until: float) -> Iterator[tuple[str, int, bytes]]:
+        """Get arm, unit and a byte for each label's bucket of the answers that arms are compared by."""
+        of = answers.c
+        return self._of_run(select(of.arm, of.unit, of.buckets).where(of.run == run, of.at >= since, of.at < until))
+
+    def arm_choices(self, run: str, since: float, until: float) -> Iterator[tuple[str, int, int, int | None]]:
+        """Get arm, unit, bucket and position (None: not in the answer) of labels chosen, each label once."""
+        of = feedback.c
+        return self._of_run(
+            select(of.arm, of.unit, of.bucket, of.position).where(
+                of.run == run, of.state == _JOINED, of.bucket >= 0, of.at >= since, of.at < until
+            )
+        )
+
+    def kept_since(self) -> float:
+        """Get the time from which on all answers and feedback are kept, in seconds since 1970."""
+        oldest = self._connection.execute(select(answers.c.id, answers.c.at).order_by(answers.c.id).limit(1)).first()
+        kept = 0.0 if oldest is None or oldest.id == 1 else float(oldest.at)
+        forgotten = self._connection.scalar(select(totals.c.value).where(totals.c.name == FEEDBACK_FORGOTTEN))
+        return max(kept, float(forgotten or 0))
+
+    def _of_run(self, query: Select[Any]) -> Iterator[Any]:
+        return iter(self._connection.execution_options(yield_per=_ROWS_AT_ONCE).execute(query))
 
 
 @contextmanager

@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection, delete, insert, select, text, update
 
-from longtail.serving.monitoring.arm_counts import ArmCounts, count_answers, forget_runs, read_arms
 from longtail.serving.monitoring.database import open_engine, prepare
 from longtail.serving.monitoring.feedback_counts import (
     COUNTERS,
     EVENTS_OF_ANSWERS,
     EVENTS_ORGANIC,
+    FEEDBACK_FORGOTTEN,
     SHADOW,
     add_recall,
     add_to_total,
 )
-from longtail.serving.monitoring.joining import give_up, join
+from longtail.serving.monitoring.joining import Choices, give_up, join
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ArmAnswer, ShadowPair
 from longtail.serving.monitoring.tables import answers as answers_table
 from longtail.serving.monitoring.tables import feedback, organic, recall, totals
@@ -61,7 +61,7 @@ _BEYOND = {
 """The newest row of those that are too many."""
 _OLD = (
     "DELETE FROM {table} WHERE id IN (SELECT id FROM {table} ORDER BY id LIMIT :most) AND {settled} "
-    "AND (at < :before OR id <= {beyond})"
+    "AND (at < :before OR id <= {beyond}) RETURNING at"
 )
 _SETTLED = {"feedback": "state > 0", "organic": "TRUE"}
 
@@ -78,7 +78,7 @@ class StoredAnswer(NamedTuple):
         propensities: float32 of each label as bytes, the lowest first; None where all are 1.
         features: of the query as JSON; None where they are not recorded.
         request_id: what its client calls the request, as `AnsweredBatch.request_ids`.
-        arm: of an experiment, that it was given in.
+        run, arm, unit: of an experiment whose arms are compared by it; None: of none.
     """
 
     answer_id: str
@@ -91,7 +91,9 @@ class StoredAnswer(NamedTuple):
     propensities: bytes | None = None
     features: bytes | None = None
     request_id: str | None = None
-    arm: ArmAnswer | None = None
+    run: str | None = None
+    arm: str | None = None
+    unit: int | None = None
 
 
 class RecallRow(NamedTuple):
@@ -201,10 +203,8 @@ class FeedbackStore:
             now: seconds since 1970.
         """
         keep: list[dict[str, Any]] = []
-        arms: list[tuple[ArmAnswer | None, bytes]] = []
         for answer in answers:
             row = answer._asdict()
-            arms.append((row.pop("arm"), answer.buckets))
             row["key"] = _key(row.pop("answer_id"), answer.query)
             row["request_key"] = None if answer.request_id is None else _key(answer.request_id, answer.query)
             del row["query"]
@@ -215,35 +215,39 @@ class FeedbackStore:
         size = max(self._max_answers // _GENERATIONS, 1)
         with self._lazy_lock, self._known(), writing(self.lazy, "answers") as connection:
             oldest, newest = connection.execute(_ENDS).one()
-            places = count_answers(connection, arms, now, most_units=self._max_answers)
-            for id_, (row, (arm, cluster)) in enumerate(zip(keep, places, strict=True), newest + 1):
-                row |= {"id": id_, "generation": id_ // size, "at": now, "arm": arm, "cluster": cluster}
+            for id_, row in enumerate(keep, newest + 1):
+                row |= {"id": id_, "generation": id_ // size, "at": now}
             for part in in_parts(keep):
                 connection.execute(insert(answers_table), part)
             upto = min(newest + len(keep) - self._max_answers, oldest + len(keep) + _CHUNK)
             connection.execute(delete(answers_table).where(answers_table.c.id <= upto))
 
-    def join(self, now: float) -> None:
+    def join(self, now: float) -> Choices:
         """Count what pending feedback found: each event once, by one worker, in the minute of `now`.
 
         Fresh events are looked up at every call, older ones every five seconds: an answer may still be on its way
         from another worker. After a minute an event is left, and its request is counted as unmatched.
+
+        Returns:
+            Labels found by run, arm and bucket of experiments.
         """
+        choices = Choices()
         with self._lazy_lock, self._known():
             looking_back = abs(now - self._looked_back_at) >= _LOOK_BACK_EVERY_SECONDS
             since = 0.0 if looking_back else now - _FRESH_SECONDS
             with looking(self.lazy) as connection:
                 pending = connection.scalar(_PENDING, {"since": since})
             if pending:
-                join(self.lazy, now, since)
+                choices = join(self.lazy, now, since)
                 if looking_back:
                     give_up(self.lazy, now - _JOIN_FOR_SECONDS)
             if looking_back:
                 self._looked_back_at = now
+        return choices
 
     def tidy(self, now: float) -> bool:
-        """Delete what is too old, or more than is kept: settled feedback, idempotency keys, units of old experiments
-        and features of answers, some thousands of each at most, and recall counts.
+        """Delete what is too old, or more than is kept: settled feedback, idempotency keys and features of answers,
+        some thousands of each at most, and recall counts.
 
         Returns:
             Whether there is more to delete; other writers have their turn first.
@@ -251,14 +255,16 @@ class FeedbackStore:
         bounds = {"most": _CHUNK, "before": now - self._feedback_seconds, "kept": self._max_feedback}
         with self._lazy_lock, self._known(), writing(self.lazy, "answers") as connection:
             beyond = _BEYOND[connection.dialect.name]
-            deleted = [
-                connection.execute(
-                    text(_OLD.format(table=table, settled=settled, beyond=beyond.format(table=table))), bounds
-                ).rowcount
-                for table, settled in _SETTLED.items()
-            ]
+            deleted = []
+            for table, settled in _SETTLED.items():
+                old = text(_OLD.format(table=table, settled=settled, beyond=beyond.format(table=table)))
+                gone = connection.scalars(old, bounds).all()
+                deleted.append(len(gone))
+                if table == "feedback" and gone:
+                    insert_new(connection, totals, [{"name": FEEDBACK_FORGOTTEN, "value": 0}])
+                    since = update(totals).where(totals.c.name == FEEDBACK_FORGOTTEN)
+                    connection.execute(since.values(value=int(max(gone)) + 1))
             connection.execute(delete(recall).where(recall.c.minute < int((now - KEPT_SECONDS) // 60)))
-            deleted.append(forget_runs(connection, _CHUNK))
         # Apart, so that nothing else holds up what is promised of features.
         with self._lazy_lock, self._known(), writing(self.lazy, "answers") as connection:
             forgotten = _forget_features(connection, now - self._feedback_seconds)
@@ -271,11 +277,6 @@ class FeedbackStore:
         query = select(*columns).where(recall.c.minute > newest - 1440, recall.c.minute <= newest)
         with self._reading() as connection:
             return [RecallRow(*row) for row in connection.execute(query)]
-
-    def arms(self, run: str) -> dict[str, ArmCounts]:
-        """What is known of the arms of an experiment's run."""
-        with self._reading() as connection:
-            return read_arms(connection, run)
 
     def totals(self) -> dict[str, int]:
         """Counters since the database was made, by COUNTERS."""
@@ -356,8 +357,15 @@ def answers_of(batch: AnsweredBatch) -> Iterator[StoredAnswer]:
             propensities=None if propensities is None else propensities[4 * start : 4 * end],
             features=None if batch.features_B is None else batch.features_B[place],
             request_id=None if batch.request_ids is None else batch.request_ids[place],
-            arm=None if batch.arms_B is None else batch.arms_B[place],
+            **_arm_columns(None if batch.arms_B is None else batch.arms_B[place]),
         )
+
+
+def _arm_columns(arm: ArmAnswer | None) -> dict[str, Any]:
+    if arm is None or not arm.counted:
+        return {}
+    # 64 bits as a database's integer.
+    return {"run": arm.run, "arm": arm.arm, "unit": arm.unit - (1 << 64) if arm.unit >= 1 << 63 else arm.unit}
 
 
 def _organic(event: ShadowPair, release: str, now: float) -> Iterator[dict[str, Any]]:

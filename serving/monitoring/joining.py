@@ -12,6 +12,7 @@ nobody waits for feedback whose answers are not there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +20,6 @@ import numpy as np
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from longtail.bundle.lookup import fingerprints
-from longtail.serving.monitoring.arm_counts import add_positives
 from longtail.serving.monitoring.feedback_counts import AMBIGUOUS, FEEDBACK, UNMATCHED, add_recall, add_to_total
 from longtail.state.engines import looking, writing
 
@@ -46,23 +46,27 @@ _LABELS = text(
 _SAID = "SELECT event FROM feedback WHERE key IN ({keys}) AND label = :label AND state = 1"
 """What was said of a label under any name of its answer."""
 _ANSWERS = """
-SELECT key, request_key, release, labels, buckets, propensities, bias_removal, popularity, features, request_id, arm,
-    cluster
+SELECT key, request_key, release, labels, buckets, propensities, bias_removal, popularity, features, request_id, run,
+    arm, unit
 FROM answers {index} WHERE generation IN ({generations}) AND {column} = :key
 """
 _JOINED = text("""
 UPDATE feedback SET state = 1, release = :release, position = :position, propensity = :propensity,
-    bias_removal = :bias_removal, popularity = :popularity, features = :features, arm = :arm,
-    request_id = coalesce(:request_id, request_id)
+    bias_removal = :bias_removal, popularity = :popularity, features = :features, run = :run,
+    arm = :arm, unit = :unit, bucket = :bucket, request_id = coalesce(:request_id, request_id)
 WHERE id = :id AND state = 0
 """)
 _SETTLED = text("UPDATE feedback SET state = :state WHERE id = :id AND state = 0")
 _TOO_OLD = text("SELECT count(DISTINCT key) FROM feedback WHERE state = 0 AND at < :before")
 _GIVEN_UP = text("UPDATE feedback SET state = 2 WHERE state = 0 AND at < :before")
-_TAKEN = ("release", "bias_removal", "popularity", "features", "arm", "request_id")
+_TAKEN = ("release", "bias_removal", "popularity", "features", "run", "arm", "unit", "request_id")
 """From the answer, as they are."""
 _TURNS = "feedback"
 """Of those who settle: what one says of an answer's names the next must see."""
+
+
+Choices = Counter[tuple[str, str, int]]
+"""Labels found by run, arm and bucket of experiments."""
 
 
 class _Label(NamedTuple):
@@ -84,8 +88,9 @@ class _Answer(NamedTuple):
     popularity: float | None
     features: bytes | None
     request_id: str | None
-    arm: int | None
-    cluster: int | None
+    run: str | None
+    arm: str | None
+    unit: int | None
 
     @property
     def said(self) -> tuple[object, ...]:
@@ -103,26 +108,31 @@ class _Found(NamedTuple):
     keys: frozenset[int]
 
 
-def join(engine: Engine, now: float, since: float) -> None:
+def join(engine: Engine, now: float, since: float) -> Choices:
     """Join the feedback that is pending and whose answers are known, and count it in the minute of `now`.
 
     Args:
         engine: on the database.
         now: seconds since 1970.
         since: feedback from before then is left out.
+
+    Returns:
+        Labels found by run, arm and bucket of experiments.
     """
+    choices = Choices()
     with looking(engine) as connection:
         generations = ", ".join(str(row[0]) for row in connection.execute(_GENERATIONS_HELD))
         if not generations:
-            return
+            return choices
         found: list[_Found] = []
         for of_key in _lookups(connection, generations, since):
             found += of_key
             if len(found) >= _AT_ONCE:
-                _settle(engine, found, now)
+                choices += _settle(engine, found, now)
                 found = []
     if found:
-        _settle(engine, found, now)
+        choices += _settle(engine, found, now)
+    return choices
 
 
 def give_up(engine: Engine, before: float) -> None:
@@ -179,10 +189,10 @@ def _alike(answers: Sequence[_Answer]) -> bool:
     return len({answer.said for answer in answers}) == 1 and len(answers) <= _MOST_ALIKE
 
 
-def _settle(engine: Engine, found: list[_Found], now: float) -> None:
+def _settle(engine: Engine, found: list[_Found], now: float) -> Choices:
     """Mark labels as joined or ambiguous, and count those that no other worker has."""
     counts: dict[tuple[str, int], tuple[int, int]] = {}
-    of_arms: list[tuple[int, int, int, bool]] = []
+    choices = Choices()
     ambiguous: set[int] = set()
     said_under: dict[frozenset[int], TextClause] = {}
     positions = [None if answer is None else _position(label, answer) for label, answer, _ in found]
@@ -202,18 +212,18 @@ def _settle(engine: Engine, found: list[_Found], now: float) -> None:
                 propensity = float(np.frombuffer(answer.propensities, "<f4")[position])
             of_answer = {"id": label.id, "position": position, "propensity": propensity}
             of_answer |= {name: getattr(answer, name) for name in _TAKEN}
-            joined = connection.execute(_JOINED, of_answer)
-            of = label.bucket if position is None else answer.buckets[position]
             # A purchase after a click is one label found, not two.
-            if joined.rowcount and of >= 0 and not said:
+            of = -1 if said else label.bucket if position is None else answer.buckets[position]
+            joined = connection.execute(_JOINED, of_answer | {"bucket": of})
+            if joined.rowcount and of >= 0:
                 positives, hits = counts.get((answer.release, of), (0, 0))
                 counts[answer.release, of] = positives + 1, hits + (position is not None)
-                if answer.arm is not None and answer.cluster is not None:
-                    of_arms.append((answer.arm, answer.cluster, of, position is not None))
+                if answer.run is not None and answer.arm is not None and position is not None:
+                    choices[answer.run, answer.arm, of] += 1
         if ambiguous:
             add_to_total(connection, AMBIGUOUS, len(ambiguous))
         add_recall(connection, FEEDBACK, now, [(*of, *pair) for of, pair in counts.items()])
-        add_positives(connection, of_arms)
+    return choices
 
 
 def _position(label: _Label, answer: _Answer) -> int | None:

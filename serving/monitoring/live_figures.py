@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import copy_context
 from itertools import islice
@@ -22,11 +22,10 @@ from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import Baseline, save_baseline
 from longtail.serving.monitoring.collector import report_metrics
-from longtail.serving.monitoring.comparison import Comparison
-from longtail.serving.monitoring.experiments import experiment_metrics
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
 from longtail.serving.monitoring.findings import Evidence, Signal
+from longtail.serving.monitoring.joining import Choices
 from longtail.serving.monitoring.live_directories import forget, touch
 from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
@@ -112,7 +111,9 @@ class LiveFigures:
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: Mapping[Signal, str] = {}
-        self.comparison = Comparison(self._store, self._figures_of)
+        self.beside: Set[str] = frozenset()
+        """Releases that arms of an experiment answer from."""
+        self.count_choices: Callable[[Choices], None] = lambda _: None
         self._pending: deque[AnsweredBatch] = deque()
         self._pending_labels = 0
         self._report: tuple[float, dict[str, Any]] | None = None
@@ -149,7 +150,7 @@ class LiveFigures:
                     delete_label_counts(directory, self._worker)
             figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
             others = [held for held in self._held.values() if held.release != release]
-            kept = [held for held in others[: 1 - self._releases] if held.release in self.comparison.releases]
+            kept = [held for held in others[: 1 - self._releases] if held.release in self.beside]
             self._held = {held.release: held for held in (*kept, *others[1 - self._releases :], figures)}
             self._current, self._offline, self._report = figures, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
@@ -271,14 +272,12 @@ class LiveFigures:
 
         Never fails a scrape: what cannot be read is NaN.
         """
-        report, totals, experiments = None, dict.fromkeys(COUNTERS, float("nan")), None
+        report, totals = None, dict.fromkeys(COUNTERS, float("nan"))
         with self._warning("reading the figures"):
             totals |= self._store.totals()
             if self._current is not None:
                 report = self.report()
-            experiments = self.comparison.report()
         yield from report_metrics(report, totals, self._labels)
-        yield from experiment_metrics(experiments)
 
     def flush(self) -> None:
         """Do now what a thread does ten times a second: keep answers, join feedback, tidy up."""
@@ -287,7 +286,7 @@ class LiveFigures:
             now = self._clock()
             with self._warning("joining feedback"):
                 if _KEEPING not in self._troubles:  # a database that is away is waited for once a tick
-                    self._store.join(now)
+                    self.count_choices(self._store.join(now))
                 if abs(now - self._tidied_at) >= _TIDY_SECONDS:
                     touch(self._held.values(), now)
                     if not self._store.tidy(now):
@@ -368,6 +367,3 @@ class LiveFigures:
             self._troubles[what] = message
         else:
             self._troubles.pop(what, None)
-
-    def _figures_of(self, release: str | None) -> ReleaseFigures | None:
-        return self._current if release is None else self._held.get(release)

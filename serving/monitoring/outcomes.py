@@ -43,6 +43,7 @@ class Monitoring:
         self.metrics = metrics
         self.figures = figures
         self.seat = seat or Seat(Workers(), 0)
+        figures.count_choices = metrics.count_choices
 
     def set_ready(self, ready: bool) -> None:
         """Say whether new requests should come to this worker; a signal handler may."""

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -25,6 +26,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.serving.monitoring.joining import Choices
 from longtail.serving.monitoring.records import AnsweredBatch
 
 # Half of all lines, and nobody's question.
@@ -99,6 +101,7 @@ class Metrics:
         counted = CollectorRegistry()
         self._model = model
         own, named = ((), ()) if model is None else ((model,), ("model",))
+        self._own = own
         requests = Counter(
             "longtail_requests", "Requests answered, by route and class of status.", ["route", "status", *named],
             registry=counted,
@@ -130,6 +133,17 @@ class Metrics:
             "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.",
             ["bucket", *named], registry=counted,
         )  # fmt: skip
+        self._arm_answers = Counter(
+            "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm", *named],
+            registry=counted,
+        )  # fmt: skip
+        self._arm_exposures, self._arm_choices = (
+            Counter(f"longtail_arm_{name}", text, ["run", "arm", "bucket", *named], registry=counted)
+            for name, text in (
+                ("exposures", "Labels in these answers, by frequency bucket."),
+                ("choices", "Labels chosen from these answers, by frequency bucket."),
+            )
+        )
         unknown = Counter(
             "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
             ["list", *named], registry=counted,
@@ -226,6 +240,19 @@ class Metrics:
             self._explored_of_bucket[bucket].inc(count)
         for ids, count in unknown.items():
             self._of_list[ids].inc(count)
+        for place, arm in enumerate(batch.arms_B or ()):
+            if arm is not None and arm.counted:
+                named = (arm.run, arm.arm)
+                self._arm_answers.labels(*named, *self._own).inc()
+                start = batch.ends_B[place - 1] if place else 0
+                shown = np.bincount(batch.buckets_N[start : batch.ends_B[place]], minlength=len(BUCKET_NAMES))
+                for name, labels in zip(BUCKET_NAMES, shown.tolist(), strict=True):
+                    self._arm_exposures.labels(*named, name, *self._own).inc(labels)
+
+    def count_choices(self, choices: Choices) -> None:
+        """Count labels chosen from answers of arms."""
+        for (run, arm, bucket), count in choices.items():
+            self._arm_choices.labels(run, arm, BUCKET_NAMES[bucket], *self._own).inc(count)
 
     def count_shed(self) -> None:
         """Count a request that found a queue full."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,28 +15,22 @@ import numpy.typing as npt
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Int8, Int64
 
-LeftOut = Literal["own_settings", "named", "unavailable"]
-"""Why an answer is in no arm's figures: the request set what the arms set, it chose its arm, or the arm could not
-answer, so that the default did."""
-
 
 @dataclass(frozen=True, slots=True)
 class ArmAnswer:
     """The arm of an experiment that an answer was given in.
 
     Attributes:
-        run: of the experiment: arms, shares and settings that have not changed.
-        arm: name of the arm.
+        run: the experiment with these arms, shares and settings.
+        arm: None: the unit is not in the experiment.
         unit: 64 bits that are the unit's.
-        alone: nothing else has this unit, which is the answer's own id.
-        left_out: why it counts for no arm; None: it counts.
+        counted: whether the arm and chance alone decided how it was answered, so that arms can be compared by it.
     """
 
     run: str
-    arm: str
+    arm: str | None
     unit: int
-    alone: bool = False
-    left_out: LeftOut | None = None
+    counted: bool = True
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ minute figures covers 1,439 to 1,440 minutes, and of the per-label counts 21 to 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +21,12 @@ from longtail.serving.monitoring.counted_labels import CountedLabels
 from longtail.serving.monitoring.dial_bins import DIAL_BINS, dial_bins
 from longtail.serving.monitoring.latency_bins import LATENCY_BINS, latency_bin
 from longtail.serving.monitoring.likeness import PAIRS, pairs_of
-from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer
-from longtail.serving.monitoring.ring import Layout, Ring, by_period, is_of_others, total, worker_arrays
+from longtail.serving.monitoring.records import AnsweredBatch
+from longtail.serving.monitoring.ring import Layout, Ring, by_period, total, worker_arrays
 
 BUCKETS = len(BUCKET_NAMES)
-WINDOWED, ARMS = BY_LABEL = "labels-", "arm-"
-"""How kinds of rings begin that count by label, in windows and in arms of experiments."""
+WINDOWED = "labels-"
+"""How kinds of rings begin that count by label."""
 MINUTES = 1440
 
 # Columns of what was answered; the last, exposures of new labels, is a ring of its own.
@@ -51,9 +50,6 @@ DROPPED = Layout("dropped", MINUTES, 1, "float64", 60)
 REQUESTS, ERRORS, SHED = range(3)
 LATENCY = slice(3, 3 + LATENCY_BINS)
 TRAFFIC = Layout("requests", MINUTES, LATENCY.stop, "float64", 60)
-
-_EVER = 1 << 31
-"""Seconds of a period that does not end: counts of an arm are of all its time."""
 
 _ONE = np.uint32(1)
 """Of the tiles' own type: numpy adds any other a dozen times slower."""
@@ -117,8 +113,6 @@ class ReleaseFigures:
         self._dropped = Ring(directory, DROPPED, worker)
         self._tiles = [Ring(directory, window.tiles(len(self.counted)), worker) for window in WINDOWS]
         self._traffic = Ring(directory, TRAFFIC, worker)
-        self._worker = worker
-        self._arms: dict[tuple[str, str], Ring] = {}
         # Single numbers are added to a memoryview in a fifth of the time that an array takes.
         self._traffic_counts = self._traffic.array.data.cast("B").cast("d")
         # BoundedExecutor, so that the event loop's counting never waits for a search thread's.
@@ -151,8 +145,6 @@ class ReleaseFigures:
             np.add.at(self._dials.counts_at(DIALS.period(now)), dials, _ONE)
             for ring in self._tiles:
                 np.add.at(ring.counts_at(ring.layout.period(now)), places_N, _ONE)
-            if answered.arms_B is not None:
-                self._count_arms(answered, answered.arms_B)
 
     def count_dropped(self, answers: int, now: float) -> None:
         """Count answers that were given and not kept for feedback to join."""
@@ -207,39 +199,9 @@ class ReleaseFigures:
         """Counts by minute of all workers, [columns]."""
         return total(worker_arrays(self.directory, own.layout, own), own.layout, now, window.minutes, since=since)
 
-    def exposures_of(self, run: str, arm: str) -> Array:
-        """How often each counted label was answered in an arm by all workers, uint32 [S]."""
-        layout, own = _of_arm(run, arm, len(self.counted)), self._arms.get((run, arm))
-        return total(worker_arrays(self.directory, layout, own), layout, 0, 1, since=0)
-
-    def _count_arms(self, answered: AnsweredBatch, arms_B: Sequence[ArmAnswer | None]) -> None:
-        start = 0
-        for arm, end in zip(arms_B, answered.ends_B, strict=True):
-            if arm is not None and arm.left_out is None:
-                name = arm.run, arm.arm
-                if name not in self._arms:
-                    self._arms[name] = Ring(self.directory, _of_arm(*name, len(self.counted)), self._worker)
-                rows = answered.rows_N[start:end]
-                places = self.counted.places(rows[rows < self.labels])
-                np.add.at(self._arms[name].counts_at(0), places, _ONE)
-            start = end
-
-    def forget_arms(self, run: str | None) -> None:
-        """Delete this worker's counts, and other replicas', of the arms of other runs."""
-        with self._answers_lock:
-            self._arms = {name: ring for name, ring in self._arms.items() if name[0] == run}
-        for path in self.directory.glob(f"{ARMS}*.ring"):
-            ours = path.match(f"*.{self._worker}.ring") or is_of_others(path)
-            if ours and (run is None or not path.name.startswith(f"{ARMS}{run}-")):
-                path.unlink(missing_ok=True)
-
     def _traffic_start(self, now: float) -> int:
         """Where the counts of the minute begin in `_traffic_counts`."""
         return self._traffic.row_of(int(now // 60)) * (1 + TRAFFIC.columns) + 1
-
-
-def _of_arm(run: str, arm: str, labels: int) -> Layout:
-    return Layout(f"{ARMS}{run}-{arm}", 1, labels, "uint32", _EVER)
 
 
 def answers_by_minute(directory: Path, now: float) -> Array:
@@ -251,6 +213,5 @@ def answers_by_minute(directory: Path, now: float) -> Array:
 
 def delete_label_counts(directory: Path, worker: int) -> None:
     """Delete a worker's per-label counts: most of what a release takes on disk, and of no use once it is out."""
-    for kind in BY_LABEL:
-        for path in directory.glob(f"{kind}*.{worker}.ring"):
-            path.unlink(missing_ok=True)
+    for path in directory.glob(f"{WINDOWED}*.{worker}.ring"):
+        path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from sqlalchemy import (
     text,
 )
 
-VERSION = 5
+VERSION = 1
 
 
 class _Text(TypeDecorator[str]):
@@ -45,10 +45,6 @@ def _whole(name: str, **options: Any) -> Column[int]:
     return Column(name, _WHOLE, nullable=False, **options)
 
 
-def _count(name: str) -> Column[int]:
-    return _whole(name, server_default="0")
-
-
 metadata = MetaData()
 
 # One row, in PostgreSQL: the version of these tables. In SQLite it stands in the file's head.
@@ -57,8 +53,8 @@ feedback_version = Table("feedback_version", MetaData(), Column("version", Integ
 # One query's answer. key: hash of the answer's id and the query's place; request_key: of the id that the request came
 # with, request_id; both null where it came with none. (Before version 3, key was of the request's id, its own or not.)
 # labels: a CRC-32 per label id; buckets: a byte per label; propensities: a float32 per label, null where all are 1;
-# features: the query's, JSON, null where they are not recorded or not kept any more; at: when it was kept; arm,
-# cluster: of an experiment, whose figures it is in; null: of none. Keys are random, and an index of them alone would
+# features: the query's, JSON, null where they are not recorded or not kept any more; at: when it was kept; run, arm,
+# unit: of an experiment whose arms are compared by it; null: of none. Keys are random, and an index of them alone would
 # have every page written over and over: led by the generation, a thirty-second of the answers, only those of the newest
 # and the oldest are.
 answers = Table(
@@ -77,8 +73,9 @@ answers = Table(
     Column("features", LargeBinary),
     Column("request_key", _WHOLE),
     Column("request_id", _Text),
-    Column("arm", _WHOLE),
-    Column("cluster", _WHOLE),
+    Column("run", _Text),
+    Column("arm", _Text),
+    Column("unit", _WHOLE),
 )
 Index("answers_by_key", answers.c.generation, answers.c.key)
 _NAMED = text("request_key IS NOT NULL")
@@ -88,7 +85,8 @@ Index("answers_by_request", answers.c.generation, answers.c.request_key, sqlite_
 # was never found, or was one of several, 3 organic, without an answer and with a key of chance, 4 said before, by
 # another name of its answer. key: hash of the id that names the answer and of the query's place; answer_id: that id;
 # null: request_id is. From the answer, when joined: release, position (null: not in the answer), propensity, λ, μ,
-# features, arm (as in `answers`), and the request_id that it has.
+# features, run, arm, unit (as in `answers`), the request_id that it has, and the bucket, −1 of a label that an earlier
+# event of the same answer has counted.
 feedback = Table(
     "feedback",
     metadata,
@@ -109,7 +107,9 @@ feedback = Table(
     Column("popularity", Double),
     Column("features", LargeBinary),
     Column("answer_id", _Text),
-    Column("arm", _WHOLE),
+    Column("run", _Text),
+    Column("arm", _Text),
+    Column("unit", _WHOLE),
     UniqueConstraint("key", "label", "event"),
 )
 _PENDING = text("state = 0")
@@ -138,34 +138,3 @@ recall = Table(
 )
 
 totals = Table("totals", metadata, Column("name", _Text, primary_key=True), _whole("value"), sqlite_with_rowid=False)
-
-# Arms of experiments. run: of one set of arms, shares and settings. The counts are of what the arm answered; units:
-# different ones, those of `arm_units` and answers without one. own_settings, named, unavailable: answers left out.
-arms = Table(
-    "arms",
-    metadata,
-    Column("id", _WHOLE, primary_key=True, autoincrement=True),
-    Column("run", _Text, nullable=False),
-    Column("arm", _Text, nullable=False),
-    Column("since", Double, nullable=False),
-    *map(_count, ("answers", "units", "own_settings", "named", "unavailable", "head", "torso", "tail", "new")),
-    UniqueConstraint("run", "arm"),
-)
-# Units of an arm: 64 bits of a hash each, at most as many as answers are kept.
-arm_units = Table(
-    "arm_units",
-    metadata,
-    _whole("arm", primary_key=True, autoincrement=False),
-    _whole("unit", primary_key=True, autoincrement=False),
-    sqlite_with_rowid=False,
-)
-# An arm's units by their hash, of which 1,024 clusters are kept instead of each: answers, and labels chosen and those
-# of them that were answered, of head, torso, tail and new.
-arm_clusters = Table(
-    "arm_clusters",
-    metadata,
-    _whole("arm", primary_key=True, autoincrement=False),
-    _whole("cluster", primary_key=True, autoincrement=False),
-    *map(_count, ("answers", "p0", "p1", "p2", "p3", "h0", "h1", "h2", "h3")),
-    sqlite_with_rowid=False,
-)

@@ -67,7 +67,6 @@ CALLS: dict[str, Call] = {
     "interactions": sent_by("interactions", Interaction({}, ["a"], bias_removal=0.5, exclude=["a"], popularity=1.0)),
     "release": sent_by("release"),
     "monitoring": sent_by("monitoring"),
-    "experiments": sent_by("experiments"),
     "reload": sent_by("reload"),
     "staged": sent_by("staged"),
     "models": sent_by("models"),

@@ -21,7 +21,7 @@ from tests.client.generate import SOURCE, TARGET, synchronous
 from tests.client.test_requests import LABEL, RESULT
 
 ROOT = Path(__file__).parent.parent.parent
-METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "experiments", "feedback", "interactions", "label"]
+METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "interactions", "label"]
 METHODS += [
     "labels",
     "models",

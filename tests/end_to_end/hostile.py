@@ -75,7 +75,7 @@ PATHS = [
     "/metrics", "/metrics?name[]=%00", "/v1/monitoring", "/v1/release", "/livez", "/readyz", "/", "//", "/%2f",
     "/v1/labels", "/v1/labels?limit=0", "/v1/labels?limit=1e9&state=all", "/v1/labels?cursor=%00&search=%ff",
     "/v1/labels?search=" + "a" * 6000, "/v1/labels?state=hidden&bucket=mid&x=1", "/v1/labels?limit=1&limit=2",
-    "/v1/experiments", "/v1/release/staged",
+    "/v1/release/staged",
     "/v1/labels/%F0%9F%98%80", "/v1/labels/item-59", "/\\..\\..\\windows", "/v1/retrieve/", "/.state/labels.sqlite",
     "/CURRENT",
 ]  # fmt: skip

@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import BUCKET_NAMES
 from longtail.index import IndexSpec, Releases, build
+from longtail.serving.compare import compare, count_units, read_experiment
 from longtail.serving.monitoring import FeedbackRow, feedback_of
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
@@ -123,24 +123,23 @@ class Shop:
         recall = httpx.get(f"{url}/v1/monitoring").json()["windows"]["24h"]["recall"]
         counted = [recall["feedback"]["all"]["positives"], recall["feedback"]["all"]["hits"]]
         counted.append(recall["shadow"]["all"]["positives"])
-        return counted == [len(of_answers), len(hits), organic] and self._arms_agree(url, of_answers)
+        return counted == [len(of_answers), len(hits), organic] and self._arms_agree(of_answers)
 
-    def _arms_agree(self, url: str, joined: dict[Choice, FeedbackRow]) -> bool:
+    def _arms_agree(self, joined: dict[Choice, FeedbackRow]) -> bool:
         """Whether the arms of the experiment have what was chosen of their answers, and no answer twice."""
-        experiment = httpx.get(f"{url}/v1/experiments").json()["experiment"]
-        with feedback_of(self.state) as feedback:
-            arms = feedback.arms(experiment["run"])
+        experiment = read_experiment(self.releases)
+        assert experiment is not None
+        report = compare(experiment, [count_units(self.state, experiment.run, (0.0, time.time()))])
         arm_of = {answer: arm for chooser in self.choosers for answer, arm in chooser.arms.items()}
-        for name, counts in arms.items():
-            mine = {choice: row for choice, row in joined.items() if arm_of[str(choice.answer_id)] == name}
-            hits = sum(row.position is not None for row in mine.values())
-            if (counts.positives_BC.sum(), counts.hits_BC.sum()) != (len(mine), hits):
+        for arm in report["arms"]:
+            mine = {choice: row for choice, row in joined.items() if arm_of[str(choice.answer_id)] == arm["name"]}
+            if (arm["chosen"], arm["hits"]) != (len(mine), sum(row.position is not None for row in mine.values())):
                 return False
             answered = len({(choice.answer_id, choice.query) for choice in mine})
-            # Of an answer that never arrived nobody knows the arm.
-            given = sum(chooser.answers[name] for chooser in self.choosers) + 3 * CHOOSERS * (KILLS + 1)
-            assert answered <= counts.counts["answers"] <= given
-            assert sum(counts.counts[bucket] for bucket in BUCKET_NAMES) == 5 * counts.counts["answers"]
+            # The arm of an answer that never arrived is not known.
+            given = sum(chooser.answers[arm["name"]] for chooser in self.choosers) + 3 * CHOOSERS * (KILLS + 1)
+            assert answered <= arm["answers"] <= given
+            assert sum(shown["count"] for shown in arm["exposures"].values()) == 5 * arm["answers"]
         return True
 
 

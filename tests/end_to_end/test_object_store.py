@@ -287,8 +287,9 @@ def test_staged_and_experiments_come_along(shop: Shop) -> None:
     ObjectStore(shop.url).upload(shop.folder / "experiments.toml", "experiments.toml")
 
     def runs() -> bool:
-        report = httpx.get(f"{service.url}/v1/experiments").json()["experiment"]
-        return report is not None and not any(arm["unavailable"] for arm in report["arms"])
+        queries = [{"features": {"user_id": f"u{number}"}} for number in range(20)]
+        answer = httpx.post(f"{service.url}/v1/retrieve", json={"queries": queries}).json()
+        return {result.get("release") for result in answer["results"]} == {"a", "b"}
 
     until(runs, "the experiment to run")
 

@@ -13,7 +13,6 @@ from longtail.serving.http.body import read_body
 from longtail.serving.http.limits import LONGEST_ID
 from longtail.serving.http.openapi import errors, json_body
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
-from longtail.serving.http.schemas.experiments import EXAMPLE, ExperimentsAnswer
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
 
 router = APIRouter(tags=["figures"])
@@ -49,21 +48,6 @@ async def monitoring(request: Request) -> Response:
     staged = service.mirror.staged
     told = {**report, "staged": None if staged is None else staged.name}
     return json_response(to_json(told, request_id(request)))
-
-
-@router.get(
-    "/v1/experiments",
-    operation_id="experiments",
-    responses={
-        200: {"model": ExperimentsAnswer, "content": {"application/json": {"example": EXAMPLE}}},
-        **errors(401, 503),
-    },
-)
-async def experiments(request: Request) -> Response:
-    """The experiment that runs: what each arm showed and what was chosen of it, and whether the difference is real."""
-    service = service_of(request)
-    report = await service.read(lambda: service.read_figures(service.monitoring.figures.comparison.report))
-    return json_response(to_json(report, request_id(request)))
 
 
 @router.get("/metrics", response_class=Response, responses=errors(401))

@@ -11,8 +11,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from longtail.serving.core import trials
-from longtail.serving.core.arms import Unit
+from longtail.serving.core import experiments
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.body import RequestRoute, read_body
 from longtail.serving.http.openapi import errors, json_body
@@ -73,8 +72,8 @@ async def retrieve(request: Request) -> Response:
     service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
     async with _while_connected(request):
-        results, release = await trials.retrieve(
-            service, body.queries, own, id_, release=body.release, preview=body.preview, asked=Unit(body.unit, body.arm)
+        results, release = await experiments.retrieve(
+            service, body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
         )
     return json_response(results_json(results, release, own, id_))
 

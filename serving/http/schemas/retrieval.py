@@ -140,21 +140,16 @@ class Ranking(BaseModel):
 class RetrieveResult(Ranking):
     """The answer to one query, with its arm while an experiment runs."""
 
-    experiment: str | None = Field(default=None, description="The experiment that runs; absent if none does.")
-    arm: str | None = Field(default=None, description="Null: the unit is not in the experiment.")
-    assigned_by: Literal["arm", "unit", "feature", "answer"] | None = Field(
-        default=None,
-        description="What the arm was decided by: the request's `arm` or `unit`, the experiment's feature, or, where "
-        "there is none of these, the answer alone, so that the next one may be in another arm.",
+    run: str | None = Field(
+        default=None, description="The experiment that runs, with a hash of its arms; absent if none does."
     )
+    arm: str | None = Field(default=None, description="Null: the unit is not in the experiment.")
     counted: bool | None = Field(
         default=None,
-        description="Whether it is in the arm's figures: not if the request sets what the arms set, which then holds, "
-        "if it names an arm that is not its unit's, or if the arm cannot answer, so that the default does.",
+        description="Whether arms are compared by it: not if the request sets what the arms set, which then holds, "
+        "if it names an arm that chance did not give it, or if the arm cannot answer, so that the default does.",
     )
-    release: str | None = Field(
-        default=None, description="Of an arm with a release of its own, where the answer names another."
-    )
+    release: str | None = Field(default=None, description="That answered this query, while an experiment runs.")
 
 
 class RetrieveAnswer(BaseModel):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longtail.serving.core.arms import Trial, Unit
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
 from longtail.serving.core.queries import Query, SearchOptions
+from longtail.serving.settings import Settings
 
+LIMITS = Settings(releases=Path("releases"), max_k=1000, max_total_k=10_000, max_queries=100)
 UNITS = [f"u{number}" for number in range(8_000)]
 
 
@@ -22,7 +24,7 @@ def toml(arms: dict[str, str], **options: str) -> bytes:
 
 
 def running(arms: dict[str, str], **options: str) -> Experiment:
-    experiment = parse_experiments(toml(arms, **options), highest_k=100).running
+    experiment = parse_experiments(toml(arms, **options), LIMITS)
     assert experiment is not None
     return experiment
 
@@ -103,12 +105,12 @@ def test_a_request_that_sets_what_an_arm_sets_is_in_no_arm() -> None:
 
 def test_a_vector_is_for_the_release_that_it_was_made_for() -> None:
     of_arms = {"a": "share = 0.5", "b": "share = 0.5\nrelease = 'other'"}
-    for arms, left_out in ((of_arms, "own_settings"), (shares(0.5, 0.5), None)):
-        trial = Trial(running(arms), {})
+    for arms, counted in ((of_arms, False), (shares(0.5, 0.5), True)):
+        experiment = running(arms)
         for unit in UNITS[:20]:
-            assignment = trial.assign(Query(vector=[0.5, 1.0]), Unit(unit), "own", pinned=False)
-            assert assignment.left_out == left_out
-            assert trial.assign(Query(features={}), Unit(unit), "own", pinned=False).left_out is None
+            query, release = experiment.assign(Query(vector=[0.5, 1.0]), "own", unit=unit, arm=None, pinned=False)
+            assert (query.arm.counted, release) == (counted, None)
+            assert experiment.assign(Query(features={}), "own", unit=unit, arm=None, pinned=False)[0].arm.counted
 
 
 TWO = toml(shares(0.5, 0.5)) + b"\n"
@@ -147,14 +149,14 @@ TWO = toml(shares(0.5, 0.5)) + b"\n"
 )  # fmt: skip
 def test_a_file_that_cannot_be_says_what_and_where(content: bytes, message: str) -> None:
     with pytest.raises(ExperimentsError) as raised:
-        parse_experiments(content, highest_k=100)
+        parse_experiments(content, LIMITS)
     assert message in raised.value.message
     assert len(raised.value.message) < 500
 
 
 def test_others_wait_in_the_file() -> None:
     content = toml(shares(0.5, 0.5)) + b"\n" + toml(shares(0.5, 0.5), active="false").replace(b".x", b".y")
-    found = parse_experiments(content, highest_k=100)
-    assert found.running is not None
-    assert (found.running.name, found.others) == ("x", ("y",))
-    assert parse_experiments(b"", highest_k=100).running is None
+    found = parse_experiments(content)
+    assert found is not None
+    assert found.name == "x"
+    assert parse_experiments(b"") is None

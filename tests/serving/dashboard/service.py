@@ -32,7 +32,6 @@ class Service:
         self.monitoring: Callable[[], Answer] = lambda: (200, canned.monitoring())
         self.release: Callable[[], Answer] = lambda: (200, canned.release())
         self.ready: Callable[[], Answer] = lambda: (200, {"status": "ready"})
-        self.experiments: Callable[[], Answer] = lambda: (200, {"experiment": None, "others": [], "refused": None})
         self.staged: Callable[[], Answer] = lambda: refusal(404, "unknown_release", "expected a staged release")
         self.retrieve: Callable[[dict[str, Any]], Answer] = lambda body: (200, canned.retrieved(body))
         self.requests: list[tuple[str, Any, str | None]] = []
@@ -87,7 +86,6 @@ class Service:
         routes = {
             "/v1/monitoring": self.monitoring,
             "/v1/release": self.release,
-            "/v1/experiments": self.experiments,
             "/v1/release/staged": self.staged,
         }
         return routes[path]() if path in routes else refusal(404, "unknown_route", path)

@@ -108,7 +108,6 @@ def test_landmarks_headings_and_live_regions(opened: Opened) -> None:
         "Recall by bucket",
         "The dial",
         "Latency and load",
-        "Experiment",
         "Staged release",
         "Ask it",
         "Releases",
