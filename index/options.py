@@ -31,7 +31,7 @@ ForceOption = Annotated[
 StateOption = Annotated[
     str | None,
     typer.Option(
-        envvar="LONGTAIL_STATE",
+        envvar=["LONGTAIL_DATABASE_URL", "LONGTAIL_STATE"],
         metavar="STATE",
         help="The service's state, a directory or postgresql://… (default: RELEASES/.state; of a URL none).",
     ),

@@ -61,11 +61,7 @@ def run(
     host: Annotated[str | None, typer.Option(help="Address to bind (default: 127.0.0.1).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to bind; 0 lets the system choose (default: 8000).")] = None,
     state: Annotated[
-        str | None,
-        typer.Option(
-            help="Directory of added labels, feedback and figures (default: RELEASES/.state), or postgresql://…, which "
-            "replicas share."
-        ),
+        Path | None, typer.Option(help="Directory of added labels, feedback and figures (default: RELEASES/.state).")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes that share the port (default: 1).")] = None,
     search_threads: Annotated[
@@ -120,7 +116,12 @@ def copy_labels(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A state directory, or postgresql://….")],
     *,
     state: Annotated[
-        str, typer.Option(envvar="LONGTAIL_STATE", metavar="STATE", help="Where they are to be; it has none yet.")
+        str,
+        typer.Option(
+            envvar=["LONGTAIL_DATABASE_URL", "LONGTAIL_STATE"],
+            metavar="STATE",
+            help="Where they are to be; it has none yet.",
+        ),
     ],
 ) -> None:
     """Copy the label changes of a service to another place, such as from its directory to a database."""

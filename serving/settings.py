@@ -8,7 +8,7 @@ import os
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
@@ -23,7 +23,7 @@ from longtail.bundle.cache import Cache
 from longtail.bundle.errors import describe
 from longtail.bundle.objects import is_url, local_path
 from longtail.index import MilvusServer, SpecError
-from longtail.state import Place, Postgres, read_place
+from longtail.state import Place, Postgres
 
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
@@ -39,21 +39,14 @@ LIVE = frozenset(
         "admin_keys_file",
         "api_keys",
         "api_keys_file",
-        "compress_bytes",
         "drain_seconds",
-        "keep_alive_seconds",
         "keep_releases",
-        "max_answer_bytes",
         "max_body_bytes",
-        "max_embed_bytes",
-        "max_ids",
         "max_k",
         "max_queries",
         "mirror_share",
         "poll_seconds",
         "record_features",
-        "shadow_k",
-        "shutdown_seconds",
     }
 )
 """Settings that a running service takes over on SIGHUP; the others wait for its next start."""
@@ -69,6 +62,10 @@ def _read_releases(given: object) -> object:
     if isinstance(given, str) and is_url(given):
         return given.rstrip("/")
     return local_path(given) if isinstance(given, str) else given
+
+
+def _read_database(given: object) -> object:
+    return Postgres.parse(given) if isinstance(given, str) else given
 
 
 KeyList = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_split_at_commas)]
@@ -92,23 +89,19 @@ class Settings(BaseSettings):
     releases: ReleasesPlace
     """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; what is published there
     is served."""
-    state: Annotated[Path | InstanceOf[Postgres], BeforeValidator(read_place)] | None = None
-    """What must outlive the process: added and hidden labels, feedback, live figures. A directory, by default .state in
-    the directory of releases. Or a database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added
-    and hidden labels are in its schema, by default `longtail`, and the rest is in `local_state`."""
-    local_state: Path | None = None
-    """Beside a database, the directory of what is this replica's own; as `state`, if that were a directory."""
+    state: Path | None = None
+    """Directory of what must outlive the process: added and hidden labels, feedback, live figures; by default .state in
+    the directory of releases."""
+    database_url: Annotated[InstanceOf[Postgres], BeforeValidator(_read_database)] | None = None
+    """Database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels and feedback
+    are in its schema, by default `longtail`, and only the rest is in `state`, each replica's own."""
     cache: Path | None = None
     """Directory of what is downloaded from URLs, of this host alone; by default `longtail` in the user's cache
     directory. All of it may be deleted while no service runs."""
-    cache_bytes: int | None = Field(default=None, ge=0)
-    """What it may take of the disk; releases that are needed stay whatever they take. None: any."""
     milvus: str | None = None
     """Address of the Milvus server, http://HOST:PORT/DATABASE, that holds the rows of releases built with it."""
     milvus_token: SecretStr | None = None
     """USER:PASSWORD or a key, where it asks for one."""
-    milvus_seconds: float = Field(default=1.0, gt=0)
-    """After this a search that it has not answered, once or tried again, gets 503."""
     settings_file: Path | None = None
     """A TOML file of settings by these names, read again on SIGHUP."""
     host: str = "127.0.0.1"
@@ -142,18 +135,12 @@ class Settings(BaseSettings):
     waiting, unless Milvus holds the index: then a thread mostly waits, and ten or more are of use."""
     batch_window_ms: float = Field(default=2.0, ge=0, le=100)
     """Longest wait for company while another search is under way; an idle service never waits."""
-    max_batch: int = Field(default=64, ge=1)
-    """Queries that share a search, at most; a larger request is searched alone."""
     queue_limit: int = Field(default=512, ge=1)
     """Queries that wait for a search, at most; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
     """After this a request that has no answer gets 503, and one of whose body only a part has arrived 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
     """After SIGTERM, how long requests are still taken while /readyz says 503, for a load balancer to look away."""
-    keep_alive_seconds: float = Field(default=5.0, gt=0)
-    """How long an idle connection stays open after an answer, also after SIGTERM; a gateway lets go of it earlier."""
-    shutdown_seconds: int = Field(default=30, ge=1)
-    """After that, how long requests under way may take to finish before they are cut off."""
 
     max_body_bytes: int = Field(default=1 << 20, ge=1)
     """Longest request body that is read; a longer one gets 413 and is never held in memory."""
@@ -164,40 +151,14 @@ class Settings(BaseSettings):
     max_total_k: int = Field(default=25_600, ge=1)
     """Most labels that one request may ask for: k summed over its queries, or k for each id it asks about. A single
     query may ask for `max_k` all the same."""
-    max_answer_bytes: int = Field(default=1 << 24, ge=1)
-    """Longest answer of a search; one that would be longer, as labels with their `display` are on average or as they
-    turn out, gets 422."""
-    compress_bytes: int | None = Field(default=1024, ge=0)
-    """Answers of so many bytes are compressed for clients that accept it (zstd, gzip). None: never."""
-    max_embed_bytes: int = Field(default=1 << 20, ge=4)
-    """Most bytes of vectors, as float32, that one request of /v1/embed may ask for; as JSON they take about three times
-    that."""
-    max_ids: int = Field(default=10_000, ge=1)
-    """Most ids in one `exclude`, `allow` or `labels`, or deleted or restored by one request."""
-    max_features_bytes: int = Field(default=1 << 17, ge=1)
-    """Longest features of one query that are recorded, as JSON; a query of longer ones gets 422. Without
-    `record_features` only the body is bounded."""
     max_new_labels: int = Field(default=100_000, ge=0)
     """Labels added while serving, at most; a rebuild takes them in."""
     max_answers: int = Field(default=1_000_000, ge=0)
     """Answers that are remembered for feedback to join, at most."""
-    max_feedback: int | None = Field(default=None, ge=0)
-    """Chosen labels that are kept for export, at most; `max_answers` if not set."""
     feedback_hours: float = Field(default=48.0, gt=0)
     """How long they are kept, and the features of answers; older ones go bit by bit, between requests."""
     record_features: bool = True
     """Keep the features of queries with their answers and feedback, in the state directory, for `export-feedback`."""
-    explore_candidates: int = Field(default=100, ge=1)
-    """Labels of a bucket that a request's `explore` draws its slots from: the best by score that are not shown yet."""
-    explore_temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Of the softmax over their scores, in logits: lower draws better labels, higher learns about more of them."""
-    explore_seed: int | None = None
-    """For tests: with it the same request under the same X-Request-ID draws the same labels."""
-    shadow_k: int = Field(default=20, ge=1)
-    """Labels retrieved for an organic interaction, to see whether it would have been answered."""
-
-    stale_days: float = Field(default=30.0, gt=0, allow_inf_nan=False)
-    """Age of a release's training data from which on the verdict of GET /v1/monitoring calls it stale."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
     """One JSON object a line, or lines for people; auto: for people on a terminal."""
@@ -205,6 +166,38 @@ class Settings(BaseSettings):
     """Send OpenTelemetry spans, as the OTEL_… variables say; needs the extra `otel`."""
     access_log: bool = False
     """A line for every request; one that breaks the service (500) has one anyway."""
+
+    # Nobody has a reason to turn these.
+    milvus_seconds: ClassVar[float] = 1.0
+    """Seconds after which a search that Milvus has not answered gets 503."""
+    keep_alive_seconds: ClassVar[int] = 5
+    """Seconds that an idle connection stays open after an answer; a gateway's must be shorter."""
+    shutdown_seconds: ClassVar[int] = 30
+    """Seconds that requests under way may take to finish after the drain; none takes longer than `request_seconds`."""
+    max_batch: ClassVar[int] = 64
+    """Queries that share a search, at most; a larger request is searched alone."""
+    max_answer_bytes: ClassVar[int] = 1 << 24
+    """Bytes of an answer, at most: labels with a long `display` get 422."""
+    max_embed_bytes: ClassVar[int] = 1 << 20
+    """Bytes of float32 vectors that one request of /v1/embed may ask for."""
+    max_ids: ClassVar[int] = 10_000
+    """Ids in one `exclude`, `allow` or `labels`, or deleted or restored by one request."""
+    max_features_bytes: ClassVar[int] = 1 << 17
+    """Bytes of one query's features that are recorded, as JSON."""
+    cache_bytes: ClassVar[int | None] = None
+    """Bytes of disk that downloads may take; None: any number."""
+    max_feedback: ClassVar[int | None] = None
+    """Chosen labels that are kept for export; None: as many as `max_answers`."""
+    explore_candidates: ClassVar[int] = 100
+    """Best labels of a bucket that a request's `explore` draws its slots from."""
+    explore_temperature: ClassVar[float] = 1.0
+    """Temperature in logits of the softmax over their scores."""
+    explore_seed: ClassVar[int | None] = None
+    """Seed of these draws, for tests."""
+    shadow_k: ClassVar[int] = 20
+    """Labels retrieved for an organic interaction, to see whether it would have been answered."""
+    stale_days: ClassVar[float] = 30.0
+    """Age of a release's training data from which on the verdict calls it stale."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -248,8 +241,7 @@ class Settings(BaseSettings):
     @property
     def state_directory(self) -> Path:
         """Where state is kept that is in files."""
-        directory = self.state if isinstance(self.state, Path) else self.local_state
-        return self.releases_directory / ".state" if directory is None else directory
+        return self.releases_directory / ".state" if self.state is None else self.state
 
     @property
     def milvus_server(self) -> MilvusServer | None:
@@ -262,7 +254,7 @@ class Settings(BaseSettings):
     @property
     def place(self) -> Place:
         """Where label changes, answers and feedback are kept."""
-        return self.state if isinstance(self.state, Postgres) else self.state_directory
+        return self.database_url or self.state_directory
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -270,13 +262,10 @@ class Settings(BaseSettings):
             self.milvus_server  # noqa: B018
         except SpecError as error:
             raise ValueError(str(error)) from None
-        if self.local_state is not None and not isinstance(self.state, Postgres):
-            raise ValueError("expected local_state beside a database in state, received it without one")
-        own = self.local_state if isinstance(self.state, Postgres) else self.state
-        if own is None and isinstance(self.releases, str):
+        if self.state is None and isinstance(self.releases, str):
             raise ValueError(
-                "expected a directory of its own in state, or beside a database in local_state, where releases are at "
-                "a URL, received none: what must stay is not to be in a cache"
+                "expected a directory in state where releases are at a URL, received none: what must stay is not to be "
+                "in a cache"
             )
         if self.queue_limit < self.max_queries:
             raise ValueError(

@@ -236,7 +236,7 @@ class Releases:
         if isinstance(state, Postgres):
             raise NotStagedError(
                 f"{name}: a database holds no counts of a staged release: each replica keeps its own in its directory "
-                "(LONGTAIL_LOCAL_STATE); give that directory as --state"
+                "(LONGTAIL_STATE); give that directory as --state"
             )
         return StagedReport(StagedCounts.read_all(state or self.root / ".state", name, current), floors)
 

@@ -265,7 +265,7 @@ class Service:
         similar = isinstance(search.asked, SimilarQuery)
         if cost.bytes > limit:
             raise InvalidRequestError(
-                f"expected an answer of at most {limit} bytes (LONGTAIL_MAX_ANSWER_BYTES), received a request for "
+                f"expected an answer of at most {limit} bytes, received a request for "
                 f"about {cost.bytes:.0f}: fewer labels, or columns in `display`, make less",
                 field="k" if similar else "queries",
             )

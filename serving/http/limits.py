@@ -40,7 +40,7 @@ def check_options(options: SearchOptions, settings: Settings, prefix: str = "") 
         for operator, values in condition.items() if isinstance(condition, dict) else ():
             if isinstance(values, list):
                 field = f"{prefix}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
-                at_most(len(values), settings.max_ids, "values (LONGTAIL_MAX_IDS)", field)
+                at_most(len(values), settings.max_ids, "values", field)
 
 
 def check_total_k(total: int, settings: Settings, field: str, *, diverse: bool) -> None:
@@ -60,6 +60,6 @@ def check_recorded(features: dict[str, JsonValue], settings: Settings, field: st
     if settings.record_features and (length := len(features_json(features))) > settings.max_features_bytes:
         raise InvalidRequestError(
             f"expected features of at most {settings.max_features_bytes} bytes as JSON, as they are recorded "
-            f"(LONGTAIL_MAX_FEATURES_BYTES, LONGTAIL_RECORD_FEATURES), received {length}",
+            f"(LONGTAIL_RECORD_FEATURES), received {length}",
             field=field,
         )

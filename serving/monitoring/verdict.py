@@ -70,7 +70,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     if evidence.age_days is not None and evidence.stale_days is not None:
         late = evidence.age_days > evidence.stale_days
         sentence = f"The release's training data is {_days(evidence.age_days)} old"
-        limit = f"; more than {_days(evidence.stale_days)} (LONGTAIL_STALE_DAYS) is stale" if late else ""
+        limit = f"; more than {_days(evidence.stale_days)} is stale" if late else ""
         yield Finding(
             "stale_release", "watch" if late else "steady", f"{sentence}{limit}.",
             observed=evidence.age_days, expected=evidence.stale_days,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import gc
 import logging
-import math
 import os
 import resource
 import signal
@@ -173,7 +172,7 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        timeout_keep_alive=math.ceil(settings.keep_alive_seconds),
+        timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=settings.shutdown_seconds,
     )
     server = Server(config, app)

@@ -83,10 +83,10 @@ def test_pods_are_hardened() -> None:
 
 
 def test_a_pod_has_time_to_end() -> None:
-    pod, settings = pods()[0], Settings.model_fields
+    pod = pods()[0]
     env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
     drain = float(env["LONGTAIL_DRAIN_SECONDS"] or 0)
-    assert pod["terminationGracePeriodSeconds"] > drain + settings["shutdown_seconds"].default
+    assert pod["terminationGracePeriodSeconds"] > drain + Settings.shutdown_seconds
 
 
 def test_the_autoscaler_reads_a_series_of_the_service() -> None:

@@ -38,7 +38,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
     build(tmp_path / "bundle", releases, spec="flat", name="first")
     Releases(releases).publish("first")
     out = tmp_path / "feedback.parquet"
-    settings = {"admin_keys": ADMIN, "api_keys": "asker-key-of-sixteen", "explore_seed": 4, "workers": 2}
+    settings = {"admin_keys": ADMIN, "api_keys": "asker-key-of-sixteen", "workers": 2}
     with server(releases, tmp_path / "log", **settings) as process:
         process.wait_until_ready(90)
         with Client(process.url, ADMIN) as client:

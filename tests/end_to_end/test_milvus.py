@@ -24,7 +24,7 @@ from tests.serving.process import free_port, until
 
 LABELS = 3_000
 SECONDS = 1.0
-"""LONGTAIL_MILVUS_SECONDS."""
+"""The service's patience with Milvus."""
 QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 20, "exclude": ["item-5"], "buckets": ["tail"]}
 
 
@@ -52,7 +52,6 @@ def _settings(releases: Releases, milvus: RunningMilvus, folder: Path) -> Settin
         port=free_port(),
         state=folder / "state",
         milvus=milvus.uri,
-        milvus_seconds=SECONDS,
         search_threads=8,
         poll_seconds=0.1,
         drain_seconds=0,

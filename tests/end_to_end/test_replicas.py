@@ -68,8 +68,8 @@ class Replicas:
     def start(self, number: int, *, ready: bool = True) -> Service:
         settings = Settings(
             releases=self.releases,
-            state=read_place(self.database),
-            local_state=self.folder / f"replica-{number}",
+            database_url=self.database,
+            state=self.folder / f"replica-{number}",
             cache=self.folder / f"cache-{number}",
             port=free_port(),
             poll_seconds=0.05,
@@ -208,11 +208,11 @@ def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> N
     left.mkdir()
     with closing(LabelStore(left)) as store:
         store.append([Hide(id="item-1", at=datetime.now(UTC))])
-    command = ["-m", "longtail.serving", "run", replicas.releases, "--port", "0", "--state"]
+    command = ["-m", "longtail.serving", "run", replicas.releases, "--port", "0", "--state", str(left)]
     place = f"{replicas.database}_other"
     refused = subprocess.run(
-        [sys.executable, *command, place],
-        env=os.environ | {"LONGTAIL_LOCAL_STATE": str(left)}, capture_output=True, text=True, timeout=60,
+        [sys.executable, *command],
+        env=os.environ | {"LONGTAIL_DATABASE_URL": place}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert refused.returncode == 2
     assert f"found none, and 1 in {left}: copy them with longtail-serve copy-labels {left}" in refused.stderr

@@ -22,7 +22,7 @@ class ServerProcess:
     url: str
     started: float
 
-    def wait_until_ready(self, seconds: float = 30) -> float:
+    def wait_until_ready(self, seconds: float = 90) -> float:
         """Seconds from exec to the first 200 on /readyz."""
         deadline = self.started + seconds
         with httpx.Client(base_url=self.url) as client:

@@ -38,11 +38,11 @@ def test_a_file_of_settings_comes_after_both(
     tmp_path: Path, served: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LONGTAIL_MAX_K", "50")
-    (tmp_path / "s.toml").write_text("port = 9001\nmax_k = 60\nmax_ids = 70\n")
+    (tmp_path / "s.toml").write_text("port = 9001\nmax_k = 60\nmax_total_k = 70\n")
     arguments = ["run", str(tmp_path), "--port", "9002", "--settings", str(tmp_path / "s.toml")]
     assert CliRunner().invoke(cli.app, arguments).exit_code == 0
     (settings,) = served
-    assert (settings.port, settings.max_k, settings.max_ids) == (9002, 50, 70)
+    assert (settings.port, settings.max_k, settings.max_total_k) == (9002, 50, 70)
 
 
 def test_a_wrong_file_of_settings_is_refused_in_one_line(tmp_path: Path, served: list[Settings]) -> None:

@@ -20,12 +20,12 @@ def written(path: Path, text: str) -> Path:
 def test_arguments_come_before_the_environment_and_that_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = written(tmp_path / "s.toml", f'port = 1\nmax_k = 2\nshadow_k = 3\napi_keys = ["{KEY}"]\nhost = "::1"\n')
+    file = written(tmp_path / "s.toml", f'port = 1\nmax_k = 2\nmax_answers = 3\napi_keys = ["{KEY}"]\nhost = "::1"\n')
     monkeypatch.setenv("LONGTAIL_PORT", "9001")
     monkeypatch.setenv("LONGTAIL_MAX_K", "9002")
     settings = Settings(releases=tmp_path, port=9003, settings_file=file)
-    assert (settings.port, settings.max_k, settings.shadow_k) == (9003, 9002, 3)
-    assert (settings.all_api_keys(), settings.host, settings.max_ids) == ([KEY], "::1", 10_000)
+    assert (settings.port, settings.max_k, settings.max_answers) == (9003, 9002, 3)
+    assert (settings.all_api_keys(), settings.host, settings.max_total_k) == ([KEY], "::1", 25_600)
 
 
 def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,12 +60,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_settings_read_again_are_the_same_arguments_and_the_files_as_they_are_now(tmp_path: Path) -> None:
     file = written(tmp_path / "s.toml", "max_k = 7\nworkers = 2")
-    before = Settings(releases=tmp_path, settings_file=file, max_ids=5)
-    file.write_text("max_k = 8\nworkers = 3\nmax_ids = 6\nhost = '::1'")
+    before = Settings(releases=tmp_path, settings_file=file, max_total_k=5)
+    file.write_text("max_k = 8\nworkers = 3\nmax_total_k = 6\nhost = '::1'")
     found = before.again()
-    assert (found.max_k, found.workers, found.max_ids, found.host) == (8, 3, 5, "::1")
+    assert (found.max_k, found.workers, found.max_total_k, found.host) == (8, 3, 5, "::1")
     taken = before.taking(found)
-    assert (taken.max_k, taken.workers, taken.max_ids, taken.host) == (8, 2, 5, "127.0.0.1")
+    assert (taken.max_k, taken.workers, taken.max_total_k, taken.host) == (8, 2, 5, "127.0.0.1")
     file.write_text("")
     assert taken.taking(taken.again()).max_k == 1000
 

@@ -108,7 +108,7 @@ async def embed(request: Request) -> Response:
     manifest = retriever.manifest
     if body.count * manifest.dim * _FLOAT32_BYTES > limit:
         raise InvalidRequestError(
-            f"expected vectors of at most {limit} bytes together (LONGTAIL_MAX_EMBED_BYTES), received "
+            f"expected vectors of at most {limit} bytes together, received "
             f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
             field="queries" if body.labels is None else "labels",
         )

@@ -154,8 +154,7 @@ def test_bytes_of_vectors_are_bounded(tmp_path: Path) -> None:
             error = client.post("/v1/embed", json={name: [item] * 4}).json()["error"]
             assert (error["type"], error["field"]) == ("invalid_request", name)
             assert error["message"] == (
-                "expected vectors of at most 24 bytes together (LONGTAIL_MAX_EMBED_BYTES), received 4 to make of 2 "
-                "numbers, 4 bytes each"
+                "expected vectors of at most 24 bytes together, received 4 to make of 2 numbers, 4 bytes each"
             )
 
 

@@ -249,8 +249,7 @@ def test_features_that_are_recorded_are_bounded(tmp_path: Path) -> None:
     long = {"user": "x" * 90}
     of_query, of_choice = {"queries": [EAST, {**EAST, "features": long}]}, {"events": [{**ORGANIC, "features": long}]}
     message = (
-        "expected features of at most 100 bytes as JSON, as they are recorded (LONGTAIL_MAX_FEATURES_BYTES, "
-        "LONGTAIL_RECORD_FEATURES), received 101"
+        "expected features of at most 100 bytes as JSON, as they are recorded (LONGTAIL_RECORD_FEATURES), received 101"
     )
     app = create_app(plane_settings(tmp_path, max_features_bytes=100), retriever=plane_retriever())
     with client_of(app) as client:
