@@ -30,8 +30,8 @@ import numpy as np
 import typer
 
 from benchmarks.index_recall import synthetic_bundle
+from longtail.bundle import Tower
 from longtail.index import IndexSpec, Releases, build
-from longtail.serving import Encoder
 from tests.serving.process import free_port, server
 
 _ECHO = """
@@ -163,7 +163,7 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     name = Releases(releases).current() or ""
     release = Releases(releases).open(name)
     bundle, searcher = release.bundle, release.searcher
-    encoder = Encoder(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
+    encoder = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, bundle.manifest.dim)
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
     inputs = [encoder.read([_query(rng, labels, k)["features"]]) for _ in range(_BODIES)]

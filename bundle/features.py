@@ -9,6 +9,7 @@ affair. Padding is row 0 with weight 0.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import cast
 
 import numpy as np
@@ -33,6 +34,7 @@ Features = Mapping[str, JsonValue]
 Inputs = dict[str, Array]
 
 _ONLY_STRINGS = {str}
+_NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 _LONGEST_NAME = 100
 """Characters of a name of the client's that an error repeats."""
 
@@ -43,19 +45,25 @@ class FeatureReader:
     Args:
         features: the tower's features, in order.
         vocabularies: by name.
+        pad_to: P of the inputs that have a fixed one; others are as wide as the batch needs.
     """
 
-    def __init__(self, features: Sequence[Feature], vocabularies: Mapping[str, Vocabulary]) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        vocabularies: Mapping[str, Vocabulary],
+        pad_to: Mapping[str, int] = _NO_WIDTHS,
+    ) -> None:
         self.features = features
+        self.pad_to = pad_to
         self._names = frozenset(feature.name for feature in features)
         self._vocabularies = vocabularies
 
-    def read(self, features_B: Sequence[Features], pad_to: Mapping[str, int]) -> Inputs:
-        """The tower's inputs for a batch.
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """Return the tower's inputs for a batch.
 
         Args:
             features_B: each query's features by name; null or absent means missing.
-            pad_to: P of the inputs that have a fixed one; others are as wide as the batch needs.
 
         Returns:
             int32 rows and float32 weights or numbers, [B] or [B, P], by input name, as `Feature.inputs` says.
@@ -83,7 +91,7 @@ class FeatureReader:
             else:
                 if feature.times is not None:
                     values_B, ages_B = read_ages(feature, values_B)
-                rows_BP, weights_BP = self._bags(feature, values_B, pad_to.get(feature.name))
+                rows_BP, weights_BP = self._bags(feature, values_B, self.pad_to.get(feature.name))
                 inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
                 if feature.times is not None:
                     inputs[f"{feature.name}__time"] = _padded_ages(ages_B, weights_BP)

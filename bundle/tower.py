@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import JsonValue
 
 from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import FeatureError, TowerError
-from longtail.bundle.features import FeatureReader, Features, Inputs
+from longtail.bundle.features import FeatureReader, Inputs
 from longtail.bundle.manifest import Feature
 from longtail.bundle.mapped_model import without_tables
 from longtail.bundle.vocabulary import Vocabulary
@@ -26,7 +25,7 @@ _FOLDER_OF_TABLES = "session.model_external_initializers_file_folder_path"
 """Where ONNX Runtime looks for the tables that a model's bytes refer to."""
 
 
-class Tower:
+class Tower(FeatureReader):
     """Embeds features with one tower of a bundle. Thread-safe: neither the session nor the reader keeps a call's state.
 
     Each call uses one ONNX thread; call from several threads to use several cores.
@@ -49,33 +48,15 @@ class Tower:
         vocabularies: Mapping[str, Vocabulary],
         dim: int,
         *,
-        file: str,
+        file: str = "query_tower.onnx",
     ) -> None:
         self._file = file
-        self._reader = FeatureReader(features, vocabularies)
         self._session = onnx_session(model, file)
-        self._pad_to = self._check_inputs()
+        super().__init__(features, vocabularies, self._widths(features))
         self._dim = dim
 
-    @property
-    def features(self) -> Sequence[Feature]:
-        """What the tower takes, in order."""
-        return self._reader.features
-
-    def example(self) -> dict[str, JsonValue]:
-        """Features of one query or label that the tower accepts."""
-        return self._reader.example()
-
-    def read(self, features_B: Sequence[Features]) -> Inputs:
-        """The tower's inputs, int32 or float32 [B] or [B, P] by name.
-
-        Raises:
-            FeatureError: features that the tower does not take.
-        """
-        return self._reader.read(features_B, self._pad_to)
-
     def embed(self, inputs: Inputs) -> Float32:
-        """Embeddings, float32 [B, D].
+        """Return embeddings, float32 [B, D].
 
         Args:
             inputs: from `read`.
@@ -98,9 +79,9 @@ class Tower:
             )
         return embeddings_BD
 
-    def _check_inputs(self) -> dict[str, int]:
-        """Compare the tower's inputs with the features'; returns the widths that the tower fixes."""
-        expected = {name for feature in self._reader.features for name in feature.inputs}
+    def _widths(self, features: Sequence[Feature]) -> dict[str, int]:
+        """Compare the tower's inputs with the features'; return the widths that the tower fixes."""
+        expected = {name for feature in features for name in feature.inputs}
         inputs = {node.name: node.shape for node in self._session.get_inputs()}
         if set(inputs) != expected:
             raise TowerError(

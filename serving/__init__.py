@@ -8,7 +8,7 @@ One query: http.middleware and auth let it in, routes.retrieval reads and checks
 core.service queues it (queue); core.retriever resolves (queries), embeds (encoder), ranks (ranking or
 tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes counts it.
 
-FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Encoder`, `Retriever` or
+FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or
 `create_app`.
 """
 
@@ -23,17 +23,15 @@ from longtail.serving.errors import ServingError
 from longtail.serving.settings import Settings
 
 if TYPE_CHECKING:
-    from longtail.serving.core.encoder import Encoder
     from longtail.serving.core.retriever import Retriever
     from longtail.serving.http.app import create_app
 
 _IMPORTED_WHEN_NEEDED = {
-    "Encoder": "core.encoder",
     "Retriever": "core.retriever",
     "create_app": "http.app",
 }
 
-__all__ = ["Encoder", "Retriever", "ServingError", "Settings", "create_app"]
+__all__ = ["Retriever", "ServingError", "Settings", "create_app"]
 
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of this module's

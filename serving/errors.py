@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
+
+from longtail.bundle import InputError, TowerError
 
 
 class ServingError(Exception):
@@ -119,3 +122,22 @@ class TracingError(ServingError):
 
 class StateError(ServingError):
     """The state directory cannot be used; seen by the operator."""
+
+
+@contextmanager
+def serving_errors(items: str) -> Iterator[None]:
+    """Raise a bundle's errors about its towers and their inputs as the service's.
+
+    Args:
+        items: leads the field of a client's error: `queries` makes `queries.0.features.NAME`.
+
+    Raises:
+        InvalidRequestError: for an InputError.
+        UnservableReleaseError: for a TowerError.
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InvalidRequestError(error.message, field=f"{items}.{error.row}.{error.field}") from error
+    except TowerError as error:
+        raise UnservableReleaseError(str(error)) from error

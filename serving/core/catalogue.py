@@ -3,19 +3,18 @@
 Legend: `L` labels, `N` answered labels of a whole batch.
 
 Ids and display columns stay in Arrow until they are shown or asked for: a label costs bytes, not Python objects. What
-was shown lately is kept as the JSON it became, for the head is shown again and again.
+was shown lately is kept as Python objects, for the head is shown again and again.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 from pydantic import JsonValue
 
@@ -34,9 +33,8 @@ from longtail.serving.errors import UnknownLabelError
 
 _LABEL_BYTES, _PUNCTUATION = 80, 6
 """Of a label's JSON without columns; of a column, beside its name and value."""
-_SCORE = b',"score":'
-_MAX_KEPT = 1 << 16
-"""Labels whose JSON is kept, at most; then all are forgotten and the shown ones made again."""
+_MAX_KEPT = 1 << 14
+"""Labels whose display is kept as Python objects, about 1 kB each; beyond that all are forgotten."""
 
 
 class Catalogue:
@@ -74,7 +72,7 @@ class Catalogue:
         }
         self._columns_bytes = sum(self._column_bytes.values())
         self._texts = LabelTexts(labels.ids, self._display.values())
-        self._json_of_row: dict[int, bytes] = {}
+        self._shown_of_row: dict[int, dict[str, Any]] = {}
         self._overlay: Overlay | None = None
         self._ids = labels.ids
         self._lookup = labels.lookup
@@ -93,7 +91,7 @@ class Catalogue:
 
     def forget(self) -> None:
         """Let go of what was shown, asked for and filtered by lately; it is made again where it is asked for again."""
-        self._json_of_row = {}
+        self._shown_of_row = {}
         self.row_of.forget()
         self.attributes.forget()
 
@@ -228,16 +226,19 @@ class Catalogue:
         """Training pairs of every row, int64 [N]."""
         return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
-    def json_beginnings(self, rows_N: Int64) -> list[bytes]:
-        """`RankedLabel` of the HTTP API for rows int64 [N], as JSON up to where the score belongs: `{…,"score":`."""
-        kept, rows, first = self._json_of_row, rows_N.tolist(), len(self._ids)
+    def shown(self, rows_N: Int64) -> list[dict[str, Any]]:
+        """Return `RankedLabel` of the HTTP API for rows, [N], without the score; only copies may be changed."""
+        kept, rows, first = self._shown_of_row, rows_N.tolist(), len(self._ids)
         missing = [row for row in rows if row not in kept and row < first]
         if missing:
             if len(kept) + len(missing) > _MAX_KEPT:
-                kept = self._json_of_row = {}
+                kept = self._shown_of_row = {}
                 missing = [row for row in rows if row < first]
-            kept.update(zip(missing, self._json_beginnings(np.array(missing, np.int64)), strict=True))
-        return [kept[row] if row < first else self._json_beginning_of_added(row - first) for row in rows]
+            of_catalogue = np.array(missing, np.int64)
+            ids, buckets = self._ids.take(pa.array(of_catalogue)).to_pylist(), self._labels.buckets[of_catalogue]
+            for row, id_, bucket, display in zip(missing, ids, buckets, self._display_of(of_catalogue), strict=True):
+                kept[row] = {"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display}
+        return [kept[row] if row < first else self._shown_of_added(row - first) for row in rows]
 
     def _row(self, id_: str) -> int | None:
         if self._overlay is not None and (row := self._overlay.row_of.get(id_)) is not None:
@@ -256,16 +257,9 @@ class Catalogue:
         taken[above_N] = of_added(self._overlay.added, rows_N[above_N] - first)
         return taken
 
-    def _json_beginning_of_added(self, place: int) -> bytes:
+    def _shown_of_added(self, place: int) -> dict[str, Any]:
         added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
-        return _json_beginning(added.ids[place], int(added.buckets[place]), added.display[place])
-
-    def _json_beginnings(self, rows_N: Int64) -> list[bytes]:
-        ids, buckets = self._ids.take(pa.array(rows_N)).to_pylist(), self._labels.buckets[rows_N].tolist()
-        return [
-            _json_beginning(id_, bucket, display)
-            for id_, bucket, display in zip(ids, buckets, self._display_of(rows_N), strict=True)
-        ]
+        return {"id": added.ids[place], "bucket": BUCKET_NAMES[added.buckets[place]], "display": added.display[place]}
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """`LabelAnswer` of the HTTP API for some rows, but for the release and the request's id."""
@@ -306,14 +300,3 @@ class Catalogue:
         if not columns:
             return [{} for _ in rows_N]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-def with_columns(beginning: bytes, columns: Collection[str]) -> bytes:
-    """One of `Catalogue.json_beginnings` that shows only some columns."""
-    label = orjson.loads(beginning[: -len(_SCORE)] + b"}")
-    shown = {name: value for name, value in label["display"].items() if name in columns}
-    return orjson.dumps({**label, "display": shown})[:-1] + _SCORE
-
-
-def _json_beginning(id_: str, bucket: int, display: dict[str, JsonValue]) -> bytes:
-    return orjson.dumps({"id": id_, "bucket": BUCKET_NAMES[bucket], "display": display})[:-1] + _SCORE

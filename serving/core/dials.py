@@ -17,7 +17,7 @@ _BELOW_ZERO = (
     "; below 0 the best labels are those that this release's tree p_n(y|x) all but rules out, which no search finds: "
     "popularity below 0 favours rare labels"
 )
-_NO_WEIGHTS = np.empty(0, np.float32)
+NO_WEIGHTS = np.empty(0, np.float32)
 
 
 class Asked(Protocol):
@@ -46,9 +46,6 @@ class _Range:
         return InvalidRequestError(
             f"expected {self.minimum} <= {name} <= {self.maximum}, received {received}{why}", field=field
         )
-
-    def __contains__(self, value: float) -> bool:
-        return self.minimum <= value <= self.maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +92,12 @@ class Dials:
         """
         noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
         prior = self.popularity.default if asked.popularity is None else asked.popularity
-        if noise not in self.bias_removal:
+        if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
             why = _BELOW_ZERO if self.tree and noise < 0 else ""
             raise self.bias_removal.refusal("bias_removal", describe(noise), f"{prefix}bias_removal", why)
-        if prior not in self.popularity:
+        if not self.popularity.minimum <= prior <= self.popularity.maximum:
             raise self.popularity.refusal("popularity", describe(prior), f"{prefix}popularity")
-        if self.total is not None and noise + prior not in self.total:
+        if self.total is not None and not self.total.minimum <= noise + prior <= self.total.maximum:
             raise self.total.refusal(
                 "bias_removal + popularity",
                 f"{describe(noise)} + {describe(prior)}",
@@ -119,8 +116,6 @@ class Dials:
         Raises:
             InvalidRequestError: a prior that the release has not, or a weight outside its limits.
         """
-        if not (self.priors or asked.priors):
-            return _NO_WEIGHTS
         for name, weight in asked.priors.items():
             limits = self.priors.get(name)
             if limits is None:
@@ -128,7 +123,7 @@ class Dials:
                     f"expected priors of this release, {list(self.priors)}, received {describe(name)}",
                     field=f"{prefix}priors",
                 )
-            if weight not in limits:
+            if not limits.minimum <= weight <= limits.maximum:
                 raise limits.refusal(f"priors.{name}", describe(weight), f"{prefix}priors.{name}")
         return np.array([asked.priors.get(name, limits.default) for name, limits in self.priors.items()], np.float32)
 

@@ -8,23 +8,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
-import orjson
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from longtail.bundle import Features, Inputs
+from longtail.bundle import Feature, Features, Inputs
 from longtail.bundle.arrays import Float32
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.queries import LabelId, Query, RequestModel, ResolvedQuery
 from longtail.serving.errors import InvalidRequestError
 
-_COST = 64
-"""Of a vector, in the time that a label takes to be written, as of a query."""
 _LARGEST_NORM = 1e12
 """Of a vector in a query: products with any label's embedding, and sums of them, stay numbers that float32 holds."""
+
+
+class QueryEncoder(Protocol):
+    """Turns features into query embeddings; `bundle.Tower` does it with ONNX."""
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """What a query may carry."""
+
+    def example(self) -> dict[str, JsonValue]:
+        """Features of a valid query."""
+
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """The query tower's inputs, [B] or [B, P] by name; raises FeatureError."""
+
+    def embed(self, inputs: Inputs) -> Float32:
+        """Query embeddings, float32 [B, D]; raises FeatureError."""
 
 
 class QueryFeatures(RequestModel):
@@ -48,11 +62,6 @@ class ToEmbed(RequestModel):
         """How many vectors are wanted."""
         return len(self.queries or self.labels or ())
 
-    @property
-    def cost(self) -> int:
-        """As `Search.cost`: a vector's is a query's."""
-        return _COST * self.count
-
     @model_validator(mode="after")
     def _one_of_queries_and_labels(self) -> Self:
         if (self.queries is None) == (self.labels is None):
@@ -66,7 +75,7 @@ class ToEmbed(RequestModel):
 def embed_queries(
     queries: Sequence[Query], dim: int, embed: Callable[[Sequence[Features]], tuple[Float32, Inputs]]
 ) -> tuple[Float32, Inputs]:
-    """u of every query, float32 [B, D], and the tower's inputs; for a vector, what no features make.
+    """Return u of queries of which some are vectors, float32 [B, D], and the tower's inputs; a vector has none.
 
     Args:
         queries: of one batch.
@@ -74,7 +83,7 @@ def embed_queries(
         embed: from features to u and inputs.
 
     Raises:
-        InvalidRequestError: names the vector that is none of this release, or as `embed`.
+        InvalidRequestError: names a vector that this release cannot have.
     """
     given = {
         place: _read_vector(query.vector, dim, f"queries.{place}.vector")
@@ -84,10 +93,38 @@ def embed_queries(
     if len(given) == len(queries):
         return np.stack(list(given.values())), {}
     vectors_BD, inputs = embed([query.features or {} for query in queries])
-    if given:
-        vectors_BD = vectors_BD.copy()
-        vectors_BD[list(given)] = list(given.values())
+    vectors_BD = vectors_BD.copy()
+    vectors_BD[list(given)] = list(given.values())
     return vectors_BD, inputs
+
+
+def read_by_label(
+    features: Sequence[Feature], features_B: Sequence[Features], catalogue: Catalogue, encoder: QueryEncoder
+) -> Inputs:
+    """Return the query tower's inputs, with the label's vector where a query gives a label's id.
+
+    An id that no answered label has, and a label without a vector, read as a vector that is missing.
+
+    Args:
+        features: those with `of_label`.
+        features_B: each query's, by name.
+        catalogue: the labels.
+        encoder: reads everything else.
+    """
+    others_B = [dict(given) for given in features_B]
+    ids = [
+        (row, feature, str(others.pop(feature.name)))
+        for feature in features
+        for row, others in enumerate(others_B)
+        if isinstance(value := others.get(feature.name), str | int) and not isinstance(value, bool)
+    ]
+    inputs = encoder.read(others_B)
+    for row, feature, id_ in ids:
+        vector = catalogue.vector(str(feature.of_label), id_)
+        if vector is not None:
+            inputs[feature.name][row] = vector
+            inputs[f"{feature.name}__missing"][row] = 0
+    return inputs
 
 
 def refuse_for_tree(queries: Sequence[Query], resolved: Sequence[ResolvedQuery]) -> None:
@@ -102,19 +139,18 @@ def refuse_for_tree(queries: Sequence[Query], resolved: Sequence[ResolvedQuery])
             )
 
 
-def vectors_json(
-    requests: Sequence[ToEmbed], embed: Callable[[Sequence[Features]], Float32], catalogue: Catalogue
-) -> list[list[bytes]]:
-    """Vectors for each request in its order, JSON each: of queries u, of labels v of `s = u·v/T + …`.
+def vectors_of(
+    requests: Sequence[ToEmbed], embed: Callable[[Sequence[Features]], tuple[Float32, Inputs]], catalogue: Catalogue
+) -> list[list[Float32]]:
+    """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`.
 
     Args:
         requests: of one batch.
-        embed: from features to u, float32 [B, D].
+        embed: from features to u, float32 [B, D], and inputs.
         catalogue: the labels.
 
     Raises:
         UnknownLabelError: the release has no such label.
-        InvalidRequestError: as `embed`.
     """
     features_B = [query.features for request in requests for query in request.queries or ()]
     rows = [
@@ -122,19 +158,9 @@ def vectors_json(
         for request in requests
         for place, id_ in enumerate(request.labels or ())
     ]
-    queries = map(_json_of, embed(features_B) if features_B else ())
-    labels = map(_json_of, catalogue.embeddings(rows) if rows else ())
+    queries = iter(embed(features_B)[0] if features_B else ())
+    labels = iter(catalogue.embeddings(rows) if rows else ())
     return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
-
-
-def embed_each(
-    embed: Callable[[Sequence[ToEmbed]], list[list[bytes]]], requests: Sequence[ToEmbed]
-) -> list[list[bytes] | Exception]:
-    """What `embed` makes of a batch; a request that cannot be answered costs only itself."""
-    try:
-        return [*embed(requests)]
-    except Exception as error:
-        return [error] if len(requests) == 1 else [embed_each(embed, [request])[0] for request in requests]
 
 
 def _read_vector(numbers: Sequence[float], dim: int, field: str) -> Float32:
@@ -159,7 +185,3 @@ def _read_vector(numbers: Sequence[float], dim: int, field: str) -> Float32:
             field=field,
         )
     return np.array(numbers, np.float32)
-
-
-def _json_of(vector_D: Float32) -> bytes:
-    return orjson.dumps(vector_D, option=orjson.OPT_SERIALIZE_NUMPY)

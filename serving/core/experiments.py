@@ -194,7 +194,7 @@ async def retrieve(
     preview: bool,
     unit: str | None,
     arm: str | None,
-) -> tuple[list[bytes], str]:
+) -> tuple[list[dict[str, Any]], str]:
     """Answer queries, each as the arm of its unit does while an experiment runs.
 
     Args:
@@ -223,7 +223,7 @@ async def retrieve(
         strict=True,
     )
 
-    async def search(answers: Retriever, queries: Sequence[Query], some: Sequence[int]) -> list[bytes]:
+    async def search(answers: Retriever, queries: Sequence[Query], some: Sequence[int]) -> list[dict[str, Any]]:
         asked = Search([queries[place] for place in some], answer_id, request_id, some)
         return await service.submit(answers, asked, preview=preview)
 

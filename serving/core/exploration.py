@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-import orjson
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
@@ -48,22 +48,13 @@ class Explored:
     slots: dict[int, int]
     candidates: dict[int, int]
 
-    def with_propensities(self, labels: Sequence[bytes]) -> list[bytes]:
-        """Labels of this answer as JSON objects, each with its propensity."""
-        propensities = orjson.dumps(self.propensities_K, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
-        return [
-            label[:-1] + b',"propensity":%b}' % propensity
-            for label, propensity in zip(labels, propensities if labels else [], strict=True)
-        ]
-
-    def json(self, lottery: Lottery) -> bytes:
-        """`"exploration":…,` of the HTTP API's `RetrieveResult`."""
+    def json(self, lottery: Lottery) -> dict[str, Any]:
+        """Return `exploration` of the HTTP API's `RetrieveResult`."""
         slots, candidates = (
             {BUCKET_NAMES[bucket]: count for bucket, count in counts.items()}
             for counts in (self.slots, self.candidates)
         )
-        drawn = {"slots": slots, "candidates": candidates, "temperature": lottery.temperature}
-        return b'"exploration":%b,' % orjson.dumps(drawn)
+        return {"slots": slots, "candidates": candidates, "temperature": lottery.temperature}
 
 
 def explore_each(

@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 
+from longtail.bundle import Tower
 from longtail.index import Release, Releases
-from longtail.serving.core.encoder import Encoder
 from longtail.serving.core.ranking import Batch, IndexRanker
 from longtail.serving.core.retriever import Retriever
+from longtail.serving.errors import serving_errors
 from longtail.serving.monitoring import Baseline, measure_baseline
 
 _BASELINE_K = 20
@@ -48,7 +49,8 @@ def _load(release: Release, max_new_labels: int) -> Retriever:
 def _measured(release: Release, max_new_labels: int) -> Retriever:
     bundle = release.bundle
     manifest = bundle.manifest
-    encoder = Encoder(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
+    with serving_errors("queries"):
+        encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
     retriever = Retriever(
         name=release.name,
         created_at=release.created_at,

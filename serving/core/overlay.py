@@ -19,10 +19,9 @@ from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord,
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import LongtailIndexError, index_in_memory
-from longtail.serving.core.encoder import serving_errors
 from longtail.serving.core.overlaid import IndexedRows, OverlaidSearcher
 from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
-from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
+from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, serving_errors
 
 logger = logging.getLogger(__name__)
 

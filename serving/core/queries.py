@@ -18,7 +18,7 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.dials import Dials
+from longtail.serving.core.dials import NO_WEIGHTS, Dials
 from longtail.serving.core.diversity import MOST, Diversity, first_pool
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
@@ -294,10 +294,11 @@ class ResolvedQuery:
                 field=f"{prefix}k",
             )
         bias_removal, popularity = dials.read(options, prefix)
-        exclude, unknown_exclude = catalogue.rows(options.exclude)
-        allow, unknown_allow = catalogue.rows(options.allow or ())
-        filter_ = None
+        apart = options.max_per or options.mmr is not None or options.pool is not None
+        filter_, unknown_exclude, unknown_allow = None, 0, 0
         if options.exclude or options.filter or options.allow is not None or options.buckets is not None:
+            exclude, unknown_exclude = catalogue.rows(options.exclude)
+            allow, unknown_allow = catalogue.rows(options.allow or ())
             selection, beyond = (
                 catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
             )
@@ -312,13 +313,13 @@ class ResolvedQuery:
             k=k,
             bias_removal=bias_removal,
             popularity=popularity,
-            priors=dials.read_priors(options, prefix),
+            priors=dials.read_priors(options, prefix) if dials.priors or options.priors else NO_WEIGHTS,
             filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
-            explore=_explored(options, k, f"{prefix}explore"),
-            display=_shown(options.display, catalogue, f"{prefix}display"),
-            diversity=_diversity(options, k, catalogue, prefix),
+            explore=_explored(options, k, f"{prefix}explore") if options.explore else {},
+            display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
+            diversity=_diversity(options, k, catalogue, prefix) if apart else None,
         )
 
     def without(self, row: int) -> ResolvedQuery:
@@ -328,18 +329,16 @@ class ResolvedQuery:
         return replace(self, filter=replace(before, exclude=exclude))
 
 
-def _shown(asked: bool | list[str], catalogue: Catalogue, where: str) -> frozenset[str] | None:
-    """Columns to show, None of all; raises InvalidRequestError for one that the release has not."""
-    if isinstance(asked, bool):
-        return None if asked else frozenset()
+def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:
+    """Columns to show; raises InvalidRequestError for one that the release has not."""
     columns = catalogue.display_columns
-    for place, name in enumerate(asked):
+    for place, name in enumerate(asked or ()):
         if name not in columns:
             raise InvalidRequestError(
                 f"expected display columns of this release, {list(columns)}, received {describe(name)}",
                 field=f"{where}.{place}",
             )
-    return frozenset(asked)
+    return frozenset(asked or ())
 
 
 def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
@@ -372,8 +371,6 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
 
 def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:
     """Slots to draw by bucket, 0 head, 1 torso, ...; raises InvalidRequestError for those that cannot be."""
-    if not options.explore:
-        return {}
     asked = sum(options.explore.values())
     if asked > k:
         raise InvalidRequestError(

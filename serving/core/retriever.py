@@ -12,22 +12,27 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import orjson
 from pydantic import JsonValue
 
-from longtail.bundle import Bundle, Feature, Features, Inputs, LabelRecord
+from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, TowerError
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
-from longtail.serving.core.catalogue import Catalogue, with_columns
+from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.dials import Dials
 from longtail.serving.core.diversity import diversify_each
-from longtail.serving.core.embedding import ToEmbed, embed_queries, refuse_for_tree, vectors_json
-from longtail.serving.core.exploration import explore_each, slots_of
-from longtail.serving.core.label_vectors import read_by_label
+from longtail.serving.core.embedding import (
+    QueryEncoder,
+    ToEmbed,
+    embed_queries,
+    read_by_label,
+    refuse_for_tree,
+    vectors_of,
+)
+from longtail.serving.core.exploration import Explored, explore_each, slots_of
 from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import Overlay
@@ -38,29 +43,12 @@ from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.monitoring import Baseline
 
 
-class QueryEncoder(Protocol):
-    """Turns features into query embeddings; `serving.Encoder` does it with ONNX."""
-
-    @property
-    def features(self) -> Sequence[Feature]:
-        """What a query may carry."""
-
-    def example(self) -> dict[str, JsonValue]:
-        """Features of a valid query."""
-
-    def read(self, features_B: Sequence[Features]) -> Inputs:
-        """The query tower's inputs, [B] or [B, P] by name; raises InvalidRequestError."""
-
-    def embed(self, inputs: Inputs) -> Float32:
-        """Query embeddings, float32 [B, D]; raises InvalidRequestError."""
-
-
 @dataclass(frozen=True, slots=True)
 class Retrieval:
     """Answers to a batch of queries, and the figures of them that monitoring counts.
 
     Attributes:
-        results: of every query as JSON: `RetrieveResult` or `SimilarResult` of the HTTP API.
+        results: `RetrieveResult` or `SimilarResult` of the HTTP API of every query, with NumPy's numbers.
         bias_removal_B: float32, λ of each.
         popularity_B: float32, μ of each.
         rows_N: int64, the labels answered, query after query.
@@ -72,7 +60,7 @@ class Retrieval:
         seconds: duration of each stage.
     """
 
-    results: list[bytes]
+    results: list[dict[str, Any]]
     bias_removal_B: Float32
     popularity_B: Float32
     rows_N: Int64
@@ -213,20 +201,36 @@ class Retriever:
             ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.")
             for index, query in enumerate(queries)
         ]
-        if self._bundle.proposal is not None:
-            refuse_for_tree(queries, resolved)
-        vectors_BD, inputs = embed_queries(queries, self.manifest.dim, self._embed)
-        beginnings = [self._arm_json(query) for query in queries]
-        return self._answer(self._by_query, vectors_BD, inputs, resolved, beginnings, draws, started)
+        if any(query.vector is not None for query in queries):
+            if self._bundle.proposal is not None:
+                refuse_for_tree(queries, resolved)
+            vectors_BD, inputs = embed_queries(queries, self.manifest.dim, self._embed)
+        else:
+            vectors_BD, inputs = self._embed([query.features or {} for query in queries])
+        arms = [query.arm for query in queries]
+        named = [
+            {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
+            for arm in arms
+        ]
+        return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started)
 
-    def embed(self, requests: Sequence[ToEmbed]) -> list[list[bytes]]:
-        """Vectors for each request, JSON each: of queries u, of labels v; raises as `embedding.vectors_json`."""
-        return vectors_json(requests, lambda features_B: self._embed(features_B)[0], self.catalogue)
+    def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
+        """Return vectors for each request: of queries u, of labels v; see `embedding.vectors_of`."""
+        return vectors_of(requests, self._embed, self.catalogue)
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """u of every query, float32 [B, D], and what the tower made it from."""
-        inputs = read_by_label(self._of_labels, features_B, self.catalogue, self._encoder.read)
-        return self._encoder.embed(inputs), inputs
+        """Return u of every query, float32 [B, D], and the tower's inputs."""
+        try:
+            inputs = (
+                read_by_label(self._of_labels, features_B, self.catalogue, self._encoder)
+                if self._of_labels
+                else self._encoder.read(features_B)
+            )
+            return self._encoder.embed(inputs), inputs
+        except InputError as error:
+            raise InvalidRequestError(error.message, field=f"queries.{error.row}.{error.field}") from error
+        except TowerError as error:
+            raise UnservableReleaseError(str(error)) from error
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
         """The labels nearest to given labels, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, the label itself left out.
@@ -253,8 +257,8 @@ class Retriever:
             of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue)
             resolved += [of_labels.without(row) for row in of_request]
             rows += of_request
-        ids = [b'{"id":' + orjson.dumps(str(id_)) + b"," for request in requests for id_ in request.labels]
-        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, ids, draws, started)
+        named = [{"id": str(id_)} for request in requests for id_ in request.labels]
+        return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
     def label(self, id_: str) -> dict[str, Any]:
         """Everything known about one label; raises UnknownLabelError."""
@@ -317,32 +321,17 @@ class Retriever:
         first = self._bundle.labels.ids[0].as_py()
         return self._encoder.example() | {feature.name: first for feature in self._of_labels}
 
-    def _arm_json(self, query: Query) -> bytes:
-        """What a result says of its arm, after the brace."""
-        if query.arm is None:
-            return b"{"
-        run, arm, counted = query.arm.run, query.arm.arm, query.arm.counted
-        return orjson.dumps({"run": run, "arm": arm, "counted": counted, "release": self.name})[:-1] + b","
-
-    def _priors_json(self, weights_P: Float32) -> bytes:
-        """`"priors":…,` of a result; empty where the release has none."""
-        if self._bundle.priors is None:
-            return b""
-        return b'"priors":%b,' % orjson.dumps(
-            dict(zip(self._bundle.priors.names, weights_P, strict=True)), option=orjson.OPT_SERIALIZE_NUMPY
-        )
-
     def _answer(
         self,
         ranker: Ranker,
         vectors_BD: Float32,
         inputs: Inputs,
         resolved: Sequence[ResolvedQuery],
-        beginnings: Sequence[bytes],
+        named: Sequence[Mapping[str, Any]],
         draws: Draws | None,
         started: float,
     ) -> Retrieval:
-        """Rank labels for embedded queries and write the results as JSON, each after its beginning in `beginnings`."""
+        """Rank labels for embedded queries; the result of each begins with its own of `named`."""
         encoded = perf_counter()
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
@@ -350,9 +339,11 @@ class Retriever:
         priors_BP = None if self._bundle.priors is None else np.stack([query.priors for query in resolved])
         batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP)
         rows_B, scores_B = rank_each(ranker, batch, [query.depth for query in resolved])
-        pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)
-        draws = draws or Draws()
-        explored_B = explore_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws)
+        draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
+        if any(query.diversity is not None for query in resolved):
+            pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)
+        if any(query.explore for query in resolved):
+            explored_B = explore_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue.buckets, draws)
         searched = perf_counter()
         ends_B = list(accumulate(map(len, rows_B)))
         rows_N, scores_N = np.concatenate(rows_B), np.concatenate(scores_B)
@@ -361,36 +352,29 @@ class Retriever:
             raise InvalidRequestError(
                 "expected a query whose scores float32 can hold, received one that overflows", field=f"queries.{place}"
             )
-        labels = self.catalogue.json_beginnings(rows_N)
-        for query, start, end in zip(resolved, [0, *ends_B[:-1]], ends_B, strict=True):
+        propensities_N = np.ones(len(rows_N), np.float32)
+        shown_N = self.catalogue.shown(rows_N)
+        labels_N = [{**shown, "score": score} for shown, score in zip(shown_N, scores_N, strict=True)]
+        results = []
+        for place, (query, end) in enumerate(zip(resolved, ends_B, strict=True)):
+            start = end - len(rows_B[place])
+            labels = labels_N[start:end]
             if query.display is not None:
-                labels[start:end] = [with_columns(label, query.display) for label in labels[start:end]]
-        scores = orjson.dumps(scores_N, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1].split(b",")
-        labels = [label + score + b"}" for label, score in zip(labels, scores, strict=True)] if ends_B[-1] else []
-        propensities_N = None
-        if explored_B:
-            propensities_N = np.ones(len(rows_N), np.float32)
-            for place, explored in explored_B.items():
-                start, end = ends_B[place] - len(explored.rows_K), ends_B[place]
-                propensities_N[start:end] = explored.propensities_K
-                labels[start:end] = explored.with_propensities(labels[start:end])
-        results = [
-            b'%b"labels":[%b],"bias_removal":%b,"popularity":%b,%b%b%b"unknown":{"exclude":%d,"allow":%d}}'
-            % (
-                beginning,
-                b",".join(labels[start:end]),
-                orjson.dumps(query.bias_removal),
-                orjson.dumps(query.popularity),
-                self._priors_json(query.priors),
-                explored_B[place].json(draws.lottery) if place in explored_B else b"",
-                b'"pool":%d,' % pools[place] if place in pools else b"",
-                query.unknown_exclude,
-                query.unknown_allow,
-            )
-            for place, (beginning, query, start, end) in enumerate(
-                zip(beginnings, resolved, [0, *ends_B[:-1]], ends_B, strict=True)
-            )
-        ]
+                for label in labels:
+                    label["display"] = {name: of for name, of in label["display"].items() if name in query.display}
+            result = {**named[place], "labels": labels}
+            result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
+            if self._bundle.priors is not None:
+                result["priors"] = dict(zip(self._bundle.priors.names, query.priors, strict=True))
+            if place in explored_B:
+                propensities_N[start:end] = explored_B[place].propensities_K
+                for label, propensity in zip(labels, propensities_N[start:end], strict=True):
+                    label["propensity"] = propensity
+                result["exploration"] = explored_B[place].json(draws.lottery)
+            if place in pools:
+                result["pool"] = pools[place]
+            result["unknown"] = {"exclude": query.unknown_exclude, "allow": query.unknown_allow}
+            results.append(result)
         return Retrieval(
             results=results,
             bias_removal_B=bias_removal_B,
@@ -398,11 +382,11 @@ class Retriever:
             rows_N=rows_N,
             scores_N=scores_N,
             ends_B=ends_B,
-            propensities_N=propensities_N,
-            explored=slots_of(explored_B.values()),
+            propensities_N=propensities_N if explored_B else None,
+            explored=slots_of(explored_B.values()) if explored_B else {},
             unknown={
-                "exclude": sum(query.unknown_exclude for query in resolved),
-                "allow": sum(query.unknown_allow for query in resolved),
+                "exclude": sum([query.unknown_exclude for query in resolved]),
+                "allow": sum([query.unknown_allow for query in resolved]),
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )

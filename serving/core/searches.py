@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.catalogue import Catalogue
@@ -92,7 +92,7 @@ class SearchRunner:
 
     def answer(
         self, key: Hashable, searches: Sequence[Search], waited: Sequence[float]
-    ) -> Sequence[list[bytes] | Exception]:
+    ) -> Sequence[list[Any] | Exception]:
         """Return the results or an error of each request; one that cannot be answered costs only itself."""
         assert isinstance(key, BatchKey)
         try:
@@ -109,7 +109,7 @@ class SearchRunner:
                 return [searches[0].located(error)]
             return [self.answer(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
 
-    def _answer(self, key: BatchKey, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[bytes]]:
+    def _answer(self, key: BatchKey, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
         retriever, metrics = key.retriever, self._monitoring.metrics
         if key.kind == "embed":
             started = perf_counter()
@@ -123,15 +123,15 @@ class SearchRunner:
         similar = [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
         sizes = [len(search.queries) for search in searches] if queries else [len(asked.labels) for asked in similar]
         names = [
-            (search, within if search.in_request is None else search.in_request[within], within)
+            (search, place)
             for search, size in zip(searches, sizes, strict=True)
-            for within in range(size)
+            for place in (range(size) if search.in_request is None else search.in_request)
         ]
         # With a seed a request of the same id draws the same, for tests; else every answer draws anew.
         repeatable = settings.explore_seed is not None
         draws = Draws(
             self._lottery,
-            [f"{place}:{search.request_id if repeatable else search.answer_id}" for search, place, _ in names],
+            [f"{place}:{search.request_id if repeatable else search.answer_id}" for search, place in names],
         )
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not key.preview:
@@ -146,7 +146,7 @@ class SearchRunner:
 
 def _answered(
     retriever: Retriever,
-    names: Sequence[tuple[Search, int, int]],
+    names: Sequence[tuple[Search, int]],
     queries: Sequence[Query],
     retrieval: Retrieval,
     record_features: bool,
@@ -155,7 +155,7 @@ def _answered(
 
     Args:
         retriever: the release that answered.
-        names: of every query its search, and its position in the request and in the search.
+        names: of every query its search, and its position in the request.
         queries: of the batch; none of labels.
         retrieval: what it found.
         record_features: whether features of queries are kept.
@@ -164,8 +164,8 @@ def _answered(
     arms_B = [query.arm for query in queries]
     return AnsweredBatch(
         release=retriever.name,
-        answer_ids=[search.answer_id for search, _, _ in names],
-        places=[place for _, place, _ in names],
+        answer_ids=[search.answer_id for search, _ in names],
+        places=[place for _, place in names],
         bias_removal_B=retrieval.bias_removal_B,
         popularity_B=retrieval.popularity_B,
         fingerprints_N=catalogue.fingerprints(rows_N),
@@ -177,6 +177,6 @@ def _answered(
         propensities_N=retrieval.propensities_N,
         explored=retrieval.explored,
         features_B=[query.features_json() for query in queries] if record_features and queries else None,
-        request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _, _ in names],
+        request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _ in names],
         arms_B=arms_B if any(arms_B) else None,
     )

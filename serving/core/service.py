@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from longtail.bundle import LabelRecord
+from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.experiments import Experiment
@@ -75,7 +76,7 @@ class Service:
         )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=seconds)
         self._runner = SearchRunner(lambda: self.settings, monitoring, self.mirror)
-        self.queue: SearchQueue[Search, list[bytes]] = SearchQueue(
+        self.queue: SearchQueue[Search, list[Any]] = SearchQueue(
             self._runner.answer,
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
@@ -237,7 +238,7 @@ class Service:
         request_id: str,
         *,
         preview: bool,
-    ) -> list[bytes]:
+    ) -> list[Any]:
         """The results of a request, JSON each, from one search that others may share.
 
         Args:
@@ -253,7 +254,7 @@ class Service:
         """
         return await self.submit(retriever, Search(asked, answer_id, request_id), preview=preview)
 
-    async def submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[bytes]:
+    async def submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[Any]:
         """Return the results of one search as JSON.
 
         Raises:
@@ -272,7 +273,7 @@ class Service:
         kind: Kind = "similar" if similar else "embed" if isinstance(search.asked, ToEmbed) else "retrieve"
         return await self._counted(self.queue.submit(BatchKey(retriever, kind, preview), search, cost, client.get()))
 
-    async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[bytes]:
+    async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[Float32]:
         """Return vectors as JSON, from a batch that others may share; raises as `submit`."""
         return await self.submit(retriever, Search(asked), preview=True)
 

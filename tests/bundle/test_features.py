@@ -21,7 +21,7 @@ VOCABULARIES = {"users": Vocabulary(pa.array(["north", "east"]))}
 
 
 def read(*features_B: Features, **pad_to: int) -> dict[str, list]:
-    inputs = FeatureReader(FEATURES, VOCABULARIES).read(features_B, pad_to)
+    inputs = FeatureReader(FEATURES, VOCABULARIES, pad_to).read(features_B)
     assert {array.dtype for name, array in inputs.items() if name in ("user", "seen", "tags", "words")} == {
         np.dtype(np.int32)
     }
@@ -56,11 +56,11 @@ def test_ids() -> None:
 def test_an_audience_is_read_whole() -> None:
     features = [Feature(name="by", kind="audience", vocabulary="users")]
     many = ["north", "east", *["nobody"] * 300]
-    inputs = FeatureReader(features, VOCABULARIES).read([{"by": many}, {}, {"by": ["east", 7]}], {})
+    inputs = FeatureReader(features, VOCABULARIES).read([{"by": many}, {}, {"by": ["east", 7]}])
     assert inputs["by"].tolist() == [[1, 2, *[0] * 300], [0] * 302, [2, *[0] * 301]]
     assert inputs["by__weight"].sum(axis=1).tolist() == [302, 0, 2]
     with pytest.raises(FeatureError, match=r"expected a list of ids .* of queries that chose the label, received"):
-        FeatureReader(features, VOCABULARIES).read([{"by": {"north": 2}}], {})
+        FeatureReader(features, VOCABULARIES).read([{"by": {"north": 2}}])
     with pytest.raises(ValueError, match="max_length belongs to history, bag and text"):
         Feature(name="by", kind="audience", vocabulary="users", max_length=3)
     with pytest.raises(ValueError, match="a vocabulary belongs to id, history, audience and bag"):
@@ -93,12 +93,12 @@ def test_text_with_a_vocabulary_is_split_at_spaces_and_its_first_words_are_looke
         assert words_of(text, standardize) == words
     assert words_of("a - b", "strip_punctuation") == ["a", "b"]
     feature = Feature(name="q", kind="text", vocabulary="users", standardize="lower", max_length=3)
-    inputs = FeatureReader([feature], VOCABULARIES).read([{"q": "East is NORTH east"}, {"q": ""}, {}], {})
+    inputs = FeatureReader([feature], VOCABULARIES).read([{"q": "East is NORTH east"}, {"q": ""}, {}])
     assert inputs["q"].tolist() == [[2, 0, 1], [0, 0, 0], [0, 0, 0]]
     assert inputs["q__weight"].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
     assert feature.inputs.keys() == {"q", "q__weight"}
     with pytest.raises(FeatureError, match="expected a string, received"):
-        FeatureReader([feature], VOCABULARIES).read([{"q": ["East"]}], {})
+        FeatureReader([feature], VOCABULARIES).read([{"q": ["East"]}])
 
 
 def test_text_is_hashed_as_in_training() -> None:
@@ -134,7 +134,7 @@ def test_ids_are_strings_or_integers_side_by_side() -> None:
         Feature(name="ids", kind="bag", vocabulary="n", max_length=9),
     ]
     batch = [{"id": 8, "ids": ["7", 8, 9]}, {"id": "7", "ids": {"8": 0.5}}, {"ids": [7]}]
-    inputs = FeatureReader(features, numbers).read(batch, {})
+    inputs = FeatureReader(features, numbers).read(batch)
     assert inputs["id"].tolist() == [2, 1, 0]
     assert inputs["ids"].tolist() == [[1, 2, 0], [2, 0, 0], [1, 0, 0]]
     assert inputs["ids__weight"].tolist() == [[1, 1, 1], [0.5, 0, 0], [1, 0, 0]]
@@ -168,7 +168,7 @@ TIMED = Feature(name="seen", kind="history", vocabulary="users", max_length=2, t
 
 def aged(feature: Feature, *values: object) -> dict[str, list]:
     reader = FeatureReader([feature], VOCABULARIES)
-    return {name: column.tolist() for name, column in reader.read([{"seen": value} for value in values], {}).items()}
+    return {name: column.tolist() for name, column in reader.read([{"seen": value} for value in values]).items()}
 
 
 def test_a_history_may_say_when_its_entries_were() -> None:

@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
+from longtail.bundle import Feature, FeatureError, Tower, TowerError
 from tests.bundles import make_bundle
 
 RUN = """
@@ -28,3 +32,70 @@ def test_a_tower_that_runs_leaves_nothing_in_the_temporary_folder(tmp_path: Path
     environment.pop("ORT_DISABLE_TELEMETRY", None)
     subprocess.run([sys.executable, "-c", RUN, str(bundle)], check=True, env=environment)
     assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def number_tower(*, output_dim: int = 2) -> bytes:
+    """`[x, x²]`, or one column more."""
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["square"]),
+        helper.make_node("Unsqueeze", ["x", "one"], ["first"]),
+        helper.make_node("Unsqueeze", ["square", "one"], ["second"]),
+        helper.make_node("Concat", ["first", "second", "second"][:output_dim], ["embedding"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "tower",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B"])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", output_dim])],
+        [helper.make_tensor("one", TensorProto.INT64, [1], [1])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+
+
+def test_the_tower_of_a_bundle_embeds_features() -> None:
+    bundle = make_bundle(dim=8)
+    tower = Tower(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, 8)
+    tables = {
+        initializer.name: onnx.numpy_helper.to_array(initializer)
+        for initializer in onnx.load_from_string(bundle.query_tower).graph.initializer
+    }
+    queries_BD = tower.embed(tower.read([{"user_id": "u2", "history": ["item-5", "nothing"]}, {"user_id": "unknown"}]))
+    first = tables["users"][3] + tables["items"][6] + tables["items"][0]
+    expected = np.stack([first / np.linalg.norm(first), tables["users"][0]])
+    np.testing.assert_allclose(queries_BD, expected, rtol=1e-5)
+    assert queries_BD.dtype == np.float32
+
+
+def test_numbers_that_overflow_in_the_tower_are_refused_by_name() -> None:
+    tower = Tower(number_tower(), [Feature(name="x", kind="number")], {}, 2)
+    np.testing.assert_array_equal(tower.embed(tower.read([{"x": 3}])), [[3, 9]])
+    with pytest.raises(FeatureError, match="overflow") as caught:
+        tower.embed(tower.read([{"x": 1}, {"x": 1e30}]))
+    assert (caught.value.row, caught.value.field) == (1, "features")
+
+
+def test_features_that_the_tower_does_not_take_are_refused_by_name() -> None:
+    tower = Tower(number_tower(), [Feature(name="x", kind="number")], {}, 2)
+    with pytest.raises(FeatureError) as caught:
+        tower.read([{"x": 1}, {"x": "1"}])
+    assert (caught.value.row, caught.value.field, caught.value.message) == (
+        1,
+        "features.x",
+        'expected a finite number, received "1"',
+    )
+
+
+def test_a_tower_whose_inputs_are_not_the_manifests_is_refused() -> None:
+    with pytest.raises(TowerError, match=r"expected the inputs \['y'\] .* found \['x'\]"):
+        Tower(number_tower(), [Feature(name="y", kind="number")], {}, 2)
+
+
+def test_a_tower_of_another_width_is_refused() -> None:
+    tower = Tower(number_tower(output_dim=3), [Feature(name="x", kind="number")], {}, 2)
+    with pytest.raises(TowerError, match=r"expected output of shape \(1, 2\), found \(1, 3\)"):
+        tower.embed(tower.read([{"x": 1}]))
+
+
+def test_bytes_that_are_no_model_are_refused() -> None:
+    with pytest.raises(TowerError, match="expected a model that ONNX Runtime loads"):
+        Tower(b"not a model", [], {}, 2)

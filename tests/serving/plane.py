@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 from pydantic import JsonValue
 
@@ -37,7 +38,6 @@ from longtail.bundle import (
 )
 from longtail.index import Filter
 from longtail.serving import Retriever, Settings
-from longtail.serving.core.encoder import serving_errors
 from longtail.serving.core.retriever import Retrieval
 
 FEATURES = [
@@ -62,8 +62,7 @@ class PlaneEncoder:
         return self._reader.example()
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
-        with serving_errors("queries"):
-            return self._reader.read(features_B, {})
+        return self._reader.read(features_B)
 
     def embed(self, inputs: Inputs) -> np.ndarray:
         users = np.array([[0, 0], [0, 1], [1, 0]], np.float32)
@@ -155,7 +154,7 @@ def plane_retriever(name: str = "plane-1", prefix: str = "") -> Retriever:
 
 def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:
     """The results of a retrieval, read from their JSON."""
-    return [json.loads(result) for result in retrieval.results]
+    return json.loads(orjson.dumps(retrieval.results, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 def plane_settings(releases: Path, **changes: object) -> Settings:

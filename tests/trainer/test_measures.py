@@ -22,7 +22,7 @@ AGE = {"name": "age", "kind": "number"}
 def read(encoding: Encoding, *values: Any) -> dict[str, list[object]]:
     """Tower inputs of requests that give one feature."""
     (feature,) = encoding.query_features
-    found = FeatureReader([feature], {}).read([{feature.name: value} for value in values], {})
+    found = FeatureReader([feature], {}).read([{feature.name: value} for value in values])
     return {name: column.tolist() for name, column in found.items()}
 
 

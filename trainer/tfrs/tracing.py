@@ -57,7 +57,7 @@ class TracedTower:
             ExportError: a value that no request can give.
         """
         try:
-            return FeatureReader(self.tower.features, self.tower.vocabularies).read(self.features(raw), {})
+            return FeatureReader(self.tower.features, self.tower.vocabularies).read(self.features(raw))
         except FeatureError as error:
             raise ExportError(f"{where}: example {error.row}, {error.field}: {error.message}") from error
 

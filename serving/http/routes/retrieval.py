@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import orjson
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from longtail.serving.core import experiments
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.body import RequestRoute, read_body
 from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import json_response, results_json, service_of
+from longtail.serving.http.responses import json_response, results_json, service_of, to_json
 from longtail.serving.http.schemas.retrieval import (
     EmbedAnswer,
     EmbedRequest,
@@ -115,5 +114,5 @@ async def embed(request: Request) -> Response:
     async with _while_connected(request):
         vectors = await service.embed(retriever, body)
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
-    rest = orjson.dumps({**described, "release": retriever.name, "request_id": request.state.request_id})
-    return json_response(b'{"vectors":[%b],%b' % (b",".join(vectors), rest[1:]))
+    answer = {"vectors": vectors, **described, "release": retriever.name}
+    return json_response(to_json(answer, request.state.request_id))

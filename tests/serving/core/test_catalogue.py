@@ -44,7 +44,7 @@ def labels(count: int = 2, **display: pa.Array) -> Labels:
 )
 def test_display_columns_become_json(column: pa.Array, expected: list) -> None:
     catalogue = catalogue_of(labels(shown=column))
-    answer = [orjson.loads(label + b"1}") for label in catalogue.json_beginnings(np.array([0, 1, 0]))]
+    answer = orjson.loads(orjson.dumps(catalogue.shown(np.array([0, 1, 0]))))
     assert [label["display"]["shown"] for label in answer] == [*expected, expected[0]]
 
 
@@ -54,8 +54,8 @@ def test_a_column_that_json_cannot_hold_is_refused_by_name() -> None:
 
 
 def test_labels_without_display_columns() -> None:
-    (label,) = catalogue_of(labels()).json_beginnings(np.array([1]))
-    assert label == b'{"id":"id-1","bucket":"head","display":{},"score":'
+    (label,) = catalogue_of(labels()).shown(np.array([1]))
+    assert label == {"id": "id-1", "bucket": "head", "display": {}}
 
 
 def test_ids_to_rows_and_how_many_are_unknown() -> None:

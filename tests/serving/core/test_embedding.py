@@ -34,7 +34,7 @@ def of(bundle: Bundle) -> Retriever:
 
 def vectors(retriever: Retriever, **asked: Any) -> np.ndarray:
     (found,) = retriever.embed([ToEmbed(**asked)])
-    return np.float32([json.loads(vector) for vector in found])
+    return np.float32(found)
 
 
 def scores_of(result: dict[str, Any]) -> dict[str, float]:
@@ -76,7 +76,7 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
     for explore in ({}, {"tail": 2}):
         options = {"k": 9, "explore": explore}
         by_features = results_of(retriever.retrieve([Query(features=each, **options) for each in FEATURES]))
-        by_vector = results_of(retriever.retrieve([Query(vector=json.loads(each), **options) for each in found]))
+        by_vector = results_of(retriever.retrieve([Query(vector=each.tolist(), **options) for each in found]))
         if explore:
             by_features, by_vector = (
                 [result["exploration"] for result in of_one] for of_one in (by_features, by_vector)
@@ -164,7 +164,7 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) ->
     retriever, batches = service.retriever(), []
     embed = retriever.embed
 
-    def counted(requests: Sequence[ToEmbed]) -> list[list[bytes]]:
+    def counted(requests: Sequence[ToEmbed]) -> list[list[np.ndarray]]:
         batches.append(len(requests))
         return embed(requests)
 
@@ -182,7 +182,7 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) ->
         return await asyncio.gather(first, *rest, return_exceptions=True)
 
     _, b, unknown, east, unreadable = asyncio.run(together())
-    assert ([*b], [*east]) == ([b"[0.0,1.0]"], [b"[1.0,0.0]"])
+    assert (np.float32(b).tolist(), np.float32(east).tolist()) == ([[0, 1]], [[1, 0]])
     assert isinstance(unknown, UnknownLabelError)
     assert unknown.field == "labels.1"
     assert isinstance(unreadable, InvalidRequestError)

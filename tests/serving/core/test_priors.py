@@ -13,11 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, Prior, Priors, Upsert
+from longtail.bundle import Bundle, Prior, Priors, Tower, Upsert
 from longtail.index import IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever, create_app
-from longtail.serving.core.encoder import Encoder
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.operations import ReleaseAnswer
@@ -143,7 +142,7 @@ def retriever_of(bundle: Bundle) -> Retriever:
         created_at=AT,
         bundle=bundle,
         searcher=Searcher(bundle, built.bands, built.chosen.effort),
-        encoder=Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
+        encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
         max_new_labels=100,
     )
 
@@ -163,7 +162,7 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
         )
         for _ in range(20)
     ]
-    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     inputs = encoder.read([query.features for query in queries])
     f = encoder.embed(inputs).astype(float) @ bundle.embeddings.T / manifest.temperature + labels.bias
     log_nu = np.tile(labels.log_pn, (20, 1))
@@ -224,7 +223,7 @@ def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_pa
         def expected(id_: str, numbers: tuple[float, float]) -> float:
             added = app.state.service.retriever().overlay.added
             row = added.ids.index(id_)
-            encoder = Encoder(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, 8)
+            encoder = Tower(bundle.query_tower, bundle.manifest.query_features, bundle.vocabularies, 8)
             f = encoder.embed(encoder.read([query["features"]]))[0].astype(float) @ added.embeddings[row]  # type: ignore[list-item]
             score = f / bundle.manifest.temperature + added.bias[row]
             score += 0.5 * added.log_pn[row] + 0.25 * added.log_popularity[row]

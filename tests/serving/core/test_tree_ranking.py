@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle import BUCKET_NAMES, Bundle, Proposal
+from longtail.bundle import BUCKET_NAMES, Bundle, Proposal, Tower
 from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
-from longtail.serving import Encoder, Retriever
+from longtail.serving import Retriever
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
@@ -51,7 +51,7 @@ class Blind:
 
 def retriever_of(bundle: Bundle, searcher: LabelSearcher) -> Retriever:
     manifest = bundle.manifest
-    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     return Retriever(
         name="tree", created_at=datetime(2026, 1, 2, tzinfo=UTC), bundle=bundle, searcher=searcher, encoder=encoder
     )
@@ -67,7 +67,7 @@ def parts(bundle: Bundle, features: dict[str, Any]) -> tuple[np.ndarray, np.ndar
     """f and log p_n(y|x) of every label, float64 [L]."""
     manifest, tree = bundle.manifest, bundle.proposal
     assert tree is not None
-    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     query_D = encoder.embed(encoder.read([features]))[0].astype(np.float64)
     user = bundle.vocabularies["users"].lookup(features.get("user_id") or "")
     z_K = tree.offset.astype(np.float64) + tree.projection["user_id"][user]
@@ -245,7 +245,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     assert tree is not None
     built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
     rng = np.random.default_rng(0)
-    encoder = Encoder(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
+    encoder = Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim)
     inputs = encoder.read(
         [
             {"user_id": f"u{user}", "history": [f"item-{row}" for row in rng.integers(20_000, size=3)]}
