@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -83,7 +82,7 @@ def test_what_embed_gives_is_answered_as_its_features_are(cosine: bool) -> None:
             )
         assert by_features == by_vector
     if cosine:
-        np.testing.assert_allclose(np.linalg.norm([json.loads(each) for each in found], axis=1), 1, rtol=1e-6)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-6)
 
 
 def test_labels_have_the_vectors_they_are_answered_by() -> None:
