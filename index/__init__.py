@@ -46,9 +46,8 @@ from longtail.index.search.milvus import MilvusServer
 if TYPE_CHECKING:
     from longtail.index.construct.added import index_in_memory
     from longtail.index.release.building import build, refresh_priors, update
-    from longtail.index.release.publishing import publish
     from longtail.index.release.release import Release
-    from longtail.index.release.releases import Releases
+    from longtail.index.release.releases import Releases, publish
     from longtail.index.search.searcher import Searcher
 
 _NEED_FAISS = {
@@ -57,7 +56,7 @@ _NEED_FAISS = {
     "Searcher": "search.searcher",
     "build": "release.building",
     "index_in_memory": "construct.added",
-    "publish": "release.publishing",
+    "publish": "release.releases",
     "refresh_priors": "release.building",
     "update": "release.building",
 }

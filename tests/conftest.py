@@ -67,8 +67,8 @@ def _processes_are_marked(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    """One for all tests of this process: what fsspec keeps of a file system has its address."""
-    import fsspec
+    """One for all tests of this process."""
+    import boto3
 
     from tests.s3 import BUCKET, S3Server
 
@@ -77,7 +77,7 @@ def s3_server() -> Iterator[S3Server]:
     with pytest.MonkeyPatch.context() as patched:
         for name, value in server.environment.items():
             patched.setenv(name, value)
-        fsspec.filesystem("s3").mkdir(BUCKET)
+        boto3.client("s3").create_bucket(Bucket=BUCKET)
     yield server
     server.stop()
 
