@@ -105,7 +105,7 @@ def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, features=CONTEXT, log=LOG))
     dataset = read_dataset(recipe)
     query = Encoding.fit(recipe, dataset).query
-    settings = {"batch_size": 2, "one_label_per_query": False, "seed": 1, "epoch": 2}
+    settings = {"batch_size": 2, "seed": 1, "epoch": 2}
 
     whole = dict(epoch_batches(dataset.train, query, first=0, **settings))
     rest = dict(epoch_batches(dataset.train, query, first=1, **settings))

@@ -14,9 +14,10 @@ from longtail.trainer.config import LossConfig
 from longtail.trainer.data.askings import impressions_of
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
+from longtail.trainer.methods import KnownPositives
+from longtail.trainer.methods.brought import Impressions
 from tests.trainer import tiny
 
 L, B, GAMMA = 7, 4, 0.25
@@ -127,8 +128,8 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
     )  # fmt: skip
     dataset = read_dataset(recipe)
     ((_, batch),) = epoch_batches(
-        dataset.train, Encoding.fit(recipe, dataset).query, batch_size=3, one_label_per_query=False, seed=0, epoch=0,
-        first=0, impressions=dataset.impressions,
+        dataset.train, Encoding.fit(recipe, dataset).query, [Impressions(0.5, dataset.train, dataset.impressions)],
+        batch_size=3, seed=0, epoch=0,
     )  # fmt: skip
 
     x, y = (dataset.label_ids.to_pylist().index(name) for name in "xy")

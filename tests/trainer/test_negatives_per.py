@@ -15,10 +15,11 @@ from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.objective import balance
+from longtail.trainer.methods import KnownPositives
+from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.train import prepare_run
 from tests.trainer import tiny
@@ -26,6 +27,7 @@ from tests.trainer import tiny
 TRAIN = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), (2, 1), (2, 4)).sorted()
 SETS = [{0, 2}, {1}, {1, 3, 4}]
 PAIRS_PER_QUERY, L = 2.0, 6
+ONE = tiny.pairs((0, 0))
 MULTI_LABEL: dict[str, Any] = {"family": "logistic", "hits": "mask_known", "negatives_per": "query"}
 
 
@@ -127,9 +129,9 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
                 hits_BM = np.tile(np.isin(np.arange(3), at), (size, 1)) & (hits == "mask_known")
                 made = SampledLogits(
                     ops.take(rows[0], at), ops.broadcast_to(rows[0], (size, 3)), hits_BM, nothing[:size], nothing,
-                    nothing[:size], nothing, log_pairs_B=np.log(np.full(size, size, np.float32)),
+                    nothing[:size], nothing, rows={"log_pairs": np.log(np.full(size, size, np.float32))},
                 )  # fmt: skip
-                total = total + p * ops.sum(Objective("logistic")(made))
+                total = total + p * ops.sum(Objective("logistic", methods=(NegativesPerQuery(ONE, None),))(made))
             return total, total
 
         _, (gradient_L,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(np.float32(f_L))], [])
@@ -145,7 +147,7 @@ def test_batches_say_what_a_query_s_pairs_weigh() -> None:
 
     def first(*, sized: bool) -> dict[str, Any]:
         steps = epoch_batches(
-            data.train, features, batch_size=5, one_label_per_query=False, seed=0, epoch=0, first=0, sized=sized
+            data.train, features, [NegativesPerQuery(data.train, None)] * sized, batch_size=5, seed=0, epoch=0
         )
         return next(steps)[1]
 

@@ -15,6 +15,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.methods.queries import OwnInAudience
 from longtail.trainer.model.audience import DrawnAudience
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
@@ -199,8 +200,8 @@ def test_a_step_needs_to_know_where_the_rows_own_queries_are() -> None:
     batch |= {"_positive": dataset.train.labels[:4], "_weight": np.ones(4, np.float32)}
     with pytest.raises(ValueError, match=r"audiences: expected _own in its batch, received none"):
         model.train_step(batch)
-    settings = {"batch_size": 4, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
-    ((_, made), *_) = epoch_batches(dataset.train, encoding.query, audience=encoding.audience, **settings)
+    settings = {"batch_size": 4, "seed": 0, "epoch": 0, "first": 0}
+    ((_, made), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
     assert made["_own"].tolist() == encoding.audience.own[made["_pair"]].tolist()
     starts = encoding.audience.offsets[made["_positive"]] + made["_own"][:, 0]
     assert encoding.audience.ids["by"][starts].tolist() == (dataset.train.queries[made["_pair"]] + 1).tolist()

@@ -62,7 +62,7 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray, ra
             ops.convert_to_tensor(negatives_RB.astype(np.float32)),
             ops.convert_to_tensor(drawn_RB == Y), *log_q, *log_q,
             log_miss_B=None if (drawn_RB == Y).any() else np.full(rows, np.log1p(-1 / K), np.float32),
-            ranks_BN=ranks_RN,
+            rows={} if ranks_RN is None else {"ranks": ranks_RN},
         )
     )  # fmt: skip
     return ops.convert_to_numpy(made).astype(np.float64)

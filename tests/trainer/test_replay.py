@@ -58,8 +58,7 @@ def test_batches_are_of_the_visited_pairs_and_histories_of_all() -> None:
     batches = [
         batch
         for _, batch in epoch_batches(
-            train, Encoding.fit(recipe, data).query, batch_size=7, one_label_per_query=False, seed=0, epoch=0, first=0,
-            replay=replay,
+            train, Encoding.fit(recipe, data).query, batch_size=7, seed=0, epoch=0, visits=replay.rows,
         )
     ]  # fmt: skip
 

@@ -17,17 +17,17 @@ from longtail.bundle import Inputs
 from longtail.trainer.check.cost import cost_of
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import LossConfig, Recipe
+from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Asked
 from longtail.trainer.data.replay import Replay
-from longtail.trainer.data.retrieved import Retrieved
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.methods.brought import Retrieved
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.progress import Reporter
-from longtail.trainer.retrieving import Retrieval
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
@@ -71,16 +71,28 @@ def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: b
             of_row += sum(each * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, each in terms)
         expected += weigh * of_row / B
 
-    there = np.concatenate([SHOWN, FOUND], axis=1) if shown else FOUND
-    batch = tiny.batch(BATCH, _shown=there, _pair=np.arange(B, dtype=np.int32))
+    there = {"_retrieved": FOUND} | ({"_shown": SHOWN} if shown else {})
+    batch = tiny.batch(BATCH, **there, _pair=np.arange(B, dtype=np.int32))
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+def retrieved(lists: Any, list_of_pair: list[int], *, negatives: int) -> Retrieved:
+    """Lists as if they had been searched."""
+    config = RetrievedConfig(negatives=negatives)
+    made = Retrieved(tiny.recipe(), config, tiny.dataset(TRAIN, queries=4, labels=L), None)
+    made.lists_AK, made.list_of_N = np.array(lists, np.int32), np.int32(list_of_pair)
+    return made
+
+
+def drawn_of(found: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: int = 0) -> np.ndarray:
+    return found.columns(rows, {"_positive": positives}, np.random.default_rng(seed))["_retrieved"]
 
 
 def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
     """Of ten labels each with chance 4/10, best first."""
-    found = Retrieved(np.arange(20, dtype=np.int32).reshape(2, 10), np.int32([1, 0, 1]), negatives=4)
+    found = retrieved(np.arange(20).reshape(2, 10), [1, 0, 1], negatives=4)
     rows = np.zeros(20_000, np.int64)
-    drawn = found.draw(rows, np.full(len(rows), 99, np.int32), np.random.default_rng(0))
+    drawn = drawn_of(found, rows, np.full(len(rows), 99, np.int32))
     counts = np.bincount(drawn.ravel(), minlength=20)
     assert not counts[:10].any(), "pair 0 has list 1"
     deviation = 4 * np.sqrt(20_000 * 0.4 * 0.6)
@@ -90,12 +102,12 @@ def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
 
 
 def test_a_short_list_is_taken_whole_and_filled_with_the_positive() -> None:
-    found = Retrieved(np.int32([[5, 3, -1, -1], [8, 2, 1, -1], [-1, -1, -1, -1]]), np.int32([0, 1, 2]), negatives=3)
+    found = retrieved([[5, 3, -1, -1], [8, 2, 1, -1], [-1, -1, -1, -1]], [0, 1, 2], negatives=3)
     for seed in range(20):
-        drawn = found.draw(np.arange(3), np.int32([7, 7, 4]), np.random.default_rng(seed))
+        drawn = drawn_of(found, np.arange(3), np.int32([7, 7, 4]), seed)
         assert drawn.tolist() == [[5, 3, 7], [8, 2, 1], [4, 4, 4]]
-    nothing = Retrieved.nothing(3, negatives=2)
-    assert nothing.draw(np.arange(3), np.int32([7, 6, 5]), np.random.default_rng(0)).tolist() == [
+    nothing = retrieved([[-1]], [0, 0, 0], negatives=2)
+    assert drawn_of(nothing, np.arange(3), np.int32([7, 6, 5])).tolist() == [
         [7] * 2,
         [6] * 2,
         [5] * 2,
@@ -152,7 +164,7 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
         lists.append(best(models[0], 4, 1.0))
         of_epoch = lists[2 if epoch == 3 else epoch]
         for step, batch in epoch_batches(*arguments, **more):
-            for query, positive, row in zip(batch["user_id"] - 1, batch["_positive"], batch["_shown"], strict=True):
+            for query, positive, row in zip(batch["user_id"] - 1, batch["_positive"], batch["_retrieved"], strict=True):
                 assert len(row) == negatives
                 if epoch < 2:
                     assert set(row) == {positive}
@@ -218,8 +230,11 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, replay: Replay | None 
         )  # fmt: skip
 
     query = Encoding.fit(recipe, data).query
-    retrieval = Retrieval(recipe, data, replay, Checkpoints(folder, "run"))
-    return retrieval.of_epoch(1, lambda rows: model.embed_queries(query.of_queries(rows)), label_side, within=False)
+    assert recipe.loss.retrieved_negatives is not None
+    found = Retrieved(recipe, recipe.loss.retrieved_negatives, data, replay)
+    embed = lambda rows: model.embed_queries(query.of_queries(rows))  # noqa: E731
+    found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=False)
+    return found
 
 
 def sets_of(found: Retrieved, pairs: list[int]) -> list[set[int]]:

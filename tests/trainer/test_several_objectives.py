@@ -23,10 +23,11 @@ from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.split import without_repeats
+from longtail.trainer.methods import KnownPositives
+from longtail.trainer.methods.queries import ByObjective
 from longtail.trainer.model.objectives import ObjectiveMaps
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart, dense_weights
@@ -296,8 +297,7 @@ def test_pairs_know_their_objective_and_weigh_what_it_says(shop: Path) -> None:
 
     known = KnownPositives.of(data.train)
     ((_, batch),) = epoch_batches(
-        data.train, Encoding.fit(job, data).query, batch_size=200, one_label_per_query=False, seed=0, epoch=0, first=0,
-        known=known,
+        data.train, Encoding.fit(job, data).query, [known, ByObjective(data.train)], batch_size=200, seed=0, epoch=0,
     )  # fmt: skip
     np.testing.assert_array_equal(batch["_objective"], data.train.objectives[batch["_pair"]])
     for row in range(5):

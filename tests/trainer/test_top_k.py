@@ -17,16 +17,16 @@ from longtail.bundle import Proposal
 from longtail.trainer import backend
 from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.checkpoint import Checkpoints
-from longtail.trainer.config import LossConfig
+from longtail.trainer.config import EvaluationConfig, LossConfig
+from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
-from longtail.trainer.losses.draws import stands_for
-from longtail.trainer.losses.hits import hits_of
+from longtail.trainer.losses.hits import hits_of, stands_for
 from longtail.trainer.losses.terms import log_terms
-from longtail.trainer.losses.top_k import QueryStates, TopK
-from longtail.trainer.model.kept import Askings
+from longtail.trainer.methods.top_k import HeldToTopK, QueryStates, TopK
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny
 
@@ -93,7 +93,7 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
         negative_BM = ops.take(SCORES, candidates) + ops.zeros((ROWS, candidates.shape[-1]))
         log_miss_B = None if sampler.log_miss is None else sampler.log_miss(log_q(positive_B))
         hits = "keep" if log_miss_B is None else "mask"
-        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch, known_BM=None)
+        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch)
         m = candidates.shape[-1] - sampler.in_batch
         stands_BM = stands_for(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
         after = []
@@ -124,7 +124,10 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
         positive_B, np.float32([[0.5, -1.0], [0.0, 0.75]]), np.zeros((2, 2), bool),
         *[np.float32([-1.0, -2.0])] * 4,
     )  # fmt: skip
-    plain, held = (Objective(family, "importance", regularizer=0.1, tau=tau) for tau in (1.0, 0.5))
+    plain = Objective(family, "importance", regularizer=0.1)
+    held = replace(
+        plain, methods=(HeldToTopK(TopKConfig(k=1, temperature=0.5), EVALUATION, DATA, never_the_positive=False),)
+    )
 
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
         if LOSSES[family].stateful:
@@ -138,12 +141,12 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
         weight_B = 1 / (1 + np.exp(-(positive_B - beta_B) / 0.5))
         return weight_B * losses(replace(plain, regularizer=0.0), of) + penalty_B
 
-    np.testing.assert_allclose(losses(held, logits._replace(beta_B=beta_B)), by_hand(positive_B), rtol=1e-5)
+    np.testing.assert_allclose(losses(held, logits._replace(rows={"beta": beta_B})), by_hand(positive_B), rtol=1e-5)
     if LOSSES[family].stateful:
         return  # η moves with the positive, and has no gradient
 
     def total(rows: list[Any]) -> tuple[Any, Any]:
-        losses_B = held(logits._replace(positive_B=rows[0], beta_B=ops.convert_to_tensor(beta_B)))
+        losses_B = held(logits._replace(positive_B=rows[0], rows={"beta": ops.convert_to_tensor(beta_B)}))
         return ops.sum(losses_B), losses_B
 
     _, (gradient_B,), _ = backend.value_and_gradients(total, [ops.convert_to_tensor(positive_B)], [])
@@ -155,6 +158,7 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
 TRAIN = tiny.pairs((0, 0), (0, 1), (0, 3), (1, 1), (1, 0), (2, 0))
 """Label 0 in three pairs, 1 in two, 3 in one, 2, 4 and 5 in none: of head, torso, tail and new."""
 DATA = tiny.dataset(TRAIN, queries=4, labels=6)
+EVALUATION = EvaluationConfig(ks=[2], metric="recall@2")
 FULL = {"sampler": "full", "weight": "importance"}
 ASKED = np.int32([0, 0, 0, 1, 1, 2])
 
@@ -260,20 +264,25 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
     np.testing.assert_array_equal(states(first), states(other))
 
 
+def kept_of(data: Dataset) -> HeldToTopK:
+    return HeldToTopK(TopKConfig(k=2), EVALUATION, data, never_the_positive=False)
+
+
 def test_batches_say_what_is_asked() -> None:
     """A number for every query, for every objective of its own."""
     features = Encoding.fit(tiny.recipe(), DATA).query
-    settings: dict[str, Any] = {"batch_size": 6, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
-    ((_, batch),) = epoch_batches(DATA.train, features, numbered=True, **settings)
+    settings: dict[str, Any] = {"batch_size": 6, "seed": 0, "epoch": 0, "first": 0}
+    ((_, batch),) = epoch_batches(DATA.train, features, [kept_of(DATA)], **settings)
     several = replace(DATA.train, objectives=np.int32([0, 1, 0, 0, 1, 1]))
-    ((_, apart),) = epoch_batches(several, features, numbered=True, **settings)
+    kept = kept_of(replace(DATA, train=several))
+    ((_, apart),) = epoch_batches(several, features, [kept], **settings)
 
     np.testing.assert_array_equal(batch["_asking"], DATA.train.queries[batch["_pair"]])
     np.testing.assert_array_equal(
         apart["_asking"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
     )
     assert (batch["_asking"].dtype, apart["_asking"].dtype) == (np.int32, np.int32)
-    assert Askings.of(tiny.recipe(loss={"top_k": {"k": 2}}), replace(DATA, train=several)).number == 6
+    assert kept.variables[0].shape == (6, 3)
     ((_, plain),) = epoch_batches(DATA.train, features, **settings)
     assert "_asking" not in plain
 

@@ -4,14 +4,15 @@ Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `na
 [B, P] for histories, bags and texts, `name__time` int32 [B, P] for histories that tell times, `name` float32 [B] for
 numbers, [B, D] for vectors.
 
-Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row, then its retrieved negatives.
+Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +21,14 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.elapsed import NO_TIME
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.histories import Histories
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.moments import Moments
-from longtail.trainer.data.nearest import Nearest
 from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
 from longtail.trainer.data.pairs import Asked, Pairs
-from longtail.trainer.data.replay import Replay
-from longtail.trainer.data.retrieved import Retrieved
+
+if TYPE_CHECKING:
+    from longtail.trainer.losses.method import Method
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
@@ -261,80 +260,40 @@ def take_rows(
 def epoch_batches(
     pairs: Pairs,
     features: QueryFeatures,
+    methods: Sequence[Method] = (),
     *,
     batch_size: int,
-    one_label_per_query: bool,
     seed: int,
     epoch: int,
-    first: int,
-    known: KnownPositives | None = None,
-    impressions: Bags | None = None,
-    retrieved: Retrieved | None = None,
-    replay: Replay | None = None,
-    grouped: int = 0,
-    sized: bool = False,
+    first: int = 0,
+    visits: Callable[[np.random.Generator], Int64] | None = None,
     packs: bool = True,
-    numbered: bool = False,
-    audience: Audience | None = None,
-    nearest: Nearest | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
-    """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
+    """Make shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
-    A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
-    (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
-    int32 [K] (`KnownPositives.of_queries`), impressions and after them what is drawn of retrieved labels, `_shown`,
-    int32 [B, S], filled up with the positive, groups, `_group`, int32 [B] (`_groups`), what the pairs of a row's query
-    weigh, `_pairs`, float32 [B], and numbers of what is asked, `_asking`, int32 [B]; with objectives `_objective`,
-    int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`); with neighbours what `Nearest.columns` says.
-    With sequences it holds the pairs of whole queries, but for the first and the last, and the sequences are packed.
-    The same arguments give the same batches.
+    A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B] (label
+    rows), `_weight` float32 [B], and the columns of the methods. With sequences it holds the pairs of whole queries,
+    but for the first and the last, and the sequences are packed. The same arguments give the same batches.
 
     Args:
-        one_label_per_query: visit every query once, with one of its labels drawn, instead of every pair.
-        seed: the job's seed; with `epoch` it decides the order and every draw.
-        known: positives of every query, for a loss that masks them.
-        impressions: label rows of what was shown with the interactions, for a loss that weighs them.
-        retrieved: lists of the queries' best labels, for a loss that takes negatives of them.
-        grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
-        sized: say what the pairs of every row's query weigh together, for a loss whose negatives they share.
+        methods: optional parts of the loss.
+        seed: with `epoch` it decides the order and every draw.
+        visits: rows of the training pairs in the order of an epoch, int64; by default all of them.
         packs: pack sequences; not where a batch is taken in parts.
-        numbered: say what every row asks (`Pairs.asked_for`), for a loss that keeps something of it.
-        audience: of the labels, for a label tower that reads it: say where a row's own query is in its positive's.
-        nearest: neighbours of queries and labels, for a loss that holds them to these.
     """
-    order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(pairs)) if visits is None else visits(rng)
     packed = packs and features.has_sequences
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
-    unasked = np.empty(0, np.int64)  # the numbers of all pairs are made where a loss asks for them
-    owners = unasked if known is None else pairs.owners
-    asked_for = pairs.asked_for if grouped or numbered else unasked
-    weight_N = pairs.weight_of_owners(None if replay is None else replay.chances()) if sized else None
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
         batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
-        if known is not None:
-            batch["_known"], batch["_known_rows"] = known.of_queries(owners[rows_B])
-        if pairs.objectives is not None:
-            batch["_objective"] = pairs.objectives[rows_B]
-        if grouped:
-            batch["_group"] = _groups(asked_for[rows_B], parts=grouped)
-        if weight_N is not None:
-            batch["_pairs"] = weight_N[rows_B]
-        if numbered:
-            batch["_asking"] = asked_for[rows_B].astype(np.int32)
-        if audience is not None:
-            batch["_own"] = audience.own[rows_B]
-        if impressions is not None and pairs.shown is not None:
-            batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
-        if retrieved is not None:
-            drawn_BS = retrieved.draw(rows_B, batch["_positive"], np.random.default_rng([seed, epoch, step, 1]))
-            batch["_shown"] = np.concatenate([batch["_shown"], drawn_BS], axis=1) if "_shown" in batch else drawn_BS
-        if nearest is not None:
-            batch |= nearest.columns(pairs, rows_B, features.of_queries, np.random.default_rng([seed, epoch, step, 2]))
+        for method in methods:
+            batch |= method.columns(rows_B, batch, np.random.default_rng([seed, epoch, step, method.stream]))
         yield step, batch
 
 
@@ -347,20 +306,8 @@ def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inp
             yield batch
 
 
-def _groups(asked_B: Int64, *, parts: int) -> Int32:
-    """Return equal where rows of a part ask the same, from 0 in every part; int32 [B]."""
-    of_parts = [np.unique(part, return_inverse=True)[1] for part in np.split(asked_B, parts)]
-    return np.concatenate(of_parts).astype(np.int32)
-
-
-def _visits(pairs: Pairs, replay: Replay | None = None, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
-    """Return rows of the training pairs in the order in which an epoch visits them, int64: all, those that are
-    replayed, or one drawn per query."""
-    rng = np.random.default_rng([seed, epoch])
-    if replay is not None:
-        return replay.rows(rng)
-    if not one_label_per_query:
-        return rng.permutation(len(pairs))
+def one_per_query(pairs: Pairs, rng: np.random.Generator) -> Int64:
+    """Draw one pair of every query, in a random order; rows of the pairs, int64."""
     starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
 

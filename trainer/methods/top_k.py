@@ -3,17 +3,32 @@
 Among all labels, or among those of the positive's own frequency bucket. That score, β, is estimated for every query as
 training goes: each visit counts the labels above the present β, without bias, by the draws that the loss has anyhow.
 
-Legend: `B` rows, `M` draws, `G` groups of labels that have a β of their own, `S` numbers that are kept of a query: its
-G estimates, the spread of its scores, its visits.
+Legend: `B` rows, `N` training pairs, `A` queries as they are asked, for every objective, `L` labels, `M` draws,
+`U` distinct queries of a batch, `G` groups of labels that have a β of their own, `S` numbers that are kept of a query:
+its G estimates, the spread of its scores, its visits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
+import numpy as np
+
+from longtail.bundle import BUCKET_NAMES, Inputs
+from longtail.bundle.arrays import Int64
+from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.config.loss import TopKConfig
+from longtail.trainer.config.sections import EvaluationConfig
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.losses.method import Method, Visit
+from longtail.trainer.losses.objective import SampledLogits
 
 _NO_BETA = -1e30
 """β of a positive that no K is given for: it counts in full."""
@@ -126,3 +141,74 @@ def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tens
     mean_B1 = ops.sum(stands_BM * scores_BM, axis=1, keepdims=True) / total_B1
     variance_B1 = ops.sum(stands_BM * ops.square(scores_BM - mean_B1), axis=1, keepdims=True) / total_B1
     return mean_B1[:, 0], ops.sqrt(variance_B1)[:, 0]
+
+
+class HeldToTopK(Method):
+    """Weighs positives by the K-th highest scores of their queries, and keeps β of every query.
+
+    Args:
+        never_the_positive: no draw is the positive of its row.
+
+    Attributes:
+        top_k: how β is estimated and used.
+    """
+
+    name = "top_k"
+    needs = ("_asking",)
+    weighs_draws = True
+
+    def __init__(
+        self, config: TopKConfig, evaluation: EvaluationConfig, dataset: Dataset, *, never_the_positive: bool
+    ) -> None:
+        self._asked_for = dataset.train.asked_for
+        counts_L = dataset.label_counts()
+        buckets_L = buckets_for(evaluation, counts_L).assign(counts_L)
+        labels, buckets = len(counts_L), [BUCKET_NAMES.index(name) for name in config.by_bucket]
+        group_L = np.full(labels, len(buckets), np.int32) if buckets else np.zeros(labels, np.int32)
+        for group, bucket in enumerate(buckets):
+            group_L[buckets_L == bucket] = group
+        self.top_k = TopK(
+            k_G=tuple(config.by_bucket.values()) if buckets else (config.whole,),
+            labels_G=tuple(int(np.sum(group_L == group)) for group in range(max(len(buckets), 1))),
+            labels=labels,
+            temperature=config.temperature,
+            memory=config.memory,
+            never_the_positive=never_the_positive,
+        )
+        queries = int(self._asked_for.max()) + 1
+        self._states_AS = untrained_variable(np.zeros((queries, len(self.top_k.k_G) + 2), np.float32), "top_k")
+        self._group_L = untrained_variable(group_L, "top_k_group")
+        self.variables, self.constants = [self._states_AS], [self._group_L]
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Make `_asking`, int32 [B]: what every row asks (`Pairs.asked_for`)."""
+        return {"_asking": self._asked_for[rows_B].astype(np.int32)}
+
+    def of_rows(self, visit: Visit) -> Tensors:
+        """Get the states of the rows' queries, and the groups of their positives."""
+        return {
+            "top_k": backend.gather(self._states_AS, visit.batch["_asking"]),
+            "top_k group": backend.gather(self._group_L, visit.positive_B),
+        }
+
+    def of_candidates(self, candidates: Tensor) -> Tensors:
+        """Get the groups of the candidates."""
+        return {"top_k groups": backend.gather(self._group_L, candidates)}
+
+    def visited(self, logits: SampledLogits, *, draws: int) -> Tensors:
+        """Compute β of the rows, and the states of their queries after this step."""
+        rows = logits.rows
+        before = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
+        at_B, states_BS = self.top_k.visited(before, logits.positive_B, logits.negative_BM, rows["stands"], m=draws)
+        return {"beta": self.top_k.beta(at_B), "top_k visited": states_BS}
+
+    def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
+        """Weigh the losses by how far their positives are above β."""
+        return losses_B * truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
+
+    def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
+        """Write the states; of rows that ask the same query, the mean."""
+        asked_U, places_B = backend.unique(ops.convert_to_tensor(batch["_asking"]), self._states_AS.shape[0])
+        sums_US = ops.segment_sum(visited["top_k visited"], places_B, num_segments=ops.shape(asked_U)[0])
+        rows_U1 = ops.maximum(backend.count(places_B, asked_U), 1.0)[:, None]
+        backend.scatter(self._states_AS, asked_U, sums_US / rows_U1)
