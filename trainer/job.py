@@ -16,18 +16,19 @@ from rich.markup import escape
 
 from longtail.bundle import Bundle, refuse_existing
 from longtail.bundle.sets import distinct
-from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
+from longtail.trainer.baseline_report import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, folder_beside, is_first, take_part, wait_for_all
+from longtail.trainer.dial_selection import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, lines, with_default
-from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.evaluation.tables import baseline_table
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
+from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
@@ -35,7 +36,6 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import prepare_run, train
 from longtail.trainer.trained import Trained
-from longtail.trainer.verdict import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.warm_start import WarmStart
 
 _PLACES = {"train", "valid", "test", "queries", "labels", "prepared", "memory"}

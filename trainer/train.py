@@ -33,11 +33,12 @@ from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizer_state import carry_over_state
-from longtail.trainer.own_rows import check_link
+from longtail.trainer.plugin_checks import check_link
 from longtail.trainer.progress import Reporter
+from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
+from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import Trackers
 from longtail.trainer.trained import Trained, log_frequencies_of
-from longtail.trainer.tree import tree_of
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
@@ -284,4 +285,25 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
         calibrated_at=trained.calibrated_at,
         described=trained.recipe.describes_labels,
+    )
+
+
+def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
+    """Return the tree, kept at `path`; None for any other sampler."""
+    sampler = recipe.loss.sampler
+    if sampler.name != "adversarial":
+        return None
+    rng = np.random.default_rng(recipe.seed)
+    return read_or_fit_proposal(
+        path,
+        lambda: fit_proposal(
+            [feature for feature in recipe.query.features if feature.in_tree],
+            lambda rows_B: encoding.query.of_pairs(rows_B, rng),
+            dataset.train.labels,
+            vocabulary_rows=encoding.vocabulary_rows,
+            labels=len(dataset.label_ids),
+            dims=sampler.dims or TREE_DIMS,
+            penalties=penalties_of(sampler.penalty),
+            query_id=recipe.data.query_id,
+        ),
     )

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from longtail.bundle import Bundle, Interval, onnx_session
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import Recipe
+from longtail.trainer.baseline_report import before_test
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -28,7 +29,6 @@ from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, rank
 from longtail.trainer.evaluation.task import Task
-from longtail.trainer.verdict import before_test
 
 _SASREC = Path(__file__).with_name("sasrec.py")
 

@@ -10,8 +10,8 @@ import pytest
 
 from longtail.bundle import CurvePoint, Interval
 from longtail.trainer import evaluate, fit
-from longtail.trainer.choosing import check_choice
 from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.dial_selection import check_choice
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, chosen_by, floors_of, lines
 from longtail.trainer.evaluation.target import FoundByLabel

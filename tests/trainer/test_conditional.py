@@ -16,7 +16,7 @@ from keras import ops
 
 from longtail.bundle import Proposal
 from longtail.trainer.losses import Objective, SampledLogits
-from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.walk import by_similarity
 from tests.trainer import tiny

@@ -16,8 +16,8 @@ from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
 from longtail.trainer.losses.hits import stands_for
+from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.losses.row_methods import LabelSmoothing
-from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny, toy
 from tests.trainer.test_top_k import tree

@@ -11,8 +11,7 @@ from keras import ops
 from longtail.trainer import backend
 from longtail.trainer.losses import LOSSES, MASKED
 from longtail.trainer.losses.families import Activation
-from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses.objective import Objective, log_terms
 from tests.trainer import tiny
 
 RNG = np.random.default_rng(0)

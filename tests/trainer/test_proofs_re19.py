@@ -16,7 +16,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer.losses import Mining, Objective, SampledLogits
-from longtail.trainer.losses.ranks import theta_of_all
+from longtail.trainer.losses.mining import theta_of_all
 from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
 from tests.trainer import toy
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from longtail.trainer import train as loop
 from longtail.trainer.config import DataConfig
-from longtail.trainer.data.batches import _visits
+from longtail.trainer.data.batches import one_per_query
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError, DataError
@@ -98,7 +98,7 @@ MANY = tiny.dataset(tiny.pairs(*ROWS), queries=11, labels=4)
 
 
 def visits(epoch: int, *, seed: int = 0) -> np.ndarray:
-    return _visits(MANY.train, one_label_per_query=True, seed=seed, epoch=epoch)
+    return one_per_query(MANY.train, np.random.default_rng([seed, epoch]))
 
 
 def test_an_epoch_of_samples_visits_every_query_once_with_a_label_of_its_own() -> None:

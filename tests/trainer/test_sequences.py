@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.packing import pack
+from longtail.trainer.data.histories import pack
 from longtail.trainer.job import fit
 from longtail.trainer.model.sequences import packed_histories
 from tests.trainer import tiny

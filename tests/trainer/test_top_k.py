@@ -25,7 +25,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
 from longtail.trainer.losses.hits import hits_of, stands_for
-from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.methods.top_k import HeldToTopK, QueryStates, TopK
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny

@@ -24,8 +24,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import TrainerError
-from longtail.trainer.evaluation.held_out import HeldOut, seen_pairs, to_find
 from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.task import HeldOut, seen_pairs, to_find
 
 _QUERIES_LOOKED_AT = 20_000
 _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01

@@ -9,8 +9,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.trainer.config.base import Section
-from longtail.trainer.config.choice import Choice
+from longtail.trainer.config.base import Choice, Section
 from longtail.trainer.losses.families import LOSSES, Activation
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining

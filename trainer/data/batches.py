@@ -22,9 +22,7 @@ from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.elapsed import NO_TIME
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
-from longtail.trainer.data.histories import Histories
-from longtail.trainer.data.moments import Moments
-from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
+from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, Moments, pack
 from longtail.trainer.data.pairs import Asked, Pairs
 
 if TYPE_CHECKING:

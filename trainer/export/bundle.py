@@ -19,7 +19,7 @@ from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.label_vectors import kept_vectors
+from longtail.trainer.data.encode import kept_vectors
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers

@@ -28,8 +28,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.held_out import seen_pairs
 from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, rank
+from longtail.trainer.evaluation.task import seen_pairs
 from longtail.trainer.losses.hits import hits_of
 from longtail.trainer.losses.method import Method, Visit, Weighted
 from longtail.trainer.losses.weights import MASKED

@@ -27,15 +27,14 @@ from longtail.trainer.check.limits import check_negatives
 from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, pair_weights
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.method import Method, Visit, check_columns
+from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.losses.row_methods import Eta, LabelSmoothing, SampledRanks
-from longtail.trainer.losses.terms import log_terms
 from longtail.trainer.model.forward import Forward
 from longtail.trainer.model.frequencies import Frequencies
-from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.sequences import packed_histories
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.model.updates import Updates
-from longtail.trainer.own_rows import check_family, check_sampler, check_weight
+from longtail.trainer.model.updates import Gradients, Updates, mean_gradients, parts_of
+from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
