@@ -148,16 +148,6 @@ def side() -> dict[str, object]:
     return {"buckets_L": SIDE.buckets, "counts_L": SIDE.counts, "inverse_propensity_L": None}
 
 
-def test_ials_finds_the_tastes_that_popularity_cannot() -> None:
-    recall = {name: TASK.metrics(answers(name), **side())[f"recall@{K}"].value for name in ("popularity", "iALS")}
-
-    assert recall["iALS"] > 1.5 * recall["popularity"]
-
-
-def test_the_same_seed_the_same_lists() -> None:
-    assert np.array_equal(answers("iALS"), answers("iALS"))
-
-
 def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
     config = CONFIG.model_copy(update=evaluation)
     result = compare(TASK, ours, SIDE, DATA, config, tuning=(TASK, DATA))

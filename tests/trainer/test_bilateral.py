@@ -10,7 +10,6 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -157,21 +156,3 @@ def test_a_step_pools_the_positives_of_a_query() -> None:
         model.train_step(tiny.batch(ROWS))
     loss = float(model.train_step(tiny.batch(ROWS, _group=GROUPS)))
     assert loss == pytest.approx(np.mean(expected_B), rel=1e-5)
-
-
-def test_it_is_calibrated_where_both_sides_weigh_alike() -> None:
-    assert LossConfig.model_validate({"family": "bilateral_softmax"}).uncalibrated() is None
-    assert LossConfig.model_validate({"family": {"name": "bilateral_softmax", "power": 1}}).uncalibrated() is None
-    reason = LossConfig.model_validate({"family": BSL}).uncalibrated()
-    assert reason == "with power 1.25, 'bilateral_softmax' weighs positives and negatives differently"
-    masked = LossConfig.model_validate({"family": "bilateral_softmax", "hits": "mask"})
-    assert masked.uncalibrated() == "with hits 'mask', 'bilateral_softmax' does not converge to log p(y|x)"
-
-
-@pytest.mark.parametrize(
-    "model", [{"similarity": "dot"}, COSINES | {"learn_temperature": True}, COSINES | {"label_bias": True}]
-)
-def test_a_power_needs_bounded_logits(model: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected similarity = 'cosine', a fixed temperature .* with power 1.25, .*"):
-        tiny.recipe(loss={"family": BSL}, model=model)
-    tiny.recipe(loss={"family": "bilateral_softmax"}, model=model)

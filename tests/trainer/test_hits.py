@@ -194,17 +194,6 @@ def test_in_batch_importance_is_exact_for_labels_of_one_pair() -> None:
     assert (w_L * np.exp(setup.log_share_L) / smoothed)[-1] / w_L[-1] == pytest.approx(0.688, abs=1e-3)
 
 
-def test_a_label_in_no_pair_keeps_its_smoothed_q() -> None:
-    log_pi_L = np.log([0.6, 0.3, 0.1])
-    setup = SamplerSetup(log_pi_L, 3, log_share_L=np.array([np.log(2 / 3), np.log(1 / 3), -np.inf]))
-
-    np.testing.assert_allclose(np.exp(SAMPLERS["in_batch"](setup).log_q_L), [2 / 3, 1 / 3, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(
-        np.exp(SAMPLERS["mixed"](setup, negatives=2).log_q_L), [(4 / 3 + 2 / 3) / 4, (2 / 3 + 2 / 3) / 4, (2 / 3) / 4],
-        rtol=1e-6,
-    )  # fmt: skip
-
-
 BEST = {"name": "minimum_variance", "negatives": 2}
 
 

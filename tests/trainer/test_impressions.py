@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.trainer.config import LossConfig
-from longtail.trainer.data.askings import impressions_of
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.prepared import read_dataset
@@ -109,13 +108,6 @@ def test_an_impression_without_pairs_is_a_negative_only_where_its_id_is_all_ther
         assert loss(SHOWN) == pytest.approx(loss(without), rel=1e-6)
     else:
         assert loss(SHOWN) > loss(without) * (1 + 2e-5)
-
-
-def test_impressions_are_rows_of_the_catalogue() -> None:
-    lists = pa.chunked_array([[["a", "x", "c"], None], [[], ["c"] * 40]])
-    found = impressions_of(lists, pa.array(["c", "b", "a"]))
-    assert found.offsets.tolist() == [0, 2, 2, 2, 34], "x is no label, and of forty the first 32 are read"
-    assert found.ids.tolist() == [2, 0, *[0] * 32]
 
 
 def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:

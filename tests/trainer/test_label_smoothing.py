@@ -184,12 +184,3 @@ def test_labels_that_are_no_negatives_get_none_of_it() -> None:
 def test_what_is_no_cross_entropy_is_refused(family: str) -> None:
     with pytest.raises(ValueError, match=f"label_smoothing: expected 0 with family '{family}', which is no cross-"):
         LossConfig.model_validate({"family": family, "label_smoothing": 0.1})
-
-
-def test_no_lambda_makes_its_scores_log_probabilities() -> None:
-    loss = LossConfig.model_validate({"weight": "importance", "label_smoothing": 0.1})
-
-    assert loss.uncalibrated() == "with label_smoothing 0.1 it converges to log[(1 − ε)·p(y|x) + ε/L]"
-    assert str(loss) == "softmax · in_batch · importance · label_smoothing 0.1"
-    with pytest.raises(ValueError, match="less than 1"):
-        LossConfig.model_validate({"label_smoothing": 1})

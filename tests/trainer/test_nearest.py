@@ -18,8 +18,6 @@ from rich.console import Console
 
 from longtail.bundle import Inputs
 from longtail.trainer import backend
-from longtail.trainer.check.cost import cost_of
-from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import LossConfig, Recipe
 from longtail.trainer.config.loss import NeighboursConfig
 from longtail.trainer.data.batches import epoch_batches
@@ -31,7 +29,6 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
-from tests.trainer.groups import found_of_groups
 
 T, WEIGHT, B = 0.2, 0.5, 6
 ROWS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 3), (4, 4), (5, 5)]
@@ -284,34 +281,6 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
     assert again.history == whole.history
     for mine, other in zip(again.step.variables, whole.step.variables, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(mine), ops.convert_to_numpy(other))
-
-
-def test_a_model_of_few_pairs_learns_of_neighbours(tmp_path: Path) -> None:
-    """Sixty groups, and two labels of each chosen."""
-
-    def found(name: str, loss: dict[str, Any]) -> float:
-        return found_of_groups(tmp_path / name, loss, groups=60, queries=300, chosen=2)
-
-    without, there = found("without", {}), found("there", {"neighbours": {"weight": 1.0}})
-    assert there > without + 0.2
-
-
-def test_without_weight_it_is_the_run_without() -> None:
-    plain = tiny.recipe()
-    assert identity_of(tiny.recipe(loss={"neighbours": {"weight": 0}}), DATA) == identity_of(plain, DATA)
-    others = [tiny.recipe(loss={"neighbours": near}) for near in ({}, {"k": 4}, {"sides": ["label"]}, {"weight": 1})]
-    assert len({identity_of(recipe, DATA) for recipe in (plain, *others)}) == 5
-
-
-def test_what_it_costs_is_counted() -> None:
-    without, there, labels = (
-        cost_of(recipe, DATA, Encoding.fit(recipe, DATA))
-        for recipe in (job(None), job(), job(NEAR | {"sides": ["label"]}))
-    )
-    assert there.data == without.data + 2 * 7 * 2 * 4, "seven queries and seven labels, two neighbours each, int32"
-    assert labels.data == without.data + 7 * 2 * 4
-    assert (there.batch, there.products) == (3 * without.batch, 3 * without.products), "B² thrice"
-    assert (labels.batch, labels.products) == (2 * without.batch, 2 * without.products)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -50,13 +50,6 @@ def test_the_loss_and_its_gradients_by_hand(activation: Activation, width: float
 
 
 @pytest.mark.parametrize("activation", NAMES)
-def test_wide_activations_are_the_exponential(activation: Activation) -> None:
-    losses_B = loss(POSITIVE, NEGATIVE, LOG_WEIGHT, activation=activation, width=1e4)
-
-    np.testing.assert_allclose(losses_B, LOSSES["bilateral_softmax"].loss(POSITIVE, NEGATIVE, LOG_WEIGHT), atol=5e-3)
-
-
-@pytest.mark.parametrize("activation", NAMES)
 def test_rows_without_a_negative_that_counts_have_no_loss_and_no_gradient(activation: Activation) -> None:
     """All masked; or, of the two that have an end, all so far below that their weight is 0."""
     positive, negative = np.float32([0, 100]), np.float32([[3, 90], [-100, -200]])

@@ -14,8 +14,7 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import Inputs
-from longtail.trainer.check.cost import cost_of
-from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.config import LossConfig, Recipe
 from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.batches import epoch_batches
@@ -31,7 +30,6 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
-from tests.trainer.groups import found_of_groups
 
 L, B, GAMMA, WEIGHT = 7, 4, 0.25, 3.0
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
@@ -278,28 +276,6 @@ def test_after_a_warm_start_only_queries_that_epochs_visit_are_searched_for(tmp_
     assert sets_of(some, [0, 2, 3]) == [{1, 2, 3, 4}, {0, 3, 4}, {0, 1, 2}]
 
 
-def test_a_model_learns_more_of_its_own_mistakes_than_of_uniform_draws(tmp_path: Path) -> None:
-    """Eighty groups, and three labels of each chosen. Eight negatives a row for as many steps, all drawn uniformly, or
-    half of them retrieved."""
-
-    def found(name: str, loss: dict[str, Any]) -> float:
-        loss = {"weight": "importance"} | loss
-        return found_of_groups(tmp_path / name, loss, groups=80, queries=400, chosen=3)
-
-    uniform = found("uniform", {"sampler": {"name": "uniform", "negatives": 8, "shared": False}})
-    four = {"name": "uniform", "negatives": 4, "shared": False}
-    retrieved = found("retrieved", {"sampler": four, "retrieved_negatives": {"negatives": 4, "depth": 20}})
-    assert retrieved > uniform + 0.03
-
-
-def test_what_it_costs_is_counted() -> None:
-    without, there = (
-        cost_of(recipe, DATA, Encoding.fit(recipe, DATA)) for recipe in (tiny.recipe(), tiny.recipe(loss={
-            "retrieved_negatives": LISTS})))  # fmt: skip
-    assert there.negatives == without.negatives + 2
-    assert there.data == without.data + 10 * 4 * 4, "ten queries, lists of four, int32"
-
-
 def test_jobs_that_take_none(tmp_path: Path) -> None:
     def loss(**settings: Any) -> LossConfig:
         return LossConfig.model_validate({"retrieved_negatives": settings.pop("retrieved", {})} | settings)
@@ -319,7 +295,3 @@ def test_jobs_that_take_none(tmp_path: Path) -> None:
     assert some.beside_noise == " of the draws, not of the retrieved negatives"
     assert loss(impressions=0.5).beside_noise == " of the draws, not of the impressions and retrieved negatives"
     assert loss(retrieved=None).beside_noise == ""
-
-
-def test_a_run_is_another_with_lists() -> None:
-    assert len({identity_of(recipe, DATA) for recipe in (tiny.recipe(), job(), job(depth=5))}) == 3

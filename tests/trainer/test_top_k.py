@@ -287,15 +287,6 @@ def test_batches_say_what_is_asked() -> None:
     assert "_asking" not in plain
 
 
-def test_the_bilateral_softmax_pools_none_of_its_positives_beside_it() -> None:
-    bilateral = {"family": "bilateral_softmax", "hits": "keep"}
-    assert LossConfig.model_validate(bilateral).pools
-    held = LossConfig.model_validate(bilateral | {"top_k": {"k": 20}})
-    assert not held.pools
-    assert held.uncalibrated() == "top_k weighs pairs by their own scores"
-    assert str(held).endswith(" · top 20 within 1")
-
-
 @pytest.mark.parametrize("family", ["logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp", "nce"])
 def test_a_loss_that_knows_no_rank_is_refused(family: str) -> None:
     """A pairwise form does know one."""
@@ -303,21 +294,6 @@ def test_a_loss_that_knows_no_rank_is_refused(family: str) -> None:
         LossConfig.model_validate({"family": family, "top_k": {"k": 20}})
     if family not in ("contrastive", "nce"):
         LossConfig.model_validate({"family": {"name": family, "pairwise": True}, "top_k": {"k": 20}})
-
-
-@pytest.mark.parametrize(
-    ("top_k", "message"),
-    [
-        ({}, "k\n  Field required"),
-        ({"k": 0}, "greater than or equal to 1"),
-        ({"k": 20, "temperature": 0}, "greater than 0"),
-        ({"k": {"middle": 3}}, "expected buckets of head, torso, tail, received middle"),
-        ({"k": {}}, "at least 1 item"),
-    ],
-)
-def test_what_is_no_top_k_is_refused(top_k: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LossConfig.model_validate({"top_k": top_k})
 
 
 @pytest.mark.parametrize(
