@@ -37,10 +37,10 @@ def compare_with_baselines(
     if len(dataset.valid):
         task = Task.of(
             dataset.valid, dataset.train, config, labels=labels, seed=seed, max_queries=config.max_valid_queries,
-            askers=dataset.askers,
+            request_queries=dataset.request_queries,
         )  # fmt: skip
         tuning = task, learnt_from(dataset.train, dataset.train)
-    task = Task.of(held_out, known, config, labels=labels, seed=seed, askers=dataset.askers)
+    task = Task.of(held_out, known, config, labels=labels, seed=seed, request_queries=dataset.request_queries)
     features, label_side = trained.encoding.query.with_history(known, held_out), trained.label_side()
     (ours_NK,), _ = rank(
         task.rows_N,
@@ -50,7 +50,7 @@ def compare_with_baselines(
         [dial.default],
         k=task.k,
         queries=len(dataset.query_ids),
-        askers=dataset.askers,
+        request_queries=dataset.request_queries,
         log_proposal=log_proposal_of(trained.model.proposal, features),
     )
     learnt = learnt_from(trained.dataset.train, known)

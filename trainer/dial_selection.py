@@ -122,7 +122,7 @@ def curve_of(
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
-        askers=trained.dataset.askers,
+        request_queries=trained.dataset.request_queries,
         seed=trained.recipe.seed,
         settings=settings,
         log_proposal=log_proposal_of(trained.model.proposal, features),

@@ -278,7 +278,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
-        askers=trained.dataset.askers,
+        request_queries=trained.dataset.request_queries,
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),

@@ -89,7 +89,7 @@ class Measurement:
             [dial],
             k=self.task.k,
             queries=len(self.dataset.query_ids),
-            askers=self.dataset.askers,
+            request_queries=self.dataset.request_queries,
         )
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 
@@ -139,7 +139,7 @@ class Measurement:
                 pq.write_table(_as_peers_read(pairs), folder / f"{name}.parquet")
             if features := _categories(dataset, self.recipe):
                 pq.write_table(features, folder / "features.parquet")
-            np.save(folder / "asked.npy", self.task.askers_N)
+            np.save(folder / "asked.npy", self.task.queries_N)
             subprocess.run(
                 [str(python), str(_SASREC), str(folder), "--k", str(self.task.k), "--seed", str(self.recipe.seed)],
                 check=True,
@@ -166,7 +166,7 @@ class Measurement:
     def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:
         return Task.of(
             held_out, known, self.recipe.evaluation, labels=len(self.dataset.label_ids), seed=self.recipe.seed,
-            max_queries=max_queries, askers=self.dataset.askers,
+            max_queries=max_queries, request_queries=self.dataset.request_queries,
         )  # fmt: skip
 
     def _learnt_from(self, train: Pairs, known: Pairs) -> Interactions:

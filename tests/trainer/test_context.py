@@ -12,11 +12,11 @@ import pytest
 
 from longtail.bundle import Buckets
 from longtail.trainer.config import EvaluationConfig, load_recipe
-from longtail.trainer.data.askings import Versions, distinct_rows
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.data.requests import Versions, distinct_rows
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
@@ -76,10 +76,10 @@ def test_a_pair_is_encoded_with_the_context_of_its_own_row(tmp_path: Path) -> No
     dataset = read_dataset(recipe)
     encoding = Encoding.fit(recipe, dataset)
 
-    assert dataset.asked is not None
+    assert dataset.requests is not None
     assert dataset.contexts is not None
     assert dataset.contexts.num_rows == 5, "the first and the fourth row are of one context"
-    assert len(dataset.asked.queries) == 5, "and of one user: asked the same way"
+    assert len(dataset.requests.queries) == 5, "and of one user: asked the same way"
     train = dataset.train
     assert train.times is not None
     order = train.times.astype(int) - 1
@@ -114,8 +114,8 @@ def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
 
 def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     """Query 0 wants label 1 in one context and label 2 in another; each list shows one of them first."""
-    askers = np.int32([0, 0, 1])
-    held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), asked=np.int32([0, 1, 1, 2]))
+    request_queries = np.int32([0, 0, 1])
+    held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), requests=np.int32([0, 1, 1, 2]))
     known = Pairs(np.int32([0]), np.int32([0]))
     scores = np.float32([[9, 2, 1, 0], [9, 1, 2, 0], [3, 2, 1, 0]])
     labels = LabelSide.of(
@@ -125,7 +125,7 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, known, lambda rows: scores[rows], labels, config, queries=2, seed=0, askers=askers,
+        held_out, known, lambda rows: scores[rows], labels, config, queries=2, seed=0, request_queries=request_queries,
         settings=[Setting(0.0)],
     )  # fmt: skip
 

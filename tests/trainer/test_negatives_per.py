@@ -31,8 +31,8 @@ MULTI_LABEL: dict[str, Any] = {"family": "logistic", "hits": "mask_known", "nega
 
 
 def whole_epoch(pairs: Pairs) -> dict[str, np.ndarray]:
-    known_K, rows_K = KnownPositives.of(pairs).of_queries(pairs.owners)
-    return tiny.batch(pairs, _known=known_K, _known_rows=rows_K, _pairs=pairs.weight_of_owners())
+    known_K, rows_K = KnownPositives.of(pairs).of_queries(pairs.owner_keys)
+    return tiny.batch(pairs, _known=known_K, _known_rows=rows_K, _pairs=pairs.weight_of_owner())
 
 
 def stepped(pairs: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
@@ -67,15 +67,15 @@ def test_a_weight_of_2_is_the_pair_twice() -> None:
     weighted = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), weights=[2, 1, 1, 1])
     (of_twice, _), (of_weighted, _) = (stepped(pairs, MULTI_LABEL | {"sampler": "full"}) for pairs in (twice, weighted))
 
-    assert twice.weight_of_owners().tolist() == [3, 3, 3, 1, 1]
-    assert weighted.weight_of_owners().tolist() == [3, 3, 1, 1]
+    assert twice.weight_of_owner().tolist() == [3, 3, 3, 1, 1]
+    assert weighted.weight_of_owner().tolist() == [3, 3, 1, 1]
     assert of_weighted == pytest.approx(of_twice, rel=1e-5)
 
 
 def test_what_an_epoch_visits_more_rarely_weighs_less() -> None:
     pairs = tiny.pairs((0, 0), (0, 2), (1, 1), weights=[2, 1, 1])
 
-    assert pairs.weight_of_owners(np.array([0.25, 1, 0.5])).tolist() == [1.5, 1.5, 0.5]
+    assert pairs.weight_of_owner(np.array([0.25, 1, 0.5])).tolist() == [1.5, 1.5, 0.5]
 
 
 @pytest.mark.usefixtures("eager")

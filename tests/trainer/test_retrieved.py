@@ -20,7 +20,7 @@ from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Asked
+from longtail.trainer.data.pairs import Requests
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
@@ -258,8 +258,8 @@ def test_labels_that_are_no_negatives_are_in_no_list(tmp_path: Path) -> None:
 def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -> None:
     """Query 0 is asked in two ways, and has chosen the same labels in both."""
     asked = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
-    asked = type(asked)(asked.queries, asked.labels, asked=np.int32([0, 1, 2, 2]))
-    data = tiny.dataset(asked, queries=2, labels=5, asked=Asked(np.int32([0, 0, 1])))
+    asked = type(asked)(asked.queries, asked.labels, requests=np.int32([0, 1, 2, 2]))
+    data = tiny.dataset(asked, queries=2, labels=5, requests=Requests(np.int32([0, 0, 1])))
     found = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
     assert found.list_of_N.tolist() == [0, 1, 2, 2]
     assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]

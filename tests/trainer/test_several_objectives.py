@@ -307,7 +307,7 @@ def test_pairs_keep_their_objective_wherever_they_go() -> None:
     both = TRAIN.take(slice(0, 4)).followed_by(TRAIN.take(slice(4, 8)))
     np.testing.assert_array_equal(both.objectives, TRAIN.objectives)
     plain = Pairs(TRAIN.queries, TRAIN.labels)
-    np.testing.assert_array_equal(plain.owners, TRAIN.queries)
+    np.testing.assert_array_equal(plain.owner_keys, TRAIN.queries)
     assert (
         tiny.dataset(plain, queries=4, labels=L).fingerprint() != tiny.dataset(TRAIN, queries=4, labels=L).fingerprint()
     )

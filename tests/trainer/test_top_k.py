@@ -187,11 +187,11 @@ def softmax(logits_L: np.ndarray, label: int) -> float:
 def test_a_step_by_hand(parts: int) -> None:
     """Its first visit: the upper quantile of a normal distribution. Query 0 stands in both parts of two."""
     model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
-    with pytest.raises(ValueError, match="a step with top_k: expected _asking in its batch, received none"):
+    with pytest.raises(ValueError, match="a step with top_k: expected _request in its batch, received none"):
         model.train_step(tiny.batch(TRAIN))
     order = np.array([0, 3, 5, 1, 4, 2])
     rows, asked = TRAIN.take(order), ASKED[order]
-    loss = float(model.train_step(tiny.batch(rows, _asking=asked)))
+    loss = float(model.train_step(tiny.batch(rows, _request=asked)))
 
     quantile = 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
     beta_Q = logits_QL.mean(axis=1) + quantile * logits_QL.std(axis=1)
@@ -217,7 +217,7 @@ def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> No
     job = tiny.recipe(loss={"top_k": {"k": 2}}, model={"dim": 4, "temperature": 0.5})
     model = tiny.model(job, DATA, batch_size=6)
     logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.5
-    model.train_step(tiny.batch(TRAIN, _asking=np.arange(6, dtype=np.int32) // 2))
+    model.train_step(tiny.batch(TRAIN, _request=np.arange(6, dtype=np.int32) // 2))
 
     count_L, quantile = np.array([3, 2, 0, 1, 0, 0]), 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
     expected_BS = []
@@ -233,7 +233,7 @@ def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> No
 @pytest.mark.usefixtures("eager")
 def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
     model, logits_QL = step_of({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
-    loss = float(model.train_step(tiny.batch(TRAIN, _asking=ASKED)))
+    loss = float(model.train_step(tiny.batch(TRAIN, _request=ASKED)))
 
     spread_Q = logits_QL.std(axis=1)
     beta_Q = logits_QL.mean(axis=1)  # Φ⁻¹(1 − ½/1) = 0: one label in either
@@ -244,7 +244,7 @@ def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
         by_hand.append(weight * softmax(logits_QL[query], label))
     assert loss == pytest.approx(np.mean(by_hand), rel=1e-4)
     for _ in range(11):
-        model.train_step(tiny.batch(TRAIN, _asking=ASKED))
+        model.train_step(tiny.batch(TRAIN, _request=ASKED))
     head_Q, tail_Q = states(model)[:, 0], states(model)[:, 1]
     assert (head_Q != tail_Q).any(), "each goes to the score of its own label"
     assert states(model)[:, 3].tolist() == [12, 12, 12]
@@ -254,7 +254,7 @@ def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
 @pytest.mark.usefixtures("eager")
 def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
     first, other = (step_of({"k": 2})[0] for _ in range(2))
-    batch = tiny.batch(TRAIN, _asking=ASKED)
+    batch = tiny.batch(TRAIN, _request=ASKED)
     for _ in range(2):
         first.train_step(batch)
     Checkpoints(tmp_path, "run").save("latest", first.variables, {})
@@ -277,14 +277,14 @@ def test_batches_say_what_is_asked() -> None:
     kept = kept_of(replace(DATA, train=several))
     ((_, apart),) = epoch_batches(several, features, [kept], **settings)
 
-    np.testing.assert_array_equal(batch["_asking"], DATA.train.queries[batch["_pair"]])
+    np.testing.assert_array_equal(batch["_request"], DATA.train.queries[batch["_pair"]])
     np.testing.assert_array_equal(
-        apart["_asking"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
+        apart["_request"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
     )
-    assert (batch["_asking"].dtype, apart["_asking"].dtype) == (np.int32, np.int32)
+    assert (batch["_request"].dtype, apart["_request"].dtype) == (np.int32, np.int32)
     assert kept.variables[0].shape == (6, 3)
     ((_, plain),) = epoch_batches(DATA.train, features, **settings)
-    assert "_asking" not in plain
+    assert "_request" not in plain
 
 
 @pytest.mark.parametrize("family", ["logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp", "nce"])

@@ -163,7 +163,9 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
             last=None if times is None else in_words(float(times.max()), dataset.report.unit),
             to_find=None
             if name == "train"
-            else HeldOut.of(pairs, known, labels=labels, exclude_seen=excluded, askers=dataset.askers),
+            else HeldOut.of(
+                pairs, known, labels=labels, exclude_seen=excluded, request_queries=dataset.request_queries
+            ),
         )
         known = known.followed_by(pairs)
     return made
@@ -184,7 +186,7 @@ def _buckets(recipe: Recipe, dataset: Dataset) -> dict[str, dict[str, int]]:
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
     """Both towers' features; queries with training pairs are looked at, evenly, at most some thousands."""
-    rows = distinct(dataset.train.askings)
+    rows = distinct(dataset.train.request_rows)
     looked = rows[:: max(len(rows) // _QUERIES_LOOKED_AT, 1)].astype(np.int32)
     sides = (
         ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),

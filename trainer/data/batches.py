@@ -23,7 +23,7 @@ from longtail.bundle.elapsed import NO_TIME
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, Moments, pack
-from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.pairs import Pairs, Requests
 
 if TYPE_CHECKING:
     from longtail.trainer.losses.method import Method
@@ -33,14 +33,14 @@ _UNKNOWN_RATE = 0.01
 
 
 class QueryFeatures:
-    """Encodes queries as they are asked: attributes by query row or version, contexts by theirs, histories by place in
+    """Encodes requests: attributes by query row or version, contexts by theirs, histories by place in
     the training pairs.
 
     Args:
         encoded: one entry per feature other than `history`.
         history_ids: vocabulary rows of every label, int32 [L], by feature name.
         ordered: a history is what came before; otherwise all other pairs of the query.
-        asked: the ways in which queries are asked; None where there is one of each.
+        requests: the ways in which queries are asked; None where there is one of each.
         query_id: name of the feature that is the query's own id, which is by query row whatever the version.
         events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
         moments: of the known pairs and of requests; None where no feature reads times.
@@ -55,19 +55,19 @@ class QueryFeatures:
         *,
         queries: int,
         ordered: bool,
-        asked: Asked | None = None,
+        requests: Requests | None = None,
         query_id: str = "",
         events: Mapping[str, Sequence[int]] = MappingProxyType({}),
         moments: Moments | None = None,
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._known, self._ordered, self._events = known, ordered, events
-        self._asked, self._query_id, self._moments = asked, query_id, moments
+        self._requests, self._query_id, self._moments = requests, query_id, moments
         self._offsets, ticks = known.offsets(queries), None if moments is None else moments.of_pairs
         self._histories = {name: Histories.of(known, self._offsets, events.get(name), ticks) for name in history_ids}
 
     def with_history(self, known: Pairs, held_out: Pairs | None = None) -> QueryFeatures:
-        """These features with histories read from other pairs, of queries that are asked for some held-out pairs."""
+        """These features with histories read from other pairs, of queries of some held-out pairs."""
         return QueryFeatures(
             self._features,
             self._encoded,
@@ -75,7 +75,7 @@ class QueryFeatures:
             known,
             queries=len(self._offsets) - 1,
             ordered=self._ordered,
-            asked=self._asked,
+            requests=self._requests,
             query_id=self._query_id,
             events=self._events,
             moments=None if self._moments is None else Moments.of(known, self._moments.unit, held_out),
@@ -100,7 +100,7 @@ class QueryFeatures:
             rng: draws what becomes unknown, and which part of a history that is too long is read.
             packed: lay sequences out as `model.sequences` packs them, [S, P], with columns that say where.
         """
-        inputs = self._static(self._known.askings[pairs_B])
+        inputs = self._static(self._known.request_rows[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
                 inputs |= self._history_of_pairs(feature, pairs_B, rng, packed=packed)
@@ -111,14 +111,14 @@ class QueryFeatures:
                 inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
-    def of_queries(self, askings_B: Int32) -> Inputs:
+    def of_queries(self, requests_B: Int32) -> Inputs:
         """Return inputs of queries as they stand after all known pairs: what a service would be asked.
 
         Args:
-            askings_B: rows as `Pairs.askings` has them, int32: of `Dataset.asked`, or query rows without.
+            requests_B: rows as `Pairs.request_rows` has them, int32: of `Dataset.requests`, or query rows without.
         """
-        inputs = self._static(askings_B)
-        queries_B = askings_B if self._asked is None else self._asked.queries[askings_B]
+        inputs = self._static(requests_B)
+        queries_B = requests_B if self._requests is None else self._requests.queries[requests_B]
         for feature in self._features:
             if feature.kind == "history":
                 offsets = self._histories[feature.name].bags.offsets
@@ -126,23 +126,23 @@ class QueryFeatures:
                 starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
                 if self._moments is not None and feature.reads_times:
-                    there_BP, now_B = inputs[f"{feature.name}__weight"] > 0, self._moments.of_requests(askings_B)
+                    there_BP, now_B = inputs[f"{feature.name}__weight"] > 0, self._moments.of_requests(requests_B)
                     inputs[f"{feature.name}__time"] = self._histories[feature.name].ages(starts_B, there_BP, now_B)
         return inputs
 
-    def _static(self, askings_B: Int32) -> Inputs:
+    def _static(self, requests_B: Int32) -> Inputs:
         """Return inputs of all features but histories."""
-        asked = self._asked
-        if asked is None:
-            return take_rows(self._features, self._encoded, askings_B)
+        requests = self._requests
+        if requests is None:
+            return take_rows(self._features, self._encoded, requests_B)
         inputs: Inputs = {}
         for feature in self._features:
-            if feature.origin == "row" and asked.contexts is not None:
-                rows_B = asked.contexts[askings_B]
-            elif feature.name == self._query_id or asked.attributes is None:
-                rows_B = asked.queries[askings_B]
+            if feature.origin == "row" and requests.contexts is not None:
+                rows_B = requests.contexts[requests_B]
+            elif feature.name == self._query_id or requests.attributes is None:
+                rows_B = requests.queries[requests_B]
             else:
-                rows_B = asked.attributes[askings_B]
+                rows_B = requests.attributes[requests_B]
             inputs |= take_rows([feature], self._encoded, rows_B)
         return inputs
 
@@ -164,7 +164,7 @@ class QueryFeatures:
     def _history_of_pairs(
         self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
     ) -> Inputs:
-        """Return the histories that training pairs are asked with."""
+        """Return the histories of training pairs."""
         history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         moments, encoder = self._moments, feature.encoder

@@ -23,13 +23,13 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.askings import ask, impressions_of, versions_of
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.files import DataFile, find_files
 from longtail.trainer.data.ids import distinct_ids
 from longtail.trainer.data.interactions import CONTEXT, nothing_in, read_interactions
-from longtail.trainer.data.pairs import Asked, Pairs, occurrences
+from longtail.trainer.data.pairs import Pairs, Requests, occurrences
 from longtail.trainer.data.problems import RowReport, settle
+from longtail.trainer.data.requests import impressions_of, number_requests, versions_of
 from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.data.split import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.tables import IdTable, read_feature_table
@@ -63,7 +63,7 @@ class Dataset:
         query_table, label_table: feature tables, one row per id in the ids' order; None without a file. Of queries
             whose attributes change, one row per version, and after the last one without values.
         ordered: whether a query's pairs are in time order, so that a history is what came before.
-        asked: the ways in which queries are asked; None where it is one of each.
+        requests: the distinct ways in which queries are asked; None where it is one of each.
         contexts: distinct contexts, by the names of their columns; None without.
         impressions: label rows of what was shown with an interaction; None without.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
@@ -78,7 +78,7 @@ class Dataset:
     query_table: pa.Table | None
     label_table: pa.Table | None
     ordered: bool
-    asked: Asked | None = None
+    requests: Requests | None = None
     contexts: pa.Table | None = None
     impressions: Bags | None = None
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -110,9 +110,9 @@ class Dataset:
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
 
     @property
-    def askers(self) -> Int32 | None:
+    def request_queries(self) -> Int32 | None:
         """Return query row of every way to ask, int32 [A]; None where it is one of each."""
-        return None if self.asked is None else self.asked.queries
+        return None if self.requests is None else self.requests.queries
 
     def training_queries(self) -> int:
         """Return distinct queries with training pairs."""
@@ -141,10 +141,10 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
-            for array in (pairs.events, pairs.asked, pairs.shown, pairs.objectives):
+            for array in (pairs.events, pairs.requests, pairs.shown, pairs.objectives):
                 digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-        if self.asked is not None:
-            for array in (self.asked.queries, self.asked.contexts, self.asked.attributes):
+        if self.requests is not None:
+            for array in (self.requests.queries, self.requests.contexts, self.requests.attributes):
                 digest.update(b"none" if array is None else array.tobytes())
         if self.impressions is not None:
             digest.update(self.impressions.offsets.tobytes() + self.impressions.ids.tobytes())
@@ -198,7 +198,9 @@ def load_dataset(
         attributes = None if data.valid_from else query_table.aligned(query_ids)
         if data.valid_from:
             attributes, versions = versions_of(data, query_table, query_ids, list(raw.values()))
-    pairs, asked, contexts = ask(pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions)
+    pairs, requests, contexts = number_requests(
+        pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions
+    )
     del raw
     pa.default_memory_pool().release_unused()
     if data.reduction == "smallest":
@@ -224,7 +226,7 @@ def load_dataset(
         query_table=attributes,
         label_table=None if label_table is None else label_table.aligned(label_ids),
         ordered=data.ordered,
-        asked=asked,
+        requests=requests,
         contexts=contexts,
         impressions=None if shown is None else impressions_of(shown, label_ids),
         read_at=read_at,

@@ -80,11 +80,13 @@ class Encoding:
             vocabularies: of an exported model, to encode as it does; by default they are built.
             exported: query features of that model, for means, ranges and dates; by default they are fitted.
         """
-        data, train, asked = recipe.data, dataset.train, dataset.asked
+        data, train, requests = recipe.data, dataset.train, dataset.requests
         of_model = {feature.name: feature for feature in exported}
         every_label = np.arange(len(dataset.label_ids))
-        versions_N = None if asked is None or asked.attributes is None else asked.attributes[train.askings]
-        contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
+        versions_N = (
+            None if requests is None or requests.attributes is None else requests.attributes[train.request_rows]
+        )
+        contexts_N = None if requests is None or requests.contexts is None else requests.contexts[train.request_rows]
         query = FeatureTable(
             dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
             distinct(train.queries if versions_N is None else versions_N), by_id=versions_N is None,
@@ -135,7 +137,7 @@ class Encoding:
             train,
             queries=len(dataset.query_ids),
             ordered=dataset.ordered,
-            asked=asked,
+            requests=requests,
             query_id=data.query_id,
             events=_event_codes(recipe),
             moments=(

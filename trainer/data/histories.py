@@ -98,16 +98,18 @@ class Moments:
             raise DataError("data.timestamp: expected times of all pairs for encoder.time_buckets, found none")
         first_A = np.zeros(0, np.int64)
         if held_out is not None and held_out.times is not None:
-            first_A = np.full(int(held_out.askings.max(initial=-1)) + 1, _NEVER)
-            np.minimum.at(first_A, held_out.askings, ticks_of(held_out.times, unit))
+            first_A = np.full(int(held_out.request_rows.max(initial=-1)) + 1, _NEVER)
+            np.minimum.at(first_A, held_out.request_rows, ticks_of(held_out.times, unit))
         return cls(unit, ticks_of(known.times, unit), first_A)
 
-    def of_requests(self, askings_B: Int32) -> Int64:
+    def of_requests(self, requests_B: Int32) -> Int64:
         """Return when queries are asked, int64 [B]."""
         newest = self.of_pairs.max(initial=0)
         if not len(self.first):
-            return np.full(len(askings_B), newest)
-        first_B = np.where(askings_B < len(self.first), self.first[np.minimum(askings_B, len(self.first) - 1)], _NEVER)
+            return np.full(len(requests_B), newest)
+        first_B = np.where(
+            requests_B < len(self.first), self.first[np.minimum(requests_B, len(self.first) - 1)], _NEVER
+        )
         return np.where(first_B == _NEVER, newest, first_B)
 
 

@@ -38,16 +38,16 @@ class HeldOut:
 
     @classmethod
     def of(
-        cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, askers: Int32 | None = None
+        cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, request_queries: Int32 | None = None
     ) -> HeldOut:
         """Of a split.
 
         Args:
-            askers: query row of every way to ask, int32 [A]; None where it is one of each.
+            request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
         """
         seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen, held_out=held_out)
-        keys_P = to_find(held_out, seen, labels=labels, askers=askers)
-        once = len(to_find(held_out, seen[:0], labels=labels, askers=askers))
+        keys_P = to_find(held_out, seen, labels=labels, request_queries=request_queries)
+        once = len(to_find(held_out, seen[:0], labels=labels, request_queries=request_queries))
         queries = len(distinct(keys_P // labels))
         return cls(len(held_out), once, once - len(keys_P), len(keys_P), queries)
 
@@ -72,20 +72,20 @@ def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs
     return distinct(_keys(known, labels))
 
 
-def to_find(held_out: Pairs, seen: Int64, *, labels: int, askers: Int32 | None = None) -> Int64:
+def to_find(held_out: Pairs, seen: Int64, *, labels: int, request_queries: Int32 | None = None) -> Int64:
     """`query · L + label` of distinct held-out pairs that are not seen, int64 [P], rising.
 
-    With `askers`, queries as they are asked (`Pairs.askings`): what a query has seen is left out of all of its.
+    With `request_queries`, requests (`Pairs.request_rows`): what a query has seen is left out of all of its.
 
     Args:
         seen: keys to leave out, int64 [P].
-        askers: query row of every way to ask, int32 [A]; None where it is one of each.
+        request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
     """
-    if askers is None:
+    if request_queries is None:
         keys = distinct(_keys(held_out, labels))
         return keys[~is_among(keys, seen)]
-    keys = distinct(held_out.askings.astype(np.int64) * labels + held_out.labels)
-    return keys[~is_among(askers[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
+    keys = distinct(held_out.request_rows.astype(np.int64) * labels + held_out.labels)
+    return keys[~is_among(request_queries[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
 
 
 def _keys(pairs: Pairs, labels: int) -> Int64:
@@ -97,15 +97,15 @@ class Task:
     """The queries of an evaluation: every model and every baseline answers the same ones.
 
     Attributes:
-        rows_N: rows of queries as they are asked (`Pairs.askings`), int32 [N], ascending.
-        askers_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
+        rows_N: rows of requests (`Pairs.request_rows`), int32 [N], ascending.
+        queries_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
         seen_keys: `query row · L + label` to leave out of the lists, int64, sorted.
         ks: list lengths that the catalogue has labels for.
         own: registered metrics that the recipe names, their parameters bound.
     """
 
     rows_N: Int32
-    askers_N: Int32
+    queries_N: Int32
     positives: Positives
     seen_keys: Int64
     ks: list[int]
@@ -116,7 +116,7 @@ class Task:
     @classmethod
     def of(
         cls, held_out: Pairs, known: Pairs, config: EvaluationConfig, *, labels: int, seed: int,
-        max_queries: int | None = None, askers: Int32 | None = None,
+        max_queries: int | None = None, request_queries: Int32 | None = None,
     ) -> Task:  # fmt: skip
         """From pairs.
 
@@ -125,11 +125,11 @@ class Task:
             config: list lengths, resamples, and whether seen labels may be answered.
             seed: of the bootstrap and of the choice of queries.
             max_queries: at most this many queries, drawn by seed.
-            askers: query row of every way to ask, int32 [A]; None where it is one of each.
+            request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
         """
         check_metric(config, labels=labels)
         seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen, held_out=held_out)
-        keys = to_find(held_out, seen_keys, labels=labels, askers=askers)
+        keys = to_find(held_out, seen_keys, labels=labels, request_queries=request_queries)
         rows_N = distinct(keys // labels).astype(np.int32)
         if len(rows_N) == 0:
             raise DataError("evaluation: expected held-out pairs that are not in training, found none")
@@ -142,8 +142,8 @@ class Task:
         bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
         ks = [k for k in config.ks if k <= labels]
         own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
-        askers_N = rows_N if askers is None else askers[rows_N]
-        return cls(rows_N, askers_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
+        queries_N = rows_N if request_queries is None else request_queries[rows_N]
+        return cls(rows_N, queries_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
 
     def metrics(
         self, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None

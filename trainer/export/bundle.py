@@ -35,7 +35,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
     """Return the bundle of a trained model, not yet written.
 
     Args:
-        held_out_rows: rows of queries, as `Pairs.askings` has them, to draw calibration queries from, int32 [n].
+        held_out_rows: rows of queries, as `Pairs.request_rows` has them, to draw calibration queries from, int32 [n].
         folder: where the towers are written, and the tables that the bundle's are links to.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model

@@ -84,7 +84,7 @@ class Method:
         Args:
             epoch: from 0.
             checkpoints: of the run, a `Checkpoints`.
-            embed_queries: rows of queries as they are asked → embeddings, by the current weights.
+            embed_queries: rows of requests → embeddings, by the current weights.
             label_side: makes the `LabelSide` of all labels, by the current weights.
             within: the run goes on within the epoch, so that the weights are no longer those of its beginning.
         """

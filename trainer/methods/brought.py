@@ -2,7 +2,7 @@
 
 No sampler drew them: they weigh what the recipe says, and take no mining and no regularizer.
 
-Legend: `N` training pairs, `B` batch, `S` negatives that a row brings, `A` queries as they are asked, `K` length of a
+Legend: `N` training pairs, `B` batch, `S` negatives that a row brings, `A` requests, `K` length of a
 list, `L` labels.
 """
 
@@ -106,7 +106,7 @@ class Retrieved(Brought):
         super().__init__("retrieved", config.weight)
         self._config, self._dataset = config, dataset
         visited = dataset.train if replay is None or replay.drawn else dataset.train.take(replay.new)
-        self._rows_A = distinct(visited.askings)
+        self._rows_A = distinct(visited.request_rows)
         weighed_L = np.bincount(visited.labels, visited.weights, minlength=len(dataset.label_ids))
         self._negatives_L = (weighed_L > 0) | (not recipe.describes_labels)
         self._searched: int | None = None
@@ -139,7 +139,7 @@ class Retrieved(Brought):
             checkpoints.save(self.name, [self.lists_AK], {"epoch": before})
         self._searched = before
         # A pair that is not visited has any list.
-        rows_N = np.searchsorted(self._rows_A, self._dataset.train.askings).clip(max=len(self._rows_A) - 1)
+        rows_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).clip(max=len(self._rows_A) - 1)
         self.list_of_N = rows_N.astype(np.int32)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
@@ -173,6 +173,6 @@ class Retrieved(Brought):
             [Setting(self._config.bias_removal)],
             k=min(self._config.depth, len(among)),
             queries=len(dataset.query_ids),
-            askers=dataset.askers,
+            request_queries=dataset.request_queries,
         )
         return np.where(ranked[0] < 0, np.int32(-1), among[ranked[0]])

@@ -27,7 +27,7 @@ KNOWN_LIMIT = 1024
 class KnownPositives(Method):
     """Distinct training labels of every query: query q has `labels[offsets[q]:offsets[q + 1]]`, rising.
 
-    With objectives the queries are `Pairs.owners`: what a query clicked is no known positive of what it bought.
+    With objectives the queries are `Pairs.owner_keys`: what a query clicked is no known positive of what it bought.
 
     Attributes:
         labels: int32.
@@ -51,7 +51,7 @@ class KnownPositives(Method):
         What is left out may be drawn as a negative of the query's other labels, as under `mask`: the rarest of a
         long list, which all samplers but `uniform` and `full` draw least.
         """
-        owners = train.owners
+        owners = train.owner_keys
         catalogue = int(train.labels.max()) + 1 if catalogue is None else catalogue
         keys = distinct(owners * catalogue + train.labels)
         queries, labels = keys // catalogue, keys % catalogue

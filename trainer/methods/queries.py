@@ -34,11 +34,11 @@ class PooledPositives(Method):
     needs = ("_group",)
 
     def __init__(self, family: str, train: Pairs, parts: int) -> None:
-        self.name, self._asked_for, self._parts = f"family {family!r}", train.asked_for, parts
+        self.name, self._request_keys, self._parts = f"family {family!r}", train.request_keys, parts
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Make `_group`, int32 [B]: equal where rows of a part ask the same, from 0 in every part."""
-        parts = np.split(self._asked_for[rows_B], self._parts)
+        parts = np.split(self._request_keys[rows_B], self._parts)
         return {"_group": np.concatenate([np.unique(part, return_inverse=True)[1] for part in parts]).astype(np.int32)}
 
     def of_rows(self, visit: Visit) -> Tensors:
@@ -62,7 +62,7 @@ class NegativesPerQuery(Method):
     needs = ("_pairs",)
 
     def __init__(self, train: Pairs, chances_N: Float64 | None) -> None:
-        self._weight_N = train.weight_of_owners(chances_N)
+        self._weight_N = train.weight_of_owner(chances_N)
         weight_N = np.ones(len(train)) if train.weights is None else train.weights
         weight_N = weight_N if chances_N is None else weight_N * chances_N
         self.pairs_per_query = float(weight_N.sum() / (weight_N / self._weight_N).sum())

@@ -3,7 +3,7 @@
 Among all labels, or among those of the positive's own frequency bucket. That score, β, is estimated for every query as
 training goes: each visit counts the labels above the present β, without bias, by the draws that the loss has anyhow.
 
-Legend: `B` rows, `N` training pairs, `A` queries as they are asked, for every objective, `L` labels, `M` draws,
+Legend: `B` rows, `N` training pairs, `A` requests, for every objective, `L` labels, `M` draws,
 `U` distinct queries of a batch, `G` groups of labels that have a β of their own, `S` numbers that are kept of a query:
 its G estimates, the spread of its scores, its visits.
 """
@@ -154,13 +154,13 @@ class HeldToTopK(Method):
     """
 
     name = "top_k"
-    needs = ("_asking",)
+    needs = ("_request",)
     weighs_draws = True
 
     def __init__(
         self, config: TopKConfig, evaluation: EvaluationConfig, dataset: Dataset, *, never_the_positive: bool
     ) -> None:
-        self._asked_for = dataset.train.asked_for
+        self._request_keys = dataset.train.request_keys
         counts_L = dataset.label_counts()
         buckets_L = buckets_for(evaluation, counts_L).assign(counts_L)
         labels, buckets = len(counts_L), [BUCKET_NAMES.index(name) for name in config.by_bucket]
@@ -175,19 +175,19 @@ class HeldToTopK(Method):
             memory=config.memory,
             never_the_positive=never_the_positive,
         )
-        queries = int(self._asked_for.max()) + 1
+        queries = int(self._request_keys.max()) + 1
         self._states_AS = untrained_variable(np.zeros((queries, len(self.top_k.k_G) + 2), np.float32), "top_k")
         self._group_L = untrained_variable(group_L, "top_k_group")
         self.variables, self.constants = [self._states_AS], [self._group_L]
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_asking`, int32 [B]: what every row asks (`Pairs.asked_for`)."""
-        return {"_asking": self._asked_for[rows_B].astype(np.int32)}
+        """Make `_request`, int32 [B]: what every row asks (`Pairs.request_keys`)."""
+        return {"_request": self._request_keys[rows_B].astype(np.int32)}
 
     def of_rows(self, visit: Visit) -> Tensors:
         """Get the states of the rows' queries, and the groups of their positives."""
         return {
-            "top_k": backend.gather(self._states_AS, visit.batch["_asking"]),
+            "top_k": backend.gather(self._states_AS, visit.batch["_request"]),
             "top_k group": backend.gather(self._group_L, visit.positive_B),
         }
 
@@ -208,7 +208,7 @@ class HeldToTopK(Method):
 
     def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
         """Write the states; of rows that ask the same query, the mean."""
-        asked_U, places_B = backend.unique(ops.convert_to_tensor(batch["_asking"]), self._states_AS.shape[0])
+        asked_U, places_B = backend.unique(ops.convert_to_tensor(batch["_request"]), self._states_AS.shape[0])
         sums_US = ops.segment_sum(visited["top_k visited"], places_B, num_segments=ops.shape(asked_U)[0])
         rows_U1 = ops.maximum(backend.count(places_B, asked_U), 1.0)[:, None]
         backend.scatter(self._states_AS, asked_U, sums_US / rows_U1)

@@ -1,7 +1,7 @@
-"""How queries are asked: the distinct contexts of interactions, and the attributes of a query as of a time.
+"""How queries are requests: the distinct contexts of interactions, and the attributes of a query as of a time.
 
 Legend: `N` pairs, `Q` queries, `L` labels, `R` rows of a table, `V` versions of queries' attributes,
-`A` queries as they are asked.
+`A` queries as they are requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.interactions import TIMESTAMPS
-from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.tables import IdTable
 from longtail.trainer.data.times import are_dates, as_times
 from longtail.trainer.errors import DataError
@@ -104,10 +104,10 @@ def distinct_rows(table: pa.Table) -> tuple[pa.Table, Int32]:
     return table.take(pa.array(first)), codes_R.astype(np.int32)
 
 
-def ask(
+def number_requests(
     pairs: Mapping[str, Pairs], contexts: Mapping[str, pa.Table], versions: Versions | None
-) -> tuple[dict[str, Pairs], Asked | None, pa.Table | None]:
-    """Return pairs with the way in which each query was asked, the distinct ways, and the distinct contexts.
+) -> tuple[dict[str, Pairs], Requests | None, pa.Table | None]:
+    """Return pairs with the way in which each query was requests, the distinct ways, and the distinct contexts.
 
     Args:
         contexts: columns of what came with them, row by row, by split; without columns nothing did.
@@ -128,16 +128,16 @@ def ask(
     if versions is not None:
         attributes_N = np.concatenate([versions.as_of(part.queries, _times(part)) for part in pairs.values()])
         codes_N = _combined(codes_N, attributes_N)
-    _, first, askings_N = np.unique(codes_N, return_index=True, return_inverse=True)
-    asked = Asked(
+    _, first, requests_N = np.unique(codes_N, return_index=True, return_inverse=True)
+    requests = Requests(
         queries_N[first],
         None if contexts_N is None else contexts_N[first],
         None if attributes_N is None else attributes_N[first],
     )
     ends = np.cumsum([len(part) for part in pairs.values()])
-    parts = np.split(askings_N.astype(np.int32), ends[:-1])
-    made = {name: replace(part, asked=own) for (name, part), own in zip(pairs.items(), parts, strict=True)}
-    return made, asked, table
+    parts = np.split(requests_N.astype(np.int32), ends[:-1])
+    made = {name: replace(part, requests=own) for (name, part), own in zip(pairs.items(), parts, strict=True)}
+    return made, requests, table
 
 
 def impressions_of(lists: pa.ChunkedArray, label_ids: pa.Array) -> Bags:
