@@ -67,7 +67,7 @@ def test_gradients_are_those_of_central_differences() -> None:
 
     def total(rows: list[Any]) -> tuple[Any, Any]:
         moved = of._replace(positive_B=rows[0], negative_BM=rows[1], rows={"group": groups_B})
-        losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25})(moved)
+        losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25}, methods=(POOLED,))(moved)
         return ops.sum(losses_B), losses_B
 
     places = [ops.convert_to_tensor(of.positive_B), ops.convert_to_tensor(of.negative_BM)]

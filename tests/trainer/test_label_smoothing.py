@@ -168,7 +168,7 @@ def test_labels_that_are_no_negatives_get_none_of_it() -> None:
         for name, label in (("full", FEATURES), ("in_batch", FEATURES), ("full", {"features": [tiny.ITEM]}))
     ]
 
-    assert [model.train_step._smoothed for model in steps] == [4, 4, 6]
+    assert [model.train_step.methods[0].labels for model in steps] == [4, 4, 6]
     losses = []
     for epsilon in (0.0, 0.25):
         model = tiny.model(

@@ -27,7 +27,7 @@ class LabelSmoothing(Method):
     weighs_draws = True
 
     def __init__(self, epsilon: float, labels: int) -> None:
-        self._epsilon, self._labels = epsilon, labels
+        self._epsilon, self.labels = epsilon, labels
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
         """Add ε times the mean gap between the positive and all labels."""
@@ -35,7 +35,7 @@ class LabelSmoothing(Method):
         if "excluded" in logits.rows:
             stands_BM = ops.where(logits.rows["excluded"], 0.0, stands_BM)
         gaps_BM = logits.positive_B[:, None] - logits.negative_BM
-        return losses_B + self._epsilon * ops.sum(stands_BM / self._labels * gaps_BM, axis=1)
+        return losses_B + self._epsilon * ops.sum(stands_BM / self.labels * gaps_BM, axis=1)
 
 
 class Eta(Method):
