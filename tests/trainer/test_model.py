@@ -310,12 +310,12 @@ def test_augment_and_reduce_keeps_a_number_for_every_pair() -> None:
     logits_BL = augmented.embed_queries({"user_id": BATCH.queries + 1}) @ augmented.embed_labels().T / 0.5
     loss = float(augmented.train_step(tiny.batch(BATCH, _pair=pairs)))
 
-    log_eta_N = ops.convert_to_numpy(augmented.train_step._kept._log_eta_N)
+    log_eta_N = ops.convert_to_numpy(augmented.train_step.methods[-1].variables[0])
     bracket_B = np.logaddexp.reduce(logits_BL, axis=1) - logits_BL[np.arange(B), BATCH.labels]
     np.testing.assert_allclose(log_eta_N[pairs], bracket_B, rtol=1e-4)
     np.testing.assert_allclose(np.delete(log_eta_N, pairs), np.log(L), rtol=1e-6)
     assert loss == pytest.approx(softmax, rel=1e-5), "the bound is tight at its own η"
-    assert any(variable is augmented.train_step._kept._log_eta_N for variable in augmented.variables), (
+    assert any(variable is augmented.train_step.methods[-1].variables[0] for variable in augmented.variables), (
         "kept in checkpoints"
     )
 
