@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +16,7 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import FeatureError, TowerError
 from longtail.bundle.features import FeatureReader, Inputs
 from longtail.bundle.manifest import Feature
-from longtail.bundle.mapped_model import without_tables
 from longtail.bundle.vocabulary import Vocabulary
-
-_FOLDER_OF_TABLES = "session.model_external_initializers_file_folder_path"
-"""Where ONNX Runtime looks for the tables that a model's bytes refer to."""
 
 
 class Tower(FeatureReader):
@@ -31,7 +25,7 @@ class Tower(FeatureReader):
     Each call uses one ONNX thread; call from several threads to use several cores.
 
     Args:
-        model: an ONNX model, float32 [B, dim] out, or its file, whose large tables are mapped.
+        model: an ONNX model, float32 [B, dim] out, or its file, beside which its tables are.
         features: what the tower takes, in order.
         vocabularies: by name.
         dim: D.
@@ -95,7 +89,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     """An ONNX Runtime session on the CPU, with one thread for each call.
 
     Args:
-        model: the ONNX model, or its file, whose large tables are mapped.
+        model: the ONNX model, or its file; tables in files beside that are mapped.
         file: the model's file name, for error messages.
 
     Raises:
@@ -113,14 +107,8 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    session = partial(ort.InferenceSession, sess_options=options, providers=["CPUExecutionProvider"])
     try:
-        if isinstance(model, Path) and (small := without_tables(model)) is not None:
-            options.add_session_config_entry(_FOLDER_OF_TABLES, str(model.parent))
-            # Whatever a version of ONNX Runtime holds against it, the whole file is what was exported.
-            with suppress(Exception):
-                return session(small)
-        return session(model)
+        return ort.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"])
     # ONNX Runtime's own exceptions share no base but Exception.
     except Exception as error:
         hint = ""

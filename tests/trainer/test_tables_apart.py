@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, onnx_session
@@ -19,12 +20,13 @@ from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.export import tables as tables_module
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.onnx import export_towers
-from longtail.trainer.export.tables import with_tables
+from longtail.trainer.export.tables import with_tables, without_large_tables
 from longtail.trainer.job import fit
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import WarmStart
+from tests.bundles import make_bundle
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -131,3 +133,33 @@ def test_a_tower_without_the_rows_of_a_table_is_refused(
     monkeypatch.setattr("longtail.trainer.export.onnx.with_tables", without)
     with pytest.raises(ExportError, match="query tower: expected a model that looks rows of item_id, user_id up"):
         export_towers(finished.trained, tmp_path)
+
+
+def test_large_tables_of_any_model_are_moved_to_files(tmp_path: Path) -> None:
+    model = make_bundle(labels=5000, dim=64).query_tower
+    written, files = without_large_tables({"query": model}, tmp_path)
+    assert {name: np.load(file).shape for name, file in files.items()} == {"query-0": (5001, 64)}
+    assert len(written["query"]) < 50_000 < len(model)
+    (tmp_path / "query_tower.onnx").write_bytes(written["query"])
+    inputs = {
+        "user_id": np.array([3, 0], np.int32),
+        "history": np.array([[1, 60], [5, 0]], np.int32),
+        "history__weight": np.array([[1, 1], [0.5, 0]], np.float32),
+    }
+    (expected,) = onnx_session(model, "tower").run(None, inputs)
+    (found,) = onnx_session(tmp_path / "query_tower.onnx", "tower").run(None, inputs)
+    assert np.array_equal(found, expected)
+
+
+def test_a_large_table_that_something_else_reads_stays(tmp_path: Path) -> None:
+    table = numpy_helper.from_array(np.ones((9000, 32), np.float32), "table")
+    nodes = [
+        helper.make_node("Gather", ["table", "id"], ["row"]),
+        helper.make_node("Add", ["row", "sum"], ["out"]),
+        helper.make_node("ReduceSum", ["table"], ["sum"], keepdims=1),
+    ]
+    given = [helper.make_tensor_value_info("id", TensorProto.INT32, ["B"])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)], [table])
+    )
+    assert without_large_tables({"query": model.SerializeToString()}, tmp_path)[1] == {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -17,8 +18,10 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.bundle import TABLES
 from longtail.trainer.arrays import write_array
 from longtail.trainer.errors import ExportError
-from longtail.trainer.model.embedding import Table
-from longtail.trainer.model.towers import Towers
+
+if TYPE_CHECKING:
+    from longtail.trainer.model.embedding import Table
+    from longtail.trainer.model.towers import Towers
 
 LEAST_BYTES = 1 << 20
 """Of a table; smaller ones stay in the model."""
@@ -73,6 +76,34 @@ def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[st
                 _refer(tensor, files[name])
                 found.add(name)
     return graph.SerializeToString(), found
+
+
+def without_large_tables(models: Mapping[str, bytes], folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
+    """Move tables of a mebibyte or more, of which models only look rows up, to files `tables/SIDE-NUMBER.npy`.
+
+    Args:
+        models: ONNX, by side.
+        folder: gets the files.
+    """
+    written: dict[str, bytes] = {}
+    files: dict[str, Path] = {}
+    (folder / TABLES).mkdir(exist_ok=True)
+    for side, content in models.items():
+        model = onnx.load_from_string(content)
+        looked_up, read = set[str](), set[str]()
+        for node in model.graph.node:
+            rows = 1 if node.op_type == "Gather" else 0
+            looked_up.update(node.input[:rows])
+            read.update(node.input[rows:])
+        for tensor in model.graph.initializer:
+            large = len(tensor.dims) == 2 and tensor.dims[0] * tensor.dims[1] * 4 >= LEAST_BYTES
+            if large and tensor.data_type == TensorProto.FLOAT and tensor.name in looked_up - read:
+                file = folder / TABLES / f"{side}-{len(files)}.npy"
+                files[file.stem] = file
+                np.save(file, numpy_helper.to_array(tensor))
+                _refer(tensor, file)
+        written[side] = model.SerializeToString()
+    return written, files
 
 
 def _refer(tensor: TensorProto, file: Path) -> None:

@@ -29,10 +29,12 @@ from longtail.bundle import (
     refuse_existing,
 )
 from longtail.bundle.arrays import Int64
+from longtail.bundle.store import working_directory
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.export.tables import without_large_tables
 from longtail.trainer.losses import Objective
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise
 from longtail.trainer.tfrs.catalogue import Candidates, Catalogue, counts_of
@@ -172,24 +174,28 @@ def export_tfrs(
         training_data={"pairs": int(counts_L.sum())},
         software={name: version(name) for name in _SOFTWARE} | {"python": platform.python_version()},
     )
-    return Bundle(
-        manifest=manifest,
-        labels=Labels(
-            ids=ids,
-            counts=counts_L,
-            log_pn=side.log_pn,
-            log_popularity=side.log_popularity,
-            buckets=side.buckets,
-            bias=None,
-            display=display if display is not None else pa.table({}),
-        ),
-        embeddings=embeddings_LD,
-        calibration_queries=queries_CD[np.linalg.norm(queries_CD, axis=1) > 0],
-        query_tower=query.onnx,
-        label_tower=None if label is None else label.onnx,
-        vocabularies=vocabularies_of_both,
-        reports=reports,
-    ).write(out)
+    models = {"query": query.onnx} | ({} if label is None else {"label": label.onnx})
+    with working_directory(out) as folder:
+        towers, tables = without_large_tables(models, folder)
+        return Bundle(
+            manifest=manifest,
+            labels=Labels(
+                ids=ids,
+                counts=counts_L,
+                log_pn=side.log_pn,
+                log_popularity=side.log_popularity,
+                buckets=side.buckets,
+                bias=None,
+                display=display if display is not None else pa.table({}),
+            ),
+            embeddings=embeddings_LD,
+            calibration_queries=queries_CD[np.linalg.norm(queries_CD, axis=1) > 0],
+            query_tower=towers["query"],
+            label_tower=towers.get("label"),
+            tables=tables,
+            vocabularies=vocabularies_of_both,
+            reports=reports,
+        ).write(out)
 
 
 def _query_side(
