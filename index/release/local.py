@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longtail.bundle import refuse_existing, remove_stale
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
-from longtail.index.release.pointers import PointerFile
+from longtail.index.release.pointers import PointerFiles
 from longtail.index.release.release import check_name
 
 
@@ -27,41 +27,57 @@ class LocalReleases:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.pointers = PointerFile(directory)
+        self.pointers = PointerFiles(directory)
 
     def __str__(self) -> str:
         return str(self.directory)
 
     def names(self) -> list[str]:
-        """Get every release's name, sorted."""
+        """Every release directory's name, sorted."""
         if not self.directory.is_dir():
             return []
         return sorted(path.name for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def fetch(self, name: str) -> Path:
-        """Get the directory of a release; raises ReleaseNameError or ReleaseNotFoundError."""
+        """The directory of a release.
+
+        Raises:
+            ReleaseNameError, ReleaseNotFoundError: no such release.
+        """
         path = self.directory / check_name(name)
         if not path.is_dir():
             raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
         return path
+
+    def again(self, name: str) -> Path | None:  # noqa: ARG002
+        """None: there is no other copy of a release."""
+        return None
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
         """As `fetch`."""
         yield self.fetch(name)
 
+    def bytes(self, name: str) -> int:
+        """Bytes of a release's files; hard-linked ones count although they may exist once."""
+        return sum(path.stat().st_size for path in self.fetch(name).rglob("*") if path.is_file())
+
     def refuse_existing(self, name: str) -> None:
         """Raise BundleExistsError if there is a release of that name."""
         refuse_existing(self.directory / name)
 
     def pull(self, file: str) -> None:
-        """Do nothing: a small file beside the releases is here."""
+        """Nothing: a small file beside the releases is here."""
 
     def complete(self, name: str) -> None:
-        """Do nothing: a release that was written is here."""
+        """Nothing: a release that was written is here."""
 
     def upload(self, path: Path) -> None:
-        """Refuse with LongtailIndexError: there is nowhere to upload to."""
+        """Refuse to.
+
+        Raises:
+            LongtailIndexError: always.
+        """
         raise LongtailIndexError(f"upload of {path.name}: expected the URL of an object store, received {self}")
 
     def delete(self, name: str) -> None:
@@ -71,6 +87,6 @@ class LocalReleases:
         shutil.rmtree(hidden)
 
     def abandoned(self) -> list[str]:
-        """Delete what killed builds left, which nobody sees; no names."""
+        """None that is seen; what killed builds left is deleted."""
         remove_stale(self.directory)
         return []

@@ -22,7 +22,6 @@ from longtail.trainer.errors import DataError
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 _BY_ENDING = ("auto", "table")
 _PACKED = (".gz", ".bz2", ".zst")
-_OBJECT_STORES = ["s3", "s3a", "gs", "az", "abfs"]
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -210,18 +209,13 @@ def _local(place: Path, file_format: str) -> list[DataFile]:
 
 
 def _remote(url: str, file_format: str) -> list[DataFile]:
-    """Find the files of a URL, by fsspec; those at object stores by obstore."""
+    """Return files of a URL, by fsspec."""
     try:
         import fsspec
-        import obstore.fsspec
-
-        from longtail.bundle.objects import options_of
     except ImportError as error:
         raise DataError(f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}") from error
     try:
-        obstore.fsspec.register(_OBJECT_STORES)
-        options = options_of(url) if url.startswith(tuple(f"{name}://" for name in _OBJECT_STORES)) else {}
-        system, path = fsspec.core.url_to_fs(url, **options)
+        system, path = fsspec.core.url_to_fs(url)
         tops = sorted(system.glob(path)) if re.search(r"[*?\[]", path) else [path]
         paths = []
         for top in tops:
