@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick check format docs audit bench bench-peers bench-gpu bench-seeds clean
+.PHONY: demo test test-nightly quick check format docs audit bench bench-peers bench-gpu bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -22,8 +22,11 @@ test:  ## Everything: lint, types, the whole suite.
 	$(MAKE) --jobs=3 check $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
 
+test-nightly: $(VENV)/.installed  ## The proofs once more on JAX.
+	$(PYTEST) -m nightly
+
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
-	$(PYTEST) -m 'not process and not slow'
+	$(PYTEST) -m 'not process and not slow and not nightly'
 
 audit: $(TOOLS_VENV)/.installed  ## Known vulnerabilities of what the images install.
 	for image in serving serving-gpu trainer; do \

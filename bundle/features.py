@@ -110,12 +110,9 @@ class FeatureReader:
             return str(feature.reference and feature.reference.isoformat())
         if feature.kind == "text":
             return "some words"
-        ids = self._vocabulary(feature).ids
+        ids = self._vocabularies[str(feature.vocabulary)].ids
         first: list[JsonValue] = [id_.as_py() for id_ in ids[:1]]
         return (first[0] if first else None) if feature.kind == "id" else first
-
-    def _vocabulary(self, feature: Feature) -> Vocabulary:
-        return self._vocabularies[str(feature.vocabulary)]
 
     def _ids(self, feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
         given_B: list[JsonValue] = [value for value in values_B if value is not None]
@@ -123,7 +120,7 @@ class FeatureReader:
         if isinstance(ids, int):
             row = [row for row, value in enumerate(values_B) if value is not None][ids]
             raise refused(row, feature.name, "id", values_B[row])
-        rows = self._vocabulary(feature).lookup_all(ids)
+        rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
         if len(rows) == len(values_B):
             return np.array(rows, np.int32)
         rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
@@ -159,7 +156,7 @@ class FeatureReader:
         if feature.hash_rows is not None:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
-            rows = self._vocabulary(feature).lookup_all(ids)
+            rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
         rows_BP, weights_BP = _padded(rows, lengths, width or max([1, *lengths]))
         for row, weights in weighted:
             weights_BP[row, : len(weights)] = weights

@@ -1,53 +1,75 @@
-"""Objects below a URL such as `s3://bucket/folder`, by fsspec: read, created once, uploaded, downloaded, deleted.
+"""Objects below a URL such as `s3://bucket/folder`: S3, Google Cloud Storage and Azure, by obstore.
 
-What a URL's file system needs of keys, endpoints and proxies it takes from where its own client looks, such as the
-AWS_… variables. No call waits for ever.
+Keys, regions and endpoints come from the environment, such as the AWS_… variables, from AWS's credentials file, or from
+the machine's own role.
 """
 
 from __future__ import annotations
 
+import configparser
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 from urllib.request import url2pathname
 
 from longtail.bundle.errors import StorageError
+from longtail.bundle.manifest import FileRecord
 
-_SECONDS = 60.0
-"""For a call, and for blocks of a file that are read at once."""
-_CONNECT_SECONDS, _READ_SECONDS = 5, 20
-_BLOCK = 1 << 22
-_BLOCKS_AT_ONCE = 4
+_CLIENT: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "20s", "timeout": "60s"}
+_RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
+_BLOCK = 1 << 23
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
-_THERE_ALREADY = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
-"""What S3's servers call an object that is there, or being written, and must not be; not all say what s3fs expects."""
+_NO_BUCKET = ("NoSuchBucket", "bucket does not exist", "ContainerNotFound")
 
 _Answer = TypeVar("_Answer")
 
 
+class Version(NamedTuple):
+    """Content of an object, and the tag that it has as long as nobody replaces it."""
+
+    content: bytes
+    tag: dict[str, str]
+
+
 def is_url(place: str | Path) -> bool:
-    """Whether a place is at an object store: a URL, and none of `file://`."""
+    """Whether a place is at an object store: a URL other than `file://`."""
     return isinstance(place, str) and _URL.fullmatch(place) is not None and not place.startswith("file://")
 
 
 def local_path(place: str | Path) -> Path:
-    """The path of a place that is none, of a `file://` URL too."""
+    """Convert a local path or `file://` URL to a `Path`."""
     if isinstance(place, str) and place.startswith("file://"):
         return Path(url2pathname(place.removeprefix("file://").removeprefix("localhost")))
     return Path(place)
 
 
+def options_of(url: str) -> dict[str, Any]:
+    """Get how obstore opens a URL: limits, and the keys of AWS's credentials file, which it does not read itself."""
+    options: dict[str, Any] = {"client_options": _CLIENT, "retry_config": _RETRIES}
+    if url.startswith(("s3://", "s3a://")) and "AWS_ACCESS_KEY_ID" not in os.environ:
+        file = configparser.ConfigParser()
+        file.read(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")
+        profile = os.environ.get("AWS_PROFILE", "default")
+        names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        keys = {name: file[profile][name] for name in names if file.has_option(profile, name)}
+        options["config"] = keys
+    return options
+
+
 class ObjectStore:
-    """The objects below a URL.
+    """The objects below a URL. Every method raises StorageError where the store does not answer or refuses.
 
     Args:
-        url: of a folder, there or not: `s3://bucket/folder`, `gs://…`, whatever fsspec has a file system for.
+        url: of a folder, there or not.
 
     Raises:
-        StorageError: fsspec, or what it needs for this URL, is not installed; or it is no such URL.
+        StorageError: obstore is not installed, or does not know such a URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -55,181 +77,108 @@ class ObjectStore:
             raise StorageError(f"expected the URL of an object store, such as s3://bucket/folder, received {url}")
         self.url = url.rstrip("/") if url.rstrip("/").count("/") > 1 else url
         try:
-            import fsspec.asyn
+            import obstore
+            from obstore import exceptions, store
         except ImportError as error:
             raise StorageError(
                 f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}"
             ) from error
-        limits = {"connect_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS}
-        s3 = url.startswith(("s3://", "s3a://"))
-        # Of an object that is read whole, s3fs asks for its size first if it may read parts of it at once.
-        options: dict[str, Any] = {"config_kwargs": limits, "max_concurrency": 1} if s3 else {}
-        self._at_once = {"max_concurrency": _BLOCKS_AT_ONCE} if s3 else {}
+        self._api, self._errors = obstore, exceptions
         try:
-            self._system, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
-        # A file system's client raises what it likes.
-        except Exception as error:
-            raise StorageError(f"{url}: expected a URL that fsspec can open: {_line(error)}") from error
-        self._asynchronous = isinstance(self._system, fsspec.asyn.AsyncFileSystem)
+            self._store = store.from_url(self.url, **options_of(self.url))
+        except (exceptions.BaseError, ValueError) as error:
+            raise StorageError(f"{url}: expected s3://, gs:// or az://: {_line(error)}") from error
 
     def read(self, path: str) -> bytes | None:
-        """The content of a small object; None if there is none.
+        """Get the content of a small object; None if there is none."""
+        found = self.read_version(path)
+        return None if found is None else found.content
 
-        Raises:
-            StorageError: the store does not answer, or there is no such bucket.
-        """
+    def read_version(self, path: str) -> Version | None:
+        """Get the content of a small object with its tag, for `replace`; None if there is none."""
+
+        def get() -> Version:
+            result = self._api.get(self._store, path)
+            tag = {name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name)}
+            return Version(bytes(result.bytes()), tag)
+
         try:
-            content: bytes = self._call(f"read {path}", self._system.cat_file, self._path(path))
+            return self._call(f"read {path}", get)
         except FileNotFoundError:
             return None
-        return content
 
     def create(self, path: str, content: bytes) -> bool:
-        """Write a small object that is not there yet, in one step; whether it is now this one's content.
+        """Write a small object that is not there yet; whether it has this content now.
 
-        Of several that try at once one does, and of a store whose answer was lost the content tells.
-
-        Raises:
-            StorageError: the store does not answer; whether it is there then is open.
+        One of several that try at once succeeds. After a lost answer the content tells.
         """
-        try:
-            self._call(f"create {path}", self._system.pipe_file, self._path(path), content, mode="create")
-        except FileExistsError:
-            return self.read(path) == content
-        return True
+        return self._put(path, content, "create")
 
-    def refuses_to_replace(self, path: str) -> bool:
-        """Whether the store keeps `create` from an object that is there: some know nothing of it, and overwrite.
+    def replace(self, path: str, content: bytes, tag: dict[str, str]) -> bool:
+        """Write a small object in place of the version with a tag; whether it has this content now."""
+        return self._put(path, content, tag)
 
-        Raises:
-            StorageError: the store does not answer.
-        """
-        content = self.read(path) or b""
-        try:
-            self._call(f"create {path}", self._system.pipe_file, self._path(path), content, mode="create")
-        except FileExistsError:
-            return True
-        return False
-
-    def folders(self) -> list[str]:
-        """Names of the folders at the top, sorted.
-
-        Raises:
-            StorageError: the store does not answer.
-        """
-        return sorted(PurePosixPath(each["name"]).name for each in self._listed("") if each["type"] == "directory")
-
-    def files(self, path: str) -> list[str]:
-        """Names of the objects right in a folder, sorted; raises StorageError as `folders`."""
-        return sorted(PurePosixPath(each["name"]).name for each in self._listed(path) if each["type"] == "file")
-
-    def below(self, path: str) -> list[str]:
-        """Every object below a folder, by its path here, sorted.
-
-        Raises:
-            StorageError: the store does not answer.
-        """
-        try:
-            found = self._call(f"list {path}", self._system.find, self._path(path))
-        except FileNotFoundError:
-            return []
-        return sorted(str(PurePosixPath(each).relative_to(PurePosixPath(self._root))) for each in found)
-
-    def written_at(self, path: str) -> datetime:
-        """When an object was written, by the store's clock.
-
-        Raises:
-            FileNotFoundError: there is none.
-            StorageError: the store does not answer.
-        """
-        at: datetime = self._call(f"look at {path}", self._system.modified, self._path(path), seconds=None)
-        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    def list(self) -> dict[str, datetime]:
+        """Get every object by its path, sorted, with the time when it was written."""
+        found = self._call("list", lambda: [each for part in self._api.list(self._store) for each in part])
+        return {each["path"]: each["last_modified"] for each in sorted(found, key=lambda each: each["path"])}
 
     def upload(self, file: Path, path: str) -> None:
-        """Write a file as an object, over one that may be there.
+        """Write a file as an object, over one that may be there; raises OSError where the file cannot be read."""
+        self._call(f"write {path}", lambda: self._api.put(self._store, path, file))
 
-        Raises:
-            StorageError: the store does not answer, or refuses.
-            OSError: the file cannot be read.
-        """
-        seconds = _SECONDS * (1 + file.stat().st_size / _BLOCK)
-        write = partial(self._system.put_file, **self._at_once)
-        self._call(f"write {path}", write, str(file), self._path(path), seconds=seconds)
-
-    def download(self, path: str, file: Path, size: int) -> None:
-        """Write an object's first `size` bytes as a file, some blocks of it at a time.
-
-        Raises:
-            StorageError: the store does not answer, or there is no such object, or a shorter one.
-            OSError: the disk is full, or not writable.
-        """
-        at_once = _BLOCK * _BLOCKS_AT_ONCE
+    def download(self, path: str, record: FileRecord, file: Path) -> None:
+        """Write an object as a file; raises StorageError unless it is what its record says."""
+        digest = hashlib.sha256()
+        file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("wb") as target:
-            for start in range(0, size, at_once):
-                starts = list(range(start, min(start + at_once, size), _BLOCK))
-                ends = [min(each + _BLOCK, size) for each in starts]
-                paths = [self._path(path)] * len(starts)
-                try:
-                    read = partial(self._system.cat_ranges, on_error="raise")
-                    blocks = self._call(f"read {path}", read, paths, starts, ends)
-                except FileNotFoundError:
-                    raise StorageError(f"{self.url}/{path}: expected an object of {size} bytes, found none") from None
-                if (received := sum(map(len, blocks))) != ends[-1] - start:
-                    raise StorageError(
-                        f"{self.url}/{path}: expected {size} bytes, received {received} of the {ends[-1] - start} "
-                        f"at {start}"
-                    )
-                target.writelines(blocks)
+            for start in range(0, record.bytes, _BLOCK):
+                block = self._block(path, start, min(start + _BLOCK, record.bytes))
+                digest.update(block)
+                target.write(block)
+        if digest.hexdigest() != record.sha256:
+            raise StorageError(
+                f"{self.url}/{path}: expected sha256 {record.sha256}, received bytes of {digest.hexdigest()}"
+            )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects, one after the other; those that are gone are.
-
-        Raises:
-            StorageError: the store does not answer, or refuses; some are deleted then.
-        """
+        """Delete objects; missing ones count as deleted."""
         for path in paths:
-            try:
-                self._call(f"delete {path}", self._system.rm_file, self._path(path))
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                self._call(f"delete {path}", partial(self._api.delete, self._store, path))
 
-    def _listed(self, path: str) -> list[dict[str, Any]]:
+    def _block(self, path: str, start: int, end: int) -> bytes:
         try:
-            found: list[dict[str, Any]] = self._call(f"list {path}", self._system.ls, self._path(path), detail=True)
+            get = partial(self._api.get_range, self._store, path, start=start, end=end)
+            return bytes(self._call(f"read {path}", get))
         except FileNotFoundError:
-            return []
-        return found
+            raise StorageError(f"{self.url}/{path}: expected an object, found none") from None
 
-    def _path(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else str(self._root)
-
-    def _call(
-        self, what: str, function: Callable[..., _Answer], *given: Any, seconds: float | None = 0.0, **options: Any
-    ) -> _Answer:
-        """Call a method of the file system for so many seconds at most, `_SECONDS` if 0; None: one without a limit."""
-        within = {"timeout": seconds or _SECONDS} if self._asynchronous and seconds is not None else {}
+    def _put(self, path: str, content: bytes, mode: str | dict[str, str]) -> bool:
         try:
-            return function(*given, **options, **within)
-        except FileExistsError:
+            self._call(f"write {path}", lambda: self._api.put(self._store, path, content, mode=mode))
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError):
+            return self.read(path) == content
+        except StorageError:
+            # The answer may be lost, and the object written.
+            if self.read(path) != content:
+                raise
+        return True
+
+    def _call(self, what: str, function: Callable[[], _Answer]) -> _Answer:
+        try:
+            return function()
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
             raise
-        # A file system's client raises what it likes.
-        except Exception as error:
-            code = _code(error)
-            if code in _THERE_ALREADY:
-                raise FileExistsError(f"{self.url}: could not {what}") from error
-            # Without a bucket, or from what is no such store, everything is missing.
-            if isinstance(error, FileNotFoundError) and code in (None, "NoSuchKey"):
+        except (self._errors.BaseError, FileNotFoundError) as error:
+            # Without a bucket everything is missing.
+            if isinstance(error, FileNotFoundError) and not any(word in str(error) for word in _NO_BUCKET):
                 raise
             raise StorageError(
-                f"{self.url}: expected a store that answers, could not {what.strip()}: {_line(error)}"
+                f"{self.url}: expected a store that answers, could not {what}: {_line(error)}"
             ) from error
 
 
-def _code(error: Exception) -> str | None:
-    """What the server called an error, as botocore has it."""
-    said = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
-    return said.get("Error", {}).get("Code") if isinstance(said, dict) else None
-
-
 def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no answer in time'}"
+    """The first line of an error of obstore, whose others repeat it."""
+    return " ".join(str(error).split("\n\nDebug source", maxsplit=1)[0].split()) or type(error).__name__

@@ -1,138 +1,148 @@
-"""Bundles at an object store: the same files below a URL, uploaded whole or not at all, downloaded verified.
+"""Folders of files at an object store: uploaded whole or not at all, downloaded verified; bundles are such folders.
 
-`upload.json` is written first and takes the place, `manifest.json` last: a folder without one is no bundle.
+`upload.json` is written first and reserves the folder, the manifest last: a folder without one is not there.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
+import re
 import shutil
 import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from longtail.bundle.cache import Cache
 from longtail.bundle.errors import BundleCorruptError, BundleError, BundleExistsError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, check_names, read_manifest, verify_files
+from longtail.bundle.manifest import FileRecord
 from longtail.bundle.objects import ObjectStore, is_url, local_path
-from longtail.bundle.store import sha256_of, working_directory
+from longtail.bundle.store import atomic_directory
 
 UPLOAD = "upload.json"
+CACHE = "LONGTAIL_CACHE"
 _BUNDLE = "bundle"
 
 
-def upload_bundle(bundle: Path, url: str) -> None:
-    """Verify a bundle and copy it to a URL, where there is none yet.
+def copies_of(url: str, root: Path | None = None) -> Path:
+    """Get the directory of the local copies of what is at a URL; it need not exist.
 
     Args:
-        bundle: its directory.
-        url: such as `s3://bucket/bundles/books`: the folder of the copy.
+        url: of a bundle or of releases.
+        root: of all copies; by default LONGTAIL_CACHE, or `longtail` in the user's cache directory.
+    """
+    if root is None:
+        home = os.environ.get("XDG_CACHE_HOME")
+        root = Path(os.environ.get(CACHE) or (Path(home) if home else Path.home() / ".cache") / "longtail")
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", url).strip("-")[:64]
+    return root / f"{plain}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def downloading(directory: Path) -> Iterator[None]:
+    """Keep other processes from downloading to the same directory, which is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".download.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def download_files(store: ObjectStore, prefix: str, records: Mapping[str, FileRecord], target: Path) -> None:
+    """Download the files of a folder and verify each; raises StorageError, or OSError where the disk is full."""
+    check_names(target, records)
+    for name, record in records.items():
+        store.download(f"{prefix}{name}", record, target / name)
+
+
+def upload_files(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
+    """Copy a folder to a store, whole or not at all; the same call goes on after a failure.
+
+    Args:
+        store: where to.
+        prefix: of the objects.
+        folder: what to copy.
+        files: names below it.
+        last: name of the manifest, which is written last.
+
+    Raises:
+        BundleExistsError: another folder is there, or somebody uploads one.
+        StorageError: the store does not answer; then there is no such folder.
+    """
+    content = (folder / last).read_bytes()
+    said = {"sha256": hashlib.sha256(content).hexdigest(), "by": f"{socket.gethostname()}:{os.getpid()}"}
+    if not store.create(f"{prefix}{UPLOAD}", json.dumps(said).encode()):
+        try:
+            found = json.loads(store.read(f"{prefix}{UPLOAD}") or b"{}")
+        except ValueError:
+            found = None
+        found = found if isinstance(found, dict) else {}
+        if found.get("sha256") != said["sha256"]:
+            raise BundleExistsError(
+                f"{store.url}/{prefix}: expected a free place, found an upload of {found.get('by')}; nothing changed"
+            )
+    for name in files:
+        store.upload(folder / name, f"{prefix}{name}")
+    if not store.create(f"{prefix}{last}", content):
+        raise BundleExistsError(f"{store.url}/{prefix}: expected a free place, found another {last}")
+
+
+def upload_bundle(bundle: Path, url: str) -> None:
+    """Verify a bundle and copy it to a URL such as `s3://bucket/bundles/books`, where there is none yet.
 
     Raises:
         BundleError: it is not intact.
-        BundleExistsError: there is another one at the URL.
-        StorageError: the store does not answer; then there is no bundle, and the same call goes on.
+        BundleExistsError, StorageError: as `upload_files`.
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
-    store, content = ObjectStore(url), (bundle / MANIFEST).read_bytes()
-    if store.read(MANIFEST) not in (None, content):
+    store = ObjectStore(url)
+    if store.read(MANIFEST) not in (None, (bundle / MANIFEST).read_bytes()):
         raise BundleExistsError(f"{url}: expected a URL without a bundle, found another one; nothing was changed")
-    claim(store, "", sha256_of(bundle / MANIFEST))
-    for name in (*manifest.files, MANIFEST_SHA256):
-        store.upload(bundle / name, name)
-    if not store.create(MANIFEST, content):
-        raise BundleExistsError(f"{url}: expected a URL without a bundle, found one that was written meanwhile")
+    upload_files(store, "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)
 
 
-def claim(store: ObjectStore, prefix: str, sha256: str) -> None:
-    """Take the place of what is about to be uploaded, so that no two write over each other's files.
-
-    Args:
-        store: where.
-        prefix: of its objects.
-        sha256: of what is written last; who uploads the same goes on.
-
-    Raises:
-        BundleExistsError: somebody else has taken it.
-        StorageError: the store does not answer.
-    """
-    said = {"sha256": sha256, "by": f"{socket.gethostname()}:{os.getpid()}"}
-    if store.create(f"{prefix}{UPLOAD}", json.dumps(said).encode()):
-        return
-    try:
-        found = json.loads(store.read(f"{prefix}{UPLOAD}") or b"{}")
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or found.get("sha256") != sha256:
-        by = found.get("by", "nobody") if isinstance(found, dict) else "nobody"
-        raise BundleExistsError(
-            f"{store.url}/{prefix}: expected a place that is free, found one that {by} uploads to or has uploaded to; "
-            "nothing was changed"
-        )
-
-
-def download_bundle(url: str, cache: Cache | None = None) -> Path:
-    """The directory of a copy of the bundle at a URL, every file of which is what was written.
-
-    Args:
-        url: of the bundle's folder; of a release's bundle `…/NAME/bundle`.
-        cache: of downloads; the user's when None.
+def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
+    """Get the directory of a bundle, or of a verified copy where the place is a URL.
 
     Raises:
         BundleError: there is no bundle.
         StorageError: the store does not answer, or has other bytes.
         OSError: the disk is full, or not writable.
     """
-    store, cache = ObjectStore(url), cache or Cache()
-    with cache.locked(store.url) as directory:
-        target = directory / _BUNDLE
+    if not is_url(place):
+        return local_path(place)
+    store = ObjectStore(str(place))
+    copies = copies_of(store.url, cache)
+    target = copies / _BUNDLE
+    with downloading(copies):
         content = store.read(MANIFEST)
         if content is None:
-            raise BundleCorruptError(f"{url}: expected a bundle (a folder with {MANIFEST}), found none")
+            raise BundleCorruptError(f"{place}: expected a bundle (a folder with {MANIFEST}), found none")
         if not _is_copy(target, content):
-            with working_directory(target) as working:
-                fetch_bundle(store, "", cache, working / _BUNDLE)
-                shutil.rmtree(target, ignore_errors=True)
-                (working / _BUNDLE).rename(target)
-        cache.trim()
-        return target
+            shutil.rmtree(target, ignore_errors=True)
+            with atomic_directory(target) as working:
+                fetch_bundle(store, "", working)
+    return target
 
 
 def _is_copy(target: Path, content: bytes) -> bool:
     try:
-        if (target / MANIFEST).read_bytes() != content:
-            return False
         verify_files(target, read_manifest(target).files)
+        return (target / MANIFEST).read_bytes() == content
     except (OSError, BundleError):
         return False
-    return True
 
 
-def local_bundle(place: str | Path) -> Path:
-    """The directory of a bundle, or of its copy where the place is a URL; raises as `download_bundle`."""
-    return download_bundle(str(place)) if is_url(place) else local_path(place)
-
-
-def fetch_bundle(store: ObjectStore, prefix: str, cache: Cache, target: Path) -> None:
-    """Have the bundle whose objects begin with a prefix as the directory `target`; raises as `download_bundle`."""
-    fetch_manifest(store, prefix, target)
-    files = read_manifest(target).files
-    check_names(target, files)
-    for name, record in files.items():
-        cache.fetch(store, f"{prefix}{name}", record, target / name)
-
-
-def fetch_manifest(store: ObjectStore, prefix: str, target: Path) -> None:
-    """Have in `target` the two files that say what a bundle is.
-
-    Raises:
-        BundleCorruptError: there is no bundle.
-        StorageError: the store does not answer.
-    """
+def fetch_bundle(store: ObjectStore, prefix: str, target: Path, *, manifest_only: bool = False) -> None:
+    """Download the bundle whose objects begin with a prefix; raises as `local_bundle`."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, MANIFEST_SHA256):
         content = store.read(f"{prefix}{name}")
         if content is None:
             raise BundleCorruptError(f"{store.url}/{prefix}{name}: expected a file of a bundle, found none")
         (target / name).write_bytes(content)
+    if not manifest_only:
+        download_files(store, prefix, read_manifest(target).files, target)

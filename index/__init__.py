@@ -44,10 +44,10 @@ from longtail.index.search.filters import Condition, Filter, Selection, without_
 from longtail.index.search.milvus import MilvusServer
 
 if TYPE_CHECKING:
+    from longtail.index.construct.added import index_in_memory
     from longtail.index.release.building import build, refresh_priors, update
-    from longtail.index.release.publishing import publish
     from longtail.index.release.release import Release
-    from longtail.index.release.releases import Releases
+    from longtail.index.release.releases import Releases, publish
     from longtail.index.search.searcher import Searcher
 
 _NEED_FAISS = {
@@ -55,7 +55,8 @@ _NEED_FAISS = {
     "Releases": "release.releases",
     "Searcher": "search.searcher",
     "build": "release.building",
-    "publish": "release.publishing",
+    "index_in_memory": "construct.added",
+    "publish": "release.releases",
     "refresh_priors": "release.building",
     "update": "release.building",
 }
@@ -101,6 +102,7 @@ __all__ = [
     "StagedFloors",
     "StagedReport",
     "build",
+    "index_in_memory",
     "kth_best",
     "merge_labels",
     "no_results",

@@ -19,9 +19,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from longtail.bundle.cache import Cache
 from longtail.bundle.errors import describe
 from longtail.bundle.objects import is_url, local_path
+from longtail.bundle.remote import copies_of
 from longtail.index import MilvusServer, SpecError
 from longtail.state import Place, Postgres
 
@@ -236,7 +236,7 @@ class Settings(BaseSettings):
     def releases_directory(self) -> Path:
         """Where the releases are that are served; copies, if `releases` is a URL."""
         place = self.releases
-        return place if isinstance(place, Path) else Cache(self.cache).directory(place)
+        return place if isinstance(place, Path) else copies_of(place.rstrip("/"), self.cache)
 
     @property
     def state_directory(self) -> Path:

@@ -3,7 +3,6 @@
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
 from longtail.state.place import Place, Postgres, read_place
-from longtail.state.sole import SoleProcess
 
 __all__ = [
     "LabelPosition",
@@ -11,7 +10,6 @@ __all__ = [
     "LabelStore",
     "Place",
     "Postgres",
-    "SoleProcess",
     "StoreCorruptError",
     "StoreError",
     "StoreVersionError",

@@ -82,6 +82,7 @@ class S3Server:
             self._going_on.wait()
         if fault == "overwrite":
             environ.pop("HTTP_IF_NONE_MATCH", None)
+            environ.pop("HTTP_IF_MATCH", None)
         if fault == "lose":  # it is done, and nobody is told
             b"".join(self._moto(environ, lambda *_: None))
             start("503 Slow Down", [("Content-Length", "0")])

@@ -84,3 +84,8 @@ def _shape(values: keras.Variable) -> tuple[int, ...]:
 
 def _bytes(values: keras.Variable) -> int:
     return int(np.prod(_shape(values))) * int(np.dtype(values.dtype).itemsize)
+
+
+def untrained_variable(column: npt.NDArray[Any], name: str) -> keras.Variable:
+    """Return a column of any shape on the device that no optimiser changes."""
+    return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)

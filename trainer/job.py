@@ -16,18 +16,19 @@ from rich.markup import escape
 
 from longtail.bundle import Bundle, refuse_existing
 from longtail.bundle.sets import distinct
-from longtail.trainer.choosing import check_choice, choose_dial, curve_of, found_by_label
+from longtail.trainer.baseline_report import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, folder_beside, is_first, take_part, wait_for_all
+from longtail.trainer.dial_selection import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, lines, with_default
-from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.report import evaluation_table, html_report
 from longtail.trainer.evaluation.tables import baseline_table
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
+from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
@@ -35,7 +36,6 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import prepare_run, train
 from longtail.trainer.trained import Trained
-from longtail.trainer.verdict import before_test, compare_with_baselines, say_of_prior, warn_of_floor
 from longtail.trainer.warm_start import WarmStart
 
 _PLACES = {"train", "valid", "test", "queries", "labels", "prepared", "memory"}
@@ -238,7 +238,7 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     with folder_beside(out) as folder:
-        made = to_bundle(trained, distinct(held_out.askings), dial, reports, folder)
+        made = to_bundle(trained, distinct(held_out.request_rows), dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)
 
@@ -253,7 +253,9 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
     seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
     labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
     return {
-        split: HeldOut.of(pairs, seen[split], labels=labels, exclude_seen=exclude_seen, askers=dataset.askers)
+        split: HeldOut.of(
+            pairs, seen[split], labels=labels, exclude_seen=exclude_seen, request_queries=dataset.request_queries
+        )
         for split in seen
         if len(pairs := getattr(dataset, split))
     }
@@ -273,7 +275,7 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
         own = held_out if held_out.objectives is None else held_out.take(held_out.objectives == at)
         there = HeldOut.of(
             own, known, labels=len(dataset.label_ids), exclude_seen=recipe.evaluation.exclude_seen,
-            askers=dataset.askers,
+            request_queries=dataset.request_queries,
         )  # fmt: skip
         found[name] = {"share": share, "split": split, "pairs": there.measured, "metric": metric, "value": None}
         words = f"{share:.3g} of the score"
@@ -303,9 +305,9 @@ def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
         f"{recipe.loss}"
     )
-    if dataset.asked is not None:
+    if dataset.requests is not None:
         reporter.say(
-            f"Asked in {len(dataset.asked.queries):,} ways, by context and attributes; each is ranked by itself"
+            f"Requests in {len(dataset.requests.queries):,} ways, by context and attributes; each is ranked by itself"
         )
     if (objectives := dataset.train.objectives) is not None:
         counts = np.bincount(objectives, minlength=len(recipe.objectives))

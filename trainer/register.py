@@ -22,10 +22,10 @@ from importlib.metadata import entry_points, packages_distributions, version
 from typing import Any, TypeVar, get_args
 
 from longtail.trainer.layers import FEATURES, TOWERS, FeatureKind, Kind
-from longtail.trainer.lists import METRICS, RESERVED
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.weights import WEIGHTS
+from longtail.trainer.metric_registry import METRICS, RESERVED
 from longtail.trainer.sampling import SAMPLERS
 
 __all__ = ["GROUPS", "family", "feature", "metric", "sampler", "tower", "weight"]

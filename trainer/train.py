@@ -8,39 +8,37 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import keras
 import numpy as np
 
 from longtail.bundle import CurvePoint
-from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
 from longtail.trainer.callbacks import Callbacks
 from longtail.trainer.check.limits import check_sizes, check_threshold
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
-from longtail.trainer.data.batches import epoch_batches, made_ahead
+from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
-from longtail.trainer.data.nearest import Nearest
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
-from longtail.trainer.model.kept import Askings
+from longtail.trainer.methods import methods_of
+from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizer_state import carry_over_state
-from longtail.trainer.own_rows import check_link
+from longtail.trainer.plugin_checks import check_link
 from longtail.trainer.progress import Reporter
-from longtail.trainer.retrieving import Retrieval
+from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
+from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import Trackers
 from longtail.trainer.trained import Trained, log_frequencies_of
-from longtail.trainer.tree import tree_of
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
@@ -94,6 +92,7 @@ def prepare_run(
         tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
+    methods = methods_of(recipe, dataset, encoding, replay)
     train_step = TrainStep(
         model,
         dataset.label_visits(one_label_per_query=sampled, chances_N=chances_N),
@@ -101,8 +100,8 @@ def prepare_run(
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
         pairs=len(dataset.train),
-        pairs_per_query=_pairs_per_query(dataset.train, chances_N) if recipe.loss.negatives_per == "query" else 1.0,
-        askings=Askings.of(recipe, dataset),
+        pairs_per_query=next((each.pairs_per_query for each in methods if isinstance(each, NegativesPerQuery)), 1.0),
+        methods=methods,
     )
     if warm_start is not None and carried is not None:
         carry_over_state(warm_start, model, train_step.updates, carried)
@@ -148,12 +147,11 @@ def train(
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
-    known = KnownPositives.of(dataset.train) if recipe.loss.resolved_hits == "mask_known" else None
-    retrieval = Retrieval(recipe, dataset, run.replay, checkpoints) if recipe.loss.retrieved_negatives else None
-    near, sizes = recipe.loss.neighbours, {"queries": len(dataset.query_ids), "labels": len(dataset.label_ids)}
-    nearest = None if near is None else Nearest.of(near, dataset.train, **sizes)
     last_steps = round(epochs * steps)
     every = recipe.training.evaluate_every
+    visits = None if run.replay is None else run.replay.rows
+    if recipe.data.reduction == "sample":
+        visits = partial(one_per_query, dataset.train)
 
     if backend.devices() > 1:
         processes = number_of_processes()
@@ -209,29 +207,20 @@ def train(
             watching.epoch_begins(epoch)
             if first == 0:
                 train_step.begin_epoch()
-            retrieved = None
-            if retrieval is not None:
-                retrieved = retrieval.of_epoch(epoch, trained.embed_queries, trained.label_side, within=first > 0)
+            for method in train_step.methods:
+                method.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=first > 0)
             end = min(steps, last_steps - epoch * steps)
             within = validations_within(every, steps) if validating else frozenset()
             batches = epoch_batches(
                 dataset.train,
                 trained.encoding.query,
+                train_step.methods,
                 batch_size=batch_size,
-                one_label_per_query=recipe.data.reduction == "sample",
                 seed=recipe.seed,
                 epoch=epoch,
                 first=first,
-                known=known,
-                impressions=dataset.impressions if recipe.loss.impressions else None,
-                retrieved=retrieved,
-                replay=run.replay,
-                grouped=recipe.training.accumulate if recipe.loss.pools else 0,
-                sized=recipe.loss.negatives_per == "query",
+                visits=visits,
                 packs=recipe.training.accumulate == 1,
-                numbered=recipe.loss.top_k is not None,
-                audience=trained.encoding.audience,
-                nearest=nearest,
             )
             done, logs_of_epoch = first, dict[str, float]()
             for step, batch in made_ahead(batches):
@@ -279,13 +268,6 @@ def _checkpoints_of(recipe: Recipe, work: Path, identity: str) -> Checkpoints:
     return ShardedCheckpoints(work, identity)
 
 
-def _pairs_per_query(train: Pairs, chances_N: Float64 | None) -> float:
-    """Return pairs that share one set of negatives in an epoch: their weight over the number of such sets."""
-    weight_N = np.ones(len(train)) if train.weights is None else train.weights
-    weight_N = weight_N if chances_N is None else weight_N * chances_N
-    return float(weight_N.sum() / (weight_N / train.weight_of_owners(chances_N)).sum())
-
-
 def _validate(trained: Trained) -> list[CurvePoint]:
     """Valid at 0, ½ and 1 of the dial that moves, on at most `max_valid_queries` queries."""
     config = trained.recipe.evaluation
@@ -296,11 +278,32 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         trained.label_side(),
         config,
         queries=len(trained.dataset.query_ids),
-        askers=trained.dataset.askers,
+        request_queries=trained.dataset.request_queries,
         seed=trained.recipe.seed,
         max_queries=config.max_valid_queries,
         settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
         calibrated_at=trained.calibrated_at,
         described=trained.recipe.describes_labels,
+    )
+
+
+def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
+    """Return the tree, kept at `path`; None for any other sampler."""
+    sampler = recipe.loss.sampler
+    if sampler.name != "adversarial":
+        return None
+    rng = np.random.default_rng(recipe.seed)
+    return read_or_fit_proposal(
+        path,
+        lambda: fit_proposal(
+            [feature for feature in recipe.query.features if feature.in_tree],
+            lambda rows_B: encoding.query.of_pairs(rows_B, rng),
+            dataset.train.labels,
+            vocabulary_rows=encoding.vocabulary_rows,
+            labels=len(dataset.label_ids),
+            dims=sampler.dims or TREE_DIMS,
+            penalties=penalties_of(sampler.penalty),
+            query_id=recipe.data.query_id,
+        ),
     )

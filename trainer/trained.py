@@ -103,7 +103,7 @@ class Trained:
         return 0.0 if self.noise().constant else removes_all(objective)
 
     def embed_queries(self, rows_B: Int32) -> Float32:
-        """Return embeddings of queries by `Pairs.askings`, int32 [B]; float32 [B, D]."""
+        """Return embeddings of queries by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,8 @@ from benchmarks.seeds.study import POPULARITY, SEEDS, Ladder, Method, Study
 from longtail.bundle import log_frequencies
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe, load_recipe
-from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.batches import epoch_batches, one_per_query
 from longtail.trainer.data.dataset import Dataset, load_dataset
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.ranking import log_proposal_of
 from longtail.trainer.train import Run, prepare_run
@@ -277,15 +276,14 @@ def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
     """
     trained, batches = run.trained, epochs * run.steps_per_epoch
     moments = {max(1, batches * at // _MOMENTS) for at in range(1, _MOMENTS + 1)}
-    masks_known = trained.recipe.loss.resolved_hits == "mask_known"
-    known = KnownPositives.of(trained.dataset.train) if masks_known else None
+    sampled = trained.recipe.data.reduction == "sample"
+    visits = partial(one_per_query, trained.dataset.train) if sampled else None
     step_number, started = 0, time.process_time()
     for epoch in range(epochs):
         trained.step.begin_epoch()
         for _, batch in epoch_batches(
-            trained.dataset.train, trained.encoding.query, batch_size=run.batch_size,
-            one_label_per_query=trained.recipe.data.reduction == "sample", seed=trained.recipe.seed, epoch=epoch,
-            first=0, known=known,
+            trained.dataset.train, trained.encoding.query, trained.step.methods, batch_size=run.batch_size,
+            seed=trained.recipe.seed, epoch=epoch, visits=visits,
         ):  # fmt: skip
             loss = trained.step(batch)
             step_number += 1

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from longtail.bundle import Bundle, Interval, onnx_session
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer import Recipe
+from longtail.trainer.baseline_report import before_test
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -28,7 +29,6 @@ from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, rank
 from longtail.trainer.evaluation.task import Task
-from longtail.trainer.verdict import before_test
 
 _SASREC = Path(__file__).with_name("sasrec.py")
 
@@ -89,7 +89,7 @@ class Measurement:
             [dial],
             k=self.task.k,
             queries=len(self.dataset.query_ids),
-            askers=self.dataset.askers,
+            request_queries=self.dataset.request_queries,
         )
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 
@@ -139,7 +139,7 @@ class Measurement:
                 pq.write_table(_as_peers_read(pairs), folder / f"{name}.parquet")
             if features := _categories(dataset, self.recipe):
                 pq.write_table(features, folder / "features.parquet")
-            np.save(folder / "asked.npy", self.task.askers_N)
+            np.save(folder / "asked.npy", self.task.queries_N)
             subprocess.run(
                 [str(python), str(_SASREC), str(folder), "--k", str(self.task.k), "--seed", str(self.recipe.seed)],
                 check=True,
@@ -166,7 +166,7 @@ class Measurement:
     def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:
         return Task.of(
             held_out, known, self.recipe.evaluation, labels=len(self.dataset.label_ids), seed=self.recipe.seed,
-            max_queries=max_queries, askers=self.dataset.askers,
+            max_queries=max_queries, request_queries=self.dataset.request_queries,
         )  # fmt: skip
 
     def _learnt_from(self, train: Pairs, known: Pairs) -> Interactions:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longtail.bundle import refuse_existing, remove_stale
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
-from longtail.index.release.pointers import PointerFiles
+from longtail.index.release.pointers import PointerFile
 from longtail.index.release.release import check_name
 
 
@@ -27,57 +27,41 @@ class LocalReleases:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.pointers = PointerFiles(directory)
+        self.pointers = PointerFile(directory)
 
     def __str__(self) -> str:
         return str(self.directory)
 
     def names(self) -> list[str]:
-        """Every release directory's name, sorted."""
+        """Get every release's name, sorted."""
         if not self.directory.is_dir():
             return []
         return sorted(path.name for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
     def fetch(self, name: str) -> Path:
-        """The directory of a release.
-
-        Raises:
-            ReleaseNameError, ReleaseNotFoundError: no such release.
-        """
+        """Get the directory of a release; raises ReleaseNameError or ReleaseNotFoundError."""
         path = self.directory / check_name(name)
         if not path.is_dir():
             raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
         return path
-
-    def again(self, name: str) -> Path | None:  # noqa: ARG002
-        """None: there is no other copy of a release."""
-        return None
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
         """As `fetch`."""
         yield self.fetch(name)
 
-    def bytes(self, name: str) -> int:
-        """Bytes of a release's files; hard-linked ones count although they may exist once."""
-        return sum(path.stat().st_size for path in self.fetch(name).rglob("*") if path.is_file())
-
     def refuse_existing(self, name: str) -> None:
         """Raise BundleExistsError if there is a release of that name."""
         refuse_existing(self.directory / name)
 
     def pull(self, file: str) -> None:
-        """Nothing: a small file beside the releases is here."""
+        """Do nothing: a small file beside the releases is here."""
 
     def complete(self, name: str) -> None:
-        """Nothing: a release that was written is here."""
+        """Do nothing: a release that was written is here."""
 
     def upload(self, path: Path) -> None:
-        """Refuse to.
-
-        Raises:
-            LongtailIndexError: always.
-        """
+        """Refuse with LongtailIndexError: there is nowhere to upload to."""
         raise LongtailIndexError(f"upload of {path.name}: expected the URL of an object store, received {self}")
 
     def delete(self, name: str) -> None:
@@ -87,6 +71,6 @@ class LocalReleases:
         shutil.rmtree(hidden)
 
     def abandoned(self) -> list[str]:
-        """None that is seen; what killed builds left is deleted."""
+        """Delete what killed builds left, which nobody sees; no names."""
         remove_stale(self.directory)
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from collections.abc import Collection as Several
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from pathlib import Path
 from longtail.bundle import (
     Bundle,
     BundleCorruptError,
-    BundleError,
     Manifest,
     MappedTables,
     read_manifest,
@@ -23,21 +21,20 @@ from longtail.bundle import (
 )
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
-    LongtailIndexError,
     ReleaseCorruptError,
     ReleaseMismatchError,
     ReleaseNameError,
-    ReleaseNotFoundError,
 )
 from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
 from longtail.index.release.index_files import (
     INDEX,
     INDEX_MANIFEST,
-    read_index,
+    read_bands,
     read_manifest_file,
+    read_positions,
     read_priors,
 )
-from longtail.index.release.verified import Verified
+from longtail.index.release.verified import verifying
 from longtail.index.search.collection import Collection
 from longtail.index.search.collection_searcher import CollectionSearcher
 from longtail.index.search.gpu import check_device
@@ -48,7 +45,8 @@ RELEASE_MANIFEST = "release.json"
 BUNDLE = "bundle"
 BUNDLE_MANIFEST = f"{BUNDLE}/manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_RESERVED = ("CURRENT", "FORCED", "HISTORY", "STAGED", "promise.toml", "experiments.toml")
+CURRENT = "CURRENT"
+_RESERVED = (CURRENT, f"{CURRENT}.probe", "promise.toml", "experiments.toml")
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ def open_release(
         device: where it searches.
         mapped: whether its index is mapped and shared with other processes, or read into memory.
         towers: as of `Bundle.load`.
-        state: directory of a service that keeps a record of what it verified; what was not written since is then
-            compared by the files' sizes alone. None: every byte is read.
+        state: directory of a service that notes what it verified; of unchanged files only the sizes are then compared.
+            None: every byte is read.
         milvus: gives the server of a release whose rows are there; by default that of the environment.
 
     Raises:
@@ -111,25 +109,11 @@ def open_release(
     check_device(device)
     if state is None:
         return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
-    verified = Verified(path, state)
-    if not verified.holds():
-        # Of several workers one verifies, and the others wait for its record.
-        with verified.alone(wait=True):
-            if not verified.holds():
-                began, stamps = time.time(), verified.stamps()
-                try:
-                    _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
-                except (ReleaseCorruptError, ReleaseMismatchError, BundleError) as error:
-                    verified.note_damage(str(error))
-                    raise
-                verified.note(stamps, began)
-    # Mapped anew: of what was read to verify it, no page counts as this process' any more.
-    try:
-        return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
-    except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
-        # Its files are not what they were: reading all of them says which.
-        verified.forget()
-        return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
+    with verifying(path, state) as needed:
+        if needed:
+            _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
+    # Mapped again: pages that were read to verify it then count as no process' own.
+    return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
 
 
 def _open(
@@ -154,41 +138,10 @@ def _open(
         collection.open(index.labels, index.dim)
         searcher = CollectionSearcher(bundle, collection, index.effort)
     else:
-        opened = read_index(path, index, bundle, device=device, mapped=mapped)
-        searcher = Searcher(
-            bundle, opened, index.effort, index.filtered.efforts if index.filtered else (), index.efforts
-        )
+        bands = read_bands(path, index, bundle, device=device, mapped=mapped)
+        filtered = index.filtered.efforts if index.filtered else ()
+        searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts, read_positions(path, index))
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
-
-
-def read_again(path: Path, state: Path) -> None:
-    """Compare every byte of a release with what was written, as `Releases.read_again`.
-
-    Args:
-        path: the release's directory.
-        state: as of `open_release`.
-
-    Raises:
-        LongtailIndexError, BundleError: as `open_release`.
-        OSError: the disk cannot read it.
-        ReleaseNotFoundError: it was deleted meanwhile.
-    """
-    verified = Verified(path, state)
-    with verified.alone() as alone:
-        if not alone or not verified.due:
-            return
-        began = time.time()
-        try:
-            stamps = verified.stamps()
-            manifest = read_release_manifest(path)
-            _verify_index(path, manifest, manifest.files.keys())
-            verify_files(path / BUNDLE, read_bundle_manifest(path).files)
-        except (LongtailIndexError, BundleError, OSError) as error:
-            if not path.is_dir():
-                raise ReleaseNotFoundError(f"{path}: deleted while it was read") from error
-            verified.note_damage(str(error))
-            raise
-        verified.note(stamps, began)
 
 
 def read_bundle_manifest(path: Path) -> Manifest:
@@ -210,8 +163,12 @@ def read_prior_names(path: Path) -> list[str]:
     return [prior.name for prior in read_index_manifest(path).priors]
 
 
-def read_release_manifest(path: Path) -> ReleaseManifest:
-    """release.json alone, checked: version, checksum, name, and that the bundle beside it is its own.
+def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:
+    """Read release.json alone and check its version, checksum, name, and that the bundle beside it is its own.
+
+    Args:
+        path: the release's directory.
+        name: the release's name; that of the directory when None.
 
     Raises:
         ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError: as `open_release`.
@@ -222,8 +179,8 @@ def read_release_manifest(path: Path) -> ReleaseManifest:
         raise ReleaseCorruptError(
             f"{file}: expected checksum {manifest.expected_checksum()} for its content, found {manifest.checksum!r}"
         )
-    if manifest.name != path.name:
-        raise ReleaseCorruptError(f"{file}: expected the release {path.name!r}, found {manifest.name!r}")
+    if manifest.name != (name or path.name):
+        raise ReleaseCorruptError(f"{file}: expected the release {name or path.name!r}, found {manifest.name!r}")
     try:
         found = sha256_of(path / BUNDLE_MANIFEST)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

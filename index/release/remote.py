@@ -1,45 +1,31 @@
-"""Releases at an object store, and their copies here.
+"""Releases at an object store, and their verified copies here.
 
-`URL/NAME/` has the files that a directory of releases has in `NAME/`, and `upload.json`, which is there first: it takes
-the name. `release.json` is there last: a folder without one is no release.
+`URL/NAME/` has the files that a directory of releases has in `NAME/`, and `upload.json`, which is there first and
+reserves the name. `release.json` is there last: a folder without one is no release.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from longtail.bundle import (
-    BundleError,
-    BundleExistsError,
-    FileRecord,
-    read_manifest,
-    remove_stale,
-    replace_file,
-    sha256_of,
-    working_directory,
-)
-from longtail.bundle.cache import Cache
+from longtail.bundle import BundleExistsError, FileRecord, atomic_directory, read_manifest, remove_stale, replace_file
 from longtail.bundle.errors import StorageError
-from longtail.bundle.integrity import check_names
+from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import UPLOAD, claim, fetch_bundle, fetch_manifest
-from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
+from longtail.bundle.remote import UPLOAD, copies_of, download_files, downloading, fetch_bundle, upload_files
+from longtail.index.errors import ReleaseNotFoundError
 from longtail.index.manifests import ReleaseManifest
 from longtail.index.release.index_files import INDEX_MANIFEST
-from longtail.index.release.pointers import CURRENT, PointerFiles, PointerObjects
+from longtail.index.release.pointers import PointerObject
 from longtail.index.release.release import BUNDLE, RELEASE_MANIFEST, check_name, read_release_manifest
 
 _ABANDONED = timedelta(days=1)
-"""Age of an upload that has not ended from which on nobody is at it."""
-_IN_USE_SECONDS = 600.0
-"""How long a copy that somebody asked for stays whatever the limit: he may open it still."""
+"""Age of an unfinished upload from which on nobody is at it."""
 
 
 class RemoteReleases:
@@ -47,121 +33,79 @@ class RemoteReleases:
 
     Args:
         url: such as `s3://bucket/releases`.
-        cache: of downloads.
-        limit: bytes that the cache may take; what is served and what was asked for of late stays whatever it is. None:
-            no limit.
+        cache: root of all copies, as of `copies_of`.
 
     Attributes:
-        directory: where copies are, each as in a directory of releases.
+        directory: of the copies, each as in a directory of releases.
         pointers: which of them serves.
-
-    Raises:
-        StorageError: as `ObjectStore`.
     """
 
-    def __init__(self, url: str, cache: Cache, limit: int | None = None) -> None:
+    def __init__(self, url: str, cache: Path | None = None) -> None:
         self.store = ObjectStore(url)
-        self.pointers = PointerObjects(self.store)
-        self.directory = cache.directory(self.store.url)
-        self._cache = cache
-        self._limit = limit
+        self.pointers = PointerObject(self.store)
+        self.directory = copies_of(self.store.url, cache)
 
     def __str__(self) -> str:
         return self.store.url
 
     def names(self) -> list[str]:
-        """Every release, sorted.
+        """Get every release's name, sorted; raises StorageError."""
+        return _whole(self.store.list())
 
-        Raises:
-            StorageError: the store does not answer.
-        """
-        ends = f"/{RELEASE_MANIFEST}"
-        return [
-            path.removesuffix(ends) for path in self.store.below("") if path.count("/") == 1 and path.endswith(ends)
-        ]
-
-    def fetch(self, name: str, needed: Collection[str] = (), *, anew: bool = False) -> Path:
-        """The directory of a copy of a release, every file of which is what was written; downloads what is not here.
-
-        Args:
-            name: the release's.
-            needed: others whose copies are not to make room for it.
-            anew: make another copy although one is here: a disk may have forgotten some of it.
+    def fetch(self, name: str) -> Path:
+        """Get the directory of a copy of a release, every file of which was verified when it was downloaded.
 
         Raises:
             ReleaseNotFoundError: there is no such release.
             LongtailIndexError, BundleError: what is there is none.
             StorageError: the store does not answer, or has other bytes.
-            OSError: the disk is full, or not writable; nothing is left behind but whole files, to go on from.
+            OSError: the disk is full, or not writable.
         """
-        with self._cache.locked(self.store.url) as directory:
-            target = directory / check_name(name)
-            content = self.store.read(f"{name}/{RELEASE_MANIFEST}")
-            if content is None:
-                raise ReleaseNotFoundError(
-                    f"{self.store.url}: expected one of its releases {self.names()}, received {name!r}"
-                )
-            if anew or not _is_copy(target, content):
-                with working_directory(target) as working:
-                    copy = working / name
-                    manifest = self._fetch_manifests(name, copy)
-                    fetch_bundle(self.store, f"{name}/{BUNDLE}/", self._cache, copy / BUNDLE)
-                    check_names(target, manifest.files)
-                    for path, record in manifest.files.items():
-                        if path == INDEX_MANIFEST:
-                            continue
-                        self._cache.fetch(self.store, f"{name}/{path}", record, copy / path)
-                    # What is served of one by this name before stays readable.
-                    shutil.rmtree(target, ignore_errors=True)
-                    copy.rename(target)
-            os.utime(target)
-            self._make_room({name, *needed})
+        target = self.directory / check_name(name)
+        with downloading(self.directory):
+            content = self._release_manifest(name)
+            here = target / RELEASE_MANIFEST
+            if not here.is_file() or here.read_bytes() != content:
+                remove_stale(self.directory)
+                shutil.rmtree(target, ignore_errors=True)
+                with atomic_directory(target) as working:
+                    manifest = self._fetch_manifests(name, working)
+                    fetch_bundle(self.store, f"{name}/{BUNDLE}/", working / BUNDLE)
+                    download_files(self.store, f"{name}/", manifest.files, working)
             return target
+
+    def drop_copies(self, needed: Collection[str], published: Collection[str]) -> None:
+        """Delete copies that are not needed; what was built here and is not yet at the store stays.
+
+        Args:
+            needed: names of releases.
+            published: names that were at the store once.
+        """
+        paths = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
+        if extra := [path for path in paths if path.name not in needed]:
+            known = {*published, *self.names()}
+            for path in extra:
+                if path.name in known:
+                    shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
-        """A directory for the while with the manifests of a release, of which nothing else is downloaded.
-
-        Raises:
-            ReleaseNotFoundError: there is no such release.
-            LongtailIndexError, BundleError, StorageError: as `fetch`.
-        """
+        """Yield a temporary directory with the manifests of a release alone; raises as `fetch`."""
         with TemporaryDirectory() as folder:
-            self._fetch_manifests(name, Path(folder) / check_name(name))
-            yield Path(folder) / name
-
-    def bytes(self, name: str) -> int:
-        """Bytes of a release's files, of which some may be another's as well here."""
-        with self.manifests(name) as path:
-            return sum(record.bytes for record in _records(path).values())
+            copy = Path(folder) / check_name(name)
+            copy.mkdir()
+            self._fetch_manifests(name, copy)
+            yield copy
 
     def upload(self, path: Path) -> None:
-        """Copy a release to the store, whole or not at all.
-
-        Args:
-            path: its directory, by its name.
-
-        Raises:
-            BundleExistsError: the store has another one by that name, or somebody has begun to upload one.
-            StorageError: the store does not answer; then there is no such release, and the same call goes on.
-        """
-        name = path.name
-        content = (path / RELEASE_MANIFEST).read_bytes()
-        self._refuse_deleted(name)
-        claim(self.store, f"{name}/", sha256_of(path / RELEASE_MANIFEST))
-        records = _records(path)
-        for file, record in records.items():
-            self.store.upload(path / file, f"{name}/{file}")
-            self._cache.adopt(path / file, record)
-        if not self.store.create(f"{name}/{RELEASE_MANIFEST}", content):
-            raise BundleExistsError(f"{self.store.url}/{name}: expected a name that is free, found another release")
+        """Copy a release to the store, whole or not at all; raises as `upload_files`."""
+        self._refuse_deleted(path.name)
+        bundle = (*read_manifest(path / BUNDLE).files, MANIFEST, MANIFEST_SHA256)
+        files = [*read_release_manifest(path).files, *(f"{BUNDLE}/{name}" for name in bundle)]
+        upload_files(self.store, f"{path.name}/", path, files, RELEASE_MANIFEST)
 
     def complete(self, name: str) -> None:
-        """`upload` a release that was written to `directory`.
-
-        Raises:
-            StorageError: the store does not answer; the release is here, to be uploaded later.
-        """
+        """`upload` a release that was written to `directory`; after a StorageError it stays there."""
         try:
             self.upload(self.directory / name)
         except StorageError as error:
@@ -170,103 +114,67 @@ class RemoteReleases:
             ) from error
 
     def refuse_existing(self, name: str) -> None:
-        """Raise BundleExistsError if the store has a release of that name, or an upload of one; a copy of one that it
-        had is deleted."""
+        """Raise BundleExistsError if the store has a release of that name, or an upload of one; delete an old copy."""
         self._refuse_deleted(name)
-        if self.store.read(f"{name}/{UPLOAD}") is not None or self.store.read(f"{name}/{RELEASE_MANIFEST}") is not None:
+        if any(self.store.read(f"{name}/{file}") is not None for file in (UPLOAD, RELEASE_MANIFEST)):
             raise BundleExistsError(f"{self}/{name} already exists: expected a name that is free")
         shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def delete(self, name: str) -> None:
-        """Delete a release, of which nobody sees a part.
-
-        Raises:
-            StorageError: the store does not answer; what is left is no release, and the same call goes on.
-        """
-        self.store.delete([f"{name}/{RELEASE_MANIFEST}"])
-        # The claim goes last: until then nobody takes the name.
-        rest = [path for path in self.store.below(name) if path != f"{name}/{UPLOAD}"]
-        self.store.delete([*rest, f"{name}/{UPLOAD}"])
+        """Delete a release and its copy here; after a StorageError what is left is no release, and the same call goes
+        on."""
+        # The manifest goes first, so that nobody sees a part; the reservation last, so that nobody takes the name.
+        rest = [path for path in self.store.list() if path.startswith(f"{name}/")]
+        ends = (f"{name}/{RELEASE_MANIFEST}", f"{name}/{UPLOAD}")
+        self.store.delete([ends[0], *(path for path in rest if path not in ends), ends[1]])
+        shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def abandoned(self) -> list[str]:
-        """Folders of uploads that have not ended for a day."""
-        whole = set(self.names())
-        found = []
-        for name in self.store.folders():
-            if name != CURRENT and name not in whole and (paths := self.store.below(name)):
-                newest = max(self.store.written_at(path) for path in paths)
-                if datetime.now(UTC) - newest > _ABANDONED:
-                    found.append(name)
-        return found
-
-    def again(self, name: str) -> Path | None:
-        """`fetch` another copy of a release, in place of one that is not what was written."""
-        return self.fetch(name, anew=True)
-
-    def _refuse_deleted(self, name: str) -> None:
-        if name in self.pointers.read().deleting:
-            raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune deletes")
+        """Get the folders of uploads that have not ended for a day."""
+        written = self.store.list()
+        newest: dict[str, datetime] = {}
+        for path, at in written.items():
+            name, _, rest = path.partition("/")
+            if rest:
+                newest[name] = max(at, newest.get(name, at))
+        whole, now = set(_whole(written)), datetime.now(UTC)
+        return [name for name, at in newest.items() if name not in whole and now - at > _ABANDONED]
 
     def pull(self, file: str) -> None:
-        """Have a small file that lies beside the releases, such as promise.toml, in `directory` as it is there."""
-        content, here = self.store.read(file), self.directory / file
+        """Copy a small file that lies beside the releases, such as promise.toml, to `directory`."""
+        self.keep(file, self.store.read(file))
+
+    def keep(self, file: str, content: bytes | None) -> None:
+        """Write what was read of a small file to `directory`; None: there is none."""
+        here = self.directory / file
         if content is None:
             here.unlink(missing_ok=True)
         elif not here.is_file() or here.read_bytes() != content:
             here.parent.mkdir(parents=True, exist_ok=True)
             replace_file(here, content)
 
-    def _fetch_manifests(self, name: str, target: Path) -> ReleaseManifest:
-        fetch_manifest(self.store, f"{name}/{BUNDLE}/", target / BUNDLE)
+    def _refuse_deleted(self, name: str) -> None:
+        if name in self.pointers.read().deleting:
+            raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune deletes")
+
+    def _release_manifest(self, name: str) -> bytes:
         content = self.store.read(f"{name}/{RELEASE_MANIFEST}")
         if content is None:
-            raise ReleaseNotFoundError(f"{self.store.url}: expected one of its releases, received {name!r}")
-        (target / RELEASE_MANIFEST).write_bytes(content)
-        manifest = read_release_manifest(target)
-        if INDEX_MANIFEST in manifest.files:
-            record = manifest.files[INDEX_MANIFEST]
-            self._cache.fetch(self.store, f"{name}/{INDEX_MANIFEST}", record, target / INDEX_MANIFEST)
+            raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
+        return content
+
+    def _fetch_manifests(self, name: str, target: Path) -> ReleaseManifest:
+        fetch_bundle(self.store, f"{name}/{BUNDLE}/", target / BUNDLE, manifest_only=True)
+        (target / RELEASE_MANIFEST).write_bytes(self._release_manifest(name))
+        manifest = read_release_manifest(target, name)
+        download_files(self.store, f"{name}/", _only(manifest, INDEX_MANIFEST), target)
         return manifest
 
-    def _make_room(self, needed: Collection[str]) -> None:
-        """Delete copies of releases that the store has no more, or that are too much, the longest unused first."""
-        remove_stale(self.directory)
-        here = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        now, pointed = time.time(), PointerFiles(self.directory).read()
-        kept = {*needed, pointed.current, pointed.staged}
-        there = self.names()
-        for path in sorted(here, key=lambda each: each.stat().st_mtime):
-            over = self._limit is not None and self._cache.bytes > self._limit
-            used = path.name in kept or now - path.stat().st_mtime < _IN_USE_SECONDS
-            # What was built here is not there before its upload has ended.
-            gone = path.name not in there and self.store.read(f"{path.name}/{UPLOAD}") is None
-            if not used and (over or gone):
-                hidden = path.with_name(f".{path.name}.{os.getpid()}.evicted.tmp")
-                path.rename(hidden)
-                shutil.rmtree(hidden)
-                self._cache.trim(self._limit)
-        self._cache.trim(self._limit)
+
+def _only(manifest: ReleaseManifest, file: str) -> dict[str, FileRecord]:
+    return {file: manifest.files[file]} if file in manifest.files else {}
 
 
-def _is_copy(path: Path, content: bytes) -> bool:
-    """Whether a directory is a copy of the release whose release.json has this content, as far as sizes tell."""
-    try:
-        if (path / RELEASE_MANIFEST).read_bytes() != content:
-            return False
-        return all((path / file).stat().st_size == record.bytes for file, record in _records(path).items())
-    except (OSError, LongtailIndexError, BundleError):
-        return False
-
-
-def _records(path: Path) -> dict[str, FileRecord]:
-    """Every file of a release but release.json, by its path there."""
-    release, bundle = read_release_manifest(path), read_manifest(path / BUNDLE)
-    own = {name: path / BUNDLE / name for name in ("manifest.json", "manifest.sha256")}
-    return {
-        **release.files,
-        **{f"{BUNDLE}/{name}": record for name, record in bundle.files.items()},
-        **{
-            f"{BUNDLE}/{name}": FileRecord(sha256=sha256_of(file), bytes=file.stat().st_size)
-            for name, file in own.items()
-        },
-    }
+def _whole(paths: Collection[str]) -> list[str]:
+    ends = f"/{RELEASE_MANIFEST}"
+    return [path.removesuffix(ends) for path in paths if path.count("/") == 1 and path.endswith(ends)]

@@ -226,6 +226,12 @@ class Catalogue:
         """Training pairs of every row, int64 [N]."""
         return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
+    def recorded(self, rows_N: Int64) -> tuple[npt.NDArray[np.uint32], Int64, Int8, Int64]:
+        """Return fingerprints, catalogue rows, buckets and counts of rows, [N] each."""
+        if self._overlay is None or not rows_N.size or rows_N.max() < len(self._ids):
+            return self._fingerprints_L[rows_N], rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N]
+        return self.fingerprints(rows_N), self.catalogue_rows(rows_N), self.buckets(rows_N), self.counts(rows_N)
+
     def shown(self, rows_N: Int64) -> list[dict[str, Any]]:
         """Return `RankedLabel` of the HTTP API for rows, [N], without the score; only copies may be changed."""
         kept, rows, first = self._shown_of_row, rows_N.tolist(), len(self._ids)

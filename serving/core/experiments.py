@@ -212,7 +212,7 @@ async def retrieve(
     """
     retriever, experiment = service.retriever(release), service.experiment
     if experiment is None:
-        return await service.search(retriever, queries, answer_id, request_id, preview=preview), retriever.name
+        return await service.search(retriever, Search(queries, answer_id, request_id), preview=preview), retriever.name
 
     places = range(len(queries))
     in_arms, releases = zip(
@@ -225,7 +225,7 @@ async def retrieve(
 
     async def search(answers: Retriever, queries: Sequence[Query], some: Sequence[int]) -> list[dict[str, Any]]:
         asked = Search([queries[place] for place in some], answer_id, request_id, some)
-        return await service.submit(answers, asked, preview=preview)
+        return await service.search(answers, asked, preview=preview)
 
     try:
         answers = [retriever if name is None else service.retriever(name) for name in releases]

@@ -1,27 +1,27 @@
 """Keeps a directory like what is published at an object store, so that the service follows it like any other.
 
 The store may be slow, torn or gone: what is here is served on, after a restart too. A pointer moves here only when the
-release that it names is here, every file of it what was written.
+release that it names is here, every file of it verified.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
+from io import TextIOWrapper
 from time import monotonic
 
 from longtail.bundle import replace_file
-from longtail.bundle.cache import Cache
-from longtail.index.release.pointers import PointerFiles, Pointers
+from longtail.index.release.pointers import PointerFile, Pointers
 from longtail.index.release.remote import RemoteReleases
-from longtail.index.release.verified import Verified
 from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
 from longtail.serving.settings import Settings
-from longtail.state import SoleProcess
 
 logger = logging.getLogger(__name__)
 
@@ -35,23 +35,21 @@ class ReleaseFetcher:
     """Of the processes on this host that serve a URL, one fetches for all, and another when it ends.
 
     Args:
-        settings: of the model; `releases` is a URL.
+        settings: `releases` is a URL.
         moved: called when what is pointed to here has changed.
     """
 
     def __init__(self, settings: Settings, moved: Callable[[], None] = lambda: None) -> None:
-        self._settings = settings
-        self._moved = moved
-        self._url = str(settings.releases)
+        self._settings, self._moved = settings, moved
         self._directory = settings.releases_directory
         self._remote: RemoteReleases | None = None
-        self._sole = SoleProcess(self._directory / _LOCK)
+        self._lock: TextIOWrapper | None = None
         self._seen = Pointers()
         self._fetched: set[str] = set()
-        """Of what was seen last; a name that is given anew comes with another pointer."""
+        """Of what was seen last; a name that is given again comes with another pointer."""
         self._failed: dict[str, tuple[int, float]] = {}
-        """How often each could not be fetched, and when it is tried again."""
-        self._told: dict[str, str] = {}
+        """How often each release could not be fetched, and when it is tried again."""
+        self._logged: dict[str, str] = {}
         self._stopping = False
         self._waking = threading.Condition()
         self._looks, self._asked = 0, False
@@ -64,39 +62,44 @@ class ReleaseFetcher:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop fetching; what a store holds up is left to end with the process."""
+        """Stop fetching; a call that a store holds up ends with the process."""
         with self._waking:
             self._stopping = True
             self._waking.notify_all()
         self._thread.join(_LAST_SECONDS)
-        self._sole.let_go()
+        if self._lock is not None:
+            self._lock.close()
 
     def look(self) -> None:
-        """Look at the store now, also at what could not be fetched; returns then, or when that takes some seconds."""
+        """Look at the store now, also at what could not be fetched; returns then, or after some seconds."""
         with self._waking:
             looks, self._asked = self._looks, True
             self._waking.notify_all()
             self._waking.wait_for(lambda: self._looks > looks, _PATIENCE_SECONDS)
 
+    def drop(self, name: str) -> None:
+        """Delete a copy that is damaged, to be fetched again."""
+        shutil.rmtree(self._directory / name, ignore_errors=True)
+
     @property
     def problem(self) -> str | None:
-        """What keeps this host from what is published, as the one that fetches has found it: an end to `The published
-        release, …`.
-        """
-        try:
+        """What keeps this host from what is published: an end to `The published release, …`."""
+        with suppress(OSError, ValueError, LookupError, TypeError):
             problem: str | None = json.loads((self._directory / _STATUS).read_bytes())["problem"]
-        except (OSError, ValueError, LookupError, TypeError):
-            return None
-        return problem
+            return problem
+        return None
 
     def check(self) -> None:
         """Look at the store once, and fetch what it says; never fails, what is wrong is logged and in `problem`."""
-        try:
-            if self._sole.claim():
-                self._note(self._fetch())
         # The next look may find it well.
+        try:
+            if not self._is_alone():
+                return
+            problem = self._fetch()
+            if problem != self.problem or not (self._directory / _STATUS).exists():
+                replace_file(self._directory / _STATUS, json.dumps({"problem": problem}).encode())
         except Exception as error:
-            self._tell("", f"{type(error).__name__}: {error}")
+            self._log("", error)
 
     def _follow(self) -> None:
         while True:
@@ -112,89 +115,89 @@ class ReleaseFetcher:
                 self._waking.notify_all()
                 self._waking.wait_for(lambda: self._stopping or self._asked, self._settings.poll_seconds)
 
+    def _is_alone(self) -> bool:
+        """Whether this process is the one that fetches; the lock goes with the process."""
+        if self._lock is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            lock = (self._directory / _LOCK).open("w")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                return False
+            self._lock = lock
+        return True
+
     def _fetch(self) -> str | None:
-        """Fetch what is published; what keeps this host from it."""
-        try:
-            remote = self._remote = self._remote or RemoteReleases(
-                self._url, Cache(self._settings.cache), self._settings.cache_bytes
-            )
-            there = remote.pointers.read()
-            if there.current is None and self._kept():
-                # Nobody takes a release back without naming another: it is another store, or an empty one.
-                self._tell("", f"{self._url} names none")
-                return f"at {self._url}, is not there, the one before is served"
-            remote.pull(FILE)
+        """Fetch what is published; returns what keeps this host from it."""
+        url, here = str(self._settings.releases), PointerFile(self._directory)
         # Whatever is wrong with the store or with what it says, the service goes on.
+        try:
+            remote = self._remote = self._remote or RemoteReleases(url, self._settings.cache)
+            there = remote.pointers.read()
+            if there.current is None and here.read().current is not None:
+                # Nobody takes a release back without naming another: it is another store, or an empty one.
+                self._log("", f"{url} names none")
+                return f"at {url}, is not there, the one before is served"
+            experiments = remote.store.read(FILE)
         except Exception as error:
-            self._tell("", f"{type(error).__name__}: {error}")
-            return f"at {self._url}, cannot be looked for"
-        self._told.pop("", None)
+            self._log("", error)
+            return f"at {url}, cannot be looked for"
+        self._logged.pop("", None)
         if there != self._seen:
             self._seen = there
             self._fetched.clear()
             self._failed.clear()
-        asked = [name for name in (there.current, there.staged, *self._arms()) if name is not None]
-        here = {name for name in asked if self._have(remote, name, asked)}
-        self._point(there, here)
-        if there.current is not None and there.current not in here:
+        wanted = {name for name in (there.current, there.staged, *self._arms(experiments)) if name is not None}
+        fetched = {name for name in sorted(wanted) if self._has(remote, name)}
+        remote.keep(FILE, experiments)  # what its arms need is here
+        with here.turn() as (now, move):
+            after = there if there.current in {None, *fetched} else now
+            after = after.model_copy(
+                update={
+                    "staged": there.staged if there.staged in {None, *fetched} else now.staged,
+                    "deleting": (),
+                    "by": now.by,
+                }
+            )
+            if moves := after != now:
+                move(after)
+        if moves:
+            self._moved()
+        if there.current is not None and there.current not in fetched:
             return f"{there.current}, cannot be fetched, the one before is served"
+        remote.drop_copies({*wanted, *there.history[-2:]}, there.history)
         return None
 
-    def _have(self, remote: RemoteReleases, name: str, needed: Iterable[str]) -> bool:
-        verified = Verified(self._directory / name, self._settings.state_directory)
-        damaged = verified.damage is not None
-        if name in self._fetched and not damaged and (self._directory / name).is_dir():
+    def _has(self, remote: RemoteReleases, name: str) -> bool:
+        if name in self._fetched and (self._directory / name).is_dir():
             return True
         attempts, retry_at = self._failed.get(name, (0, 0.0))
         if monotonic() < retry_at:
             return False
-        try:
-            remote.fetch(name, [*needed, *self._kept()], anew=damaged)
         # As above.
+        try:
+            remote.fetch(name)
         except Exception as error:
-            self._tell(name, f"{type(error).__name__}: {error}")
+            self._log(name, error)
             wait = min(_FIRST_RETRY_SECONDS * 2**attempts, _LONGEST_RETRY_SECONDS)
             self._failed[name] = attempts + 1, monotonic() + wait
             return False
-        self._failed.pop(name, None)
         self._fetched.add(name)
-        if damaged:
-            verified.forget()
-            logger.info("release %s, which was damaged here, is fetched anew", name)
-        self._told.pop(name, None)
+        self._failed.pop(name, None)
+        self._logged.pop(name, None)
         return True
 
-    def _kept(self) -> list[str]:
-        """What is pointed to here."""
-        now = PointerFiles(self._directory).read()
-        return [name for name in (now.current, now.staged) if name is not None]
-
-    def _point(self, there: Pointers, here: set[str]) -> None:
-        """Point here to what is pointed to there, as far as it is here."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        with PointerFiles(self._directory).turn() as (now, move):
-            after = there if there.current in {None, *here} else now
-            staged = there.staged if there.staged in {None, *here} else now.staged
-            after = after.model_copy(update={"staged": staged, "deleting": ()})
-            if after == now:
-                return
-            move(after)
-        self._moved()
-
-    def _arms(self) -> list[str | None]:
-        """Releases of the experiment that runs."""
-        with suppress(OSError, ExperimentsError):
-            content = (self._directory / FILE).read_bytes()
-            running = parse_experiments(content, self._settings)
+    def _arms(self, content: bytes | None) -> list[str | None]:
+        """Get the releases of the experiment that runs."""
+        with suppress(ExperimentsError):
+            running = parse_experiments(content or b"", self._settings)
             return [] if running is None else [arm.release for arm in running.arms]
         return []
 
-    def _note(self, problem: str | None) -> None:
-        if problem != self.problem or not (self._directory / _STATUS).exists():
-            replace_file(self._directory / _STATUS, json.dumps({"problem": problem}).encode())
-
-    def _tell(self, name: str, message: str) -> None:
+    def _log(self, name: str, error: Exception | str) -> None:
         """Log what is wrong, once."""
-        if self._told.get(name) != message:
+        message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        if self._logged.get(name) != message:
             logger.error("%s cannot be fetched: %s", name or "what is published", message)
-        self._told[name] = message
+        self._logged[name] = message

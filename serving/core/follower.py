@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from longtail.bundle import BundleError
-from longtail.index import LongtailIndexError, ReleaseNotFoundError, Releases
+from longtail.bundle import BundleCorruptError
+from longtail.index import ReleaseCorruptError, Releases
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.engine_watch import EngineWatch
 from longtail.serving.core.experiment_follower import ExperimentFollower
@@ -36,6 +36,9 @@ _LONGEST_RETRY_SECONDS = 60.0
 _PATIENCE_SECONDS = 5.0
 _LABELS_SECONDS = 0.1
 """How often changes of labels are looked for; those of this worker need no looking."""
+
+
+_DAMAGE = (ReleaseCorruptError, BundleCorruptError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,6 @@ class ReleaseFollower:
     ) -> None:
         self._releases = Releases(root, milvus=service.settings.milvus_server)
         self._service = service
-        self._state = service.settings.state_directory
         self._load = load or partial(
             load_release,
             device=service.settings.device,
@@ -92,9 +94,6 @@ class ReleaseFollower:
         self._staged: tuple[str | None, str | None] = None, None
         """What STAGED named when it was last looked at, and the release that served then."""
         self._failure: _Failure | None = None
-        self._damaged: str | None = None
-        """The release in which this worker itself found damage."""
-        self._reader: threading.Thread | None = None
         self._trouble: str | None = None
         self._checking = threading.Lock()
         self._stopping = threading.Event()
@@ -138,8 +137,7 @@ class ReleaseFollower:
             self._fetcher.look()
         with self._checking:
             self._failure = None
-            # One that was damaged may have been mended: it is verified whole.
-            self._check(anew=self._is_damaged(before))
+            self._check()
             if self._failure is not None:
                 raise RefusedReleaseError(
                     f"expected CURRENT to name a release that can be served, found {self._failure.name or 'none'}; "
@@ -147,64 +145,41 @@ class ReleaseFollower:
                 )
             return self._served != before
 
-    def _check(self, *, anew: bool = False) -> None:
+    def _check(self) -> None:
         name: str | None = None
         try:
-            name = self._releases.current()
-            if name is None or (name == self._served and not anew and not self._is_fetched_anew(name)):
+            now = self._releases.pointers()
+            name = now.current
+            if name is None or (name == self._served and not self._is_fetched_again(name)):
                 self._failure = None
-                damage = f"{name}, is damaged since it was loaded" if self._is_damaged(name) else None
-                unfetched = None if self._fetcher is None else self._fetcher.problem
-                self._set_problem(damage or unfetched)
-                self._read_again_if_due(name)
+                self._set_problem(None if self._fetcher is None else self._fetcher.problem)
                 return
             if self._too_early(name):
                 return
             started = self._clock()
             directory = self._directory_of(name)
             retriever = self._load(self._releases, name)
-            self._service.serve(retriever, forced=self._releases.forced() == name)
+            self._service.serve(retriever, forced=now.forced == name)
         # Whatever is wrong with a release, the one in service must go on.
         except Exception as error:
+            if name is not None and self._fetcher is not None and isinstance(error, _DAMAGE):
+                self._fetcher.drop(name)
             if not self._too_early(name):
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
-        self._served, self._directory, self._failure, self._damaged = name, directory, None, None
+        self._served, self._directory, self._failure = name, directory, None
         _freeze()
         give_back_memory()
         logger.info("serving release %s, loaded in %.1f s", name, self._clock() - started)
 
-    def _is_fetched_anew(self, name: str) -> bool:
-        """Whether a copy was made anew: of a release by the same name, or because the one here was damaged."""
+    def _is_fetched_again(self, name: str) -> bool:
+        """Whether the copy is of another release by the same name."""
         return self._fetcher is not None and self._directory_of(name) not in (None, self._directory)
 
     def _directory_of(self, name: str) -> int | None:
         with suppress(OSError):
             return (self._releases.root / name).stat().st_ino
         return None
-
-    def _is_damaged(self, name: str | None) -> bool:
-        # By this worker's own reading, too: a full disk keeps no record of it.
-        return name is not None and (
-            self._damaged == name or self._releases.verified(name, self._state).damage is not None
-        )
-
-    def _read_again_if_due(self, name: str | None) -> None:
-        """Read the files of the release in service again, in a thread of its own, if they were opened by a record."""
-        reading = self._reader is not None and self._reader.is_alive()
-        if name is None or reading or name == self._damaged or not self._releases.verified(name, self._state).due:
-            return
-        self._reader = threading.Thread(target=self._read_again, args=(name,), name="release-reader", daemon=True)
-        self._reader.start()
-
-    def _read_again(self, name: str) -> None:
-        try:
-            self._releases.read_again(name, self._state)
-        except ReleaseNotFoundError:
-            logger.info("release %s is served, and its directory gone", name)
-        except (LongtailIndexError, BundleError, OSError) as error:
-            self._damaged = name
-            logger.error("release %s, which is served, is damaged: %s", name, error)
 
     def _check_staged(self) -> None:
         """Load what STAGED names; what cannot be loaded is tried again when it names another, or CURRENT changes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -37,11 +36,7 @@ def load_release(
     Raises:
         BundleError, UnservableReleaseError, OSError, LongtailIndexError: what is wrong with it.
     """
-    with nullcontext() if state is None else releases.verified(name, state).opening():
-        return _load(releases.open(name, device=device, towers=False, state=state), max_new_labels)
-
-
-def _load(release: Release, max_new_labels: int) -> Retriever:
+    release = releases.open(name, device=device, towers=False, state=state)
     with release.searcher.patience():
         return _measured(release, max_new_labels)
 

@@ -69,7 +69,7 @@ class Mirror:
         self._state = state
         self._worker = worker
         self._chance = chance or random.Random()
-        self._staged: Retriever | None = None
+        self.staged: Retriever | None = None
         self._current: Retriever | None = None
         self._counts: StagedCounts | None = None
         self._skipped = 0
@@ -79,19 +79,14 @@ class Mirror:
         self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    @property
-    def staged(self) -> Retriever | None:
-        """The release that is asked unseen."""
-        return self._staged
-
     def use(self, staged: Retriever | None, current: Retriever | None) -> None:
         """Ask this release beside that from now on; None: none. Counts of the same two go on."""
         with self._changing:
             if staged is None or current is None or staged.name == current.name:
-                self._staged, self._counts = None, None
+                self.staged, self._counts = None, None
                 return
             before = self._counts
-            self._staged, self._current = staged, current
+            self.staged, self._current = staged, current
             if before is None or (before.staged, before.current) != (staged.name, current.name):
                 kept = StagedCounts.read(self._state / STAGED_COUNTS / f"{self._worker}.json")
                 fits = kept is not None and (kept.staged, kept.current) == (staged.name, current.name)
@@ -112,7 +107,7 @@ class Mirror:
             share: of the queries, drawn at random. Queries that explore are left out, for chance had a say in their
                 answer, and vectors, which mean nothing to another release.
         """
-        if self._staged is None or self._current is None or retriever.name != self._current.name:
+        if self.staged is None or self._current is None or retriever.name != self._current.name:
             return
         drawn = [
             place
@@ -137,7 +132,7 @@ class Mirror:
             k: labels retrieved.
         """
         organic = [event for event in events if event.features is not None]
-        if self._staged is not None and organic:
+        if self.staged is not None and organic:
             self._put(_Chosen(organic, k), 0)
 
     def counts(self, staged: str, current: str) -> StagedCounts:
@@ -171,7 +166,7 @@ class Mirror:
                 self._write()
                 return
             with self._changing:
-                staged, current, counts = self._staged, self._current, self._counts
+                staged, current, counts = self.staged, self._current, self._counts
             if staged is not None and current is not None and counts is not None:
                 try:
                     self._count(work, staged, current, counts)

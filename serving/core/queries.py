@@ -13,12 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonVal
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from longtail.bundle import BUCKET_NAMES
+from longtail.bundle import BUCKET_NAMES, Manifest, Priors
 from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.dials import NO_WEIGHTS, Dials
 from longtail.serving.core.diversity import MOST, Diversity, first_pool
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
@@ -29,6 +28,13 @@ _ANY = 1 << 62
 _NO_MEMBERS: JsonDict = {"default": {}}
 """In the schema of fields that `dict` makes: a `default` pydantic copies in depth for every query, which takes longer
 than all the rest of reading it."""
+
+
+_BELOW_ZERO = (
+    "; below 0 the best labels are those that this release's tree p_n(y|x) all but rules out, which no search finds: "
+    "popularity below 0 favours rare labels"
+)
+_NO_WEIGHTS = np.empty(0, np.float32)
 
 
 class _StringOrInteger:
@@ -181,10 +187,6 @@ class Query(SearchOptions):
         query._arm = arm
         return query
 
-    def features_json(self) -> bytes | None:
-        """The features as JSON, as they came; None of a vector."""
-        return None if self.features is None else features_json(self.features)
-
     @model_validator(mode="after")
     def _one_of_features_and_vector(self) -> Self:
         if (self.features is None) == (self.vector is None):
@@ -235,6 +237,115 @@ class SimilarQuery(SearchOptions):
                 "id_or_ids", "expected either id or ids, received {received}", {"received": received}
             )
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    default: float
+    minimum: float
+    maximum: float
+
+    def refusal(self, name: str, received: str, field: str, why: str = "") -> InvalidRequestError:
+        return InvalidRequestError(
+            f"expected {self.minimum} <= {name} <= {self.maximum}, received {received}{why}", field=field
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dials:
+    """The dials of one kind of request: λ, μ and the weights of priors.
+
+    Where ν is π one coordinate of the index holds both, so λ + μ must stay within the limits of λ, which the recall of
+    the index was measured over. With a tree p_n(y|x) that coordinate is left to μ, but for similar labels: a label has
+    no features for a tree to look at.
+    """
+
+    bias_removal: _Range
+    popularity: _Range
+    total: _Range | None
+    """Of λ + μ; None where each has a coordinate of its own."""
+    tree: bool
+    priors: Mapping[str, _Range]
+
+    @classmethod
+    def of_queries(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
+        """For queries with features: all defaults are the release's."""
+        dial, prior = _ranges(manifest)
+        total = dial if manifest.kappa_popularity is None and not tree else None
+        return cls(dial, prior, total, tree, _ranges_of(priors))
+
+    @classmethod
+    def of_labels(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
+        """For similar labels: nearness, not popularity, so all defaults are 0, or the limit next to it."""
+        dial, prior = map(_around_zero, _ranges(manifest))
+        if tree:
+            dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
+        weights = {name: _around_zero(limits) for name, limits in _ranges_of(priors).items()}
+        return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights)
+
+    def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
+        """λ and μ of a request.
+
+        Args:
+            asked: what the client sent.
+            prefix: leads the fields of errors, such as `queries.0.`.
+
+        Raises:
+            InvalidRequestError: λ, μ or their sum is outside what the release answers.
+        """
+        noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
+        prior = self.popularity.default if asked.popularity is None else asked.popularity
+        if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
+            why = _BELOW_ZERO if self.tree and noise < 0 else ""
+            raise self.bias_removal.refusal("bias_removal", describe(noise), f"{prefix}bias_removal", why)
+        if not self.popularity.minimum <= prior <= self.popularity.maximum:
+            raise self.popularity.refusal("popularity", describe(prior), f"{prefix}popularity")
+        if self.total is not None and not self.total.minimum <= noise + prior <= self.total.maximum:
+            raise self.total.refusal(
+                "bias_removal + popularity",
+                f"{describe(noise)} + {describe(prior)}",
+                f"{prefix}{'bias_removal' if asked.popularity is None else 'popularity'}",
+                "; this release has one log p_n for both, the label frequency",
+            )
+        return noise, prior
+
+    def read_priors(self, asked: SearchOptions, prefix: str = "") -> Float32:
+        """Weight of every prior of the release in a request, float32 [P].
+
+        Args:
+            asked: what the client sent.
+            prefix: leads the fields of errors, such as `queries.0.`.
+
+        Raises:
+            InvalidRequestError: a prior that the release has not, or a weight outside its limits.
+        """
+        for name, weight in asked.priors.items():
+            limits = self.priors.get(name)
+            if limits is None:
+                raise InvalidRequestError(
+                    f"expected priors of this release, {list(self.priors)}, received {describe(name)}",
+                    field=f"{prefix}priors",
+                )
+            if not limits.minimum <= weight <= limits.maximum:
+                raise limits.refusal(f"priors.{name}", describe(weight), f"{prefix}priors.{name}")
+        return np.array([asked.priors.get(name, limits.default) for name, limits in self.priors.items()], np.float32)
+
+
+def _ranges_of(priors: Priors | None) -> dict[str, _Range]:
+    settings = () if priors is None else priors.settings
+    return {prior.name: _Range(prior.default, prior.minimum, prior.maximum) for prior in settings}
+
+
+def _ranges(manifest: Manifest) -> tuple[_Range, _Range]:
+    dial, prior = manifest.bias_removal, manifest.popularity
+    return (
+        _Range(dial.default, dial.minimum, dial.maximum),
+        _Range(prior.default, prior.minimum, prior.maximum),
+    )
+
+
+def _around_zero(limits: _Range) -> _Range:
+    return _Range(min(max(0.0, limits.minimum), limits.maximum), limits.minimum, limits.maximum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +424,7 @@ class ResolvedQuery:
             k=k,
             bias_removal=bias_removal,
             popularity=popularity,
-            priors=dials.read_priors(options, prefix) if dials.priors or options.priors else NO_WEIGHTS,
+            priors=dials.read_priors(options, prefix) if dials.priors or options.priors else _NO_WEIGHTS,
             filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,

@@ -189,11 +189,18 @@ class SearchQueue(Generic[Work, Result]):
     def _take_batch(self) -> list[_Job[Work, Result]]:
         """Wait for the next batch: one request of each client in turn, all of one key. Empty once closed."""
         with self._changed:
-            while not self._clients or self._gathers():
-                if not self._clients and self._closed:
-                    return []
+            while True:
                 oldest = min((client.jobs[0].since for client in self._clients.values()), default=None)
-                self._changed.wait(None if oldest is None else max(0.0, oldest + self._window - perf_counter()))
+                if oldest is None:
+                    if self._closed:
+                        return []
+                    self._changed.wait()
+                    continue
+                # While a batch runs, what waits gathers until the next is full or the window has passed.
+                left = oldest + self._window - perf_counter()
+                if not self._running or self._waiting.queries >= self._max_batch or left <= 0:
+                    break
+                self._changed.wait(left)
             self._running += 1
             batch, queries, labels = list[_Job[Work, Result]](), 0, 0
             in_turn = deque(self._clients.items())
@@ -213,13 +220,6 @@ class SearchQueue(Generic[Work, Result]):
                 if client.jobs:
                     in_turn.append((name, client))
             return batch
-
-    def _gathers(self) -> bool:
-        """Whether what waits may wait for more: a batch runs, the next is not full and its window has not passed."""
-        if not self._running or self._waiting.queries >= self._max_batch:
-            return False
-        oldest = min(client.jobs[0].since for client in self._clients.values())
-        return perf_counter() - oldest < self._window
 
     def _remove(self, name: str, client: _Client[Work, Result], job: _Job[Work, Result]) -> None:
         client.cost.add(job.cost, -1)

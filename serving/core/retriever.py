@@ -22,7 +22,6 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.dials import Dials
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.embedding import (
     QueryEncoder,
@@ -36,7 +35,7 @@ from longtail.serving.core.exploration import Explored, explore_each, slots_of
 from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import Query, ResolvedQuery, SearchOptions, SimilarQuery
+from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery
 from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError

@@ -13,7 +13,7 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import Query, SearchOptions, SimilarQuery
+from longtail.serving.core.queries import Query, SearchOptions, SimilarQuery, features_json
 from longtail.serving.core.queue import Cost
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import EngineError, ServingError
@@ -46,11 +46,6 @@ class Search:
     answer_id: str = ""
     request_id: str = ""
     in_request: Sequence[int] | None = None
-
-    @property
-    def queries(self) -> list[Query]:
-        """The queries, of which labels and what is to embed are none."""
-        return [] if isinstance(self.asked, SimilarQuery | ToEmbed) else list(self.asked)
 
     def cost(self, catalogue: Catalogue) -> Cost:
         """Compute the cost, with the bytes of an answer whose labels are as long as the average one."""
@@ -96,12 +91,16 @@ class SearchRunner:
         """Return the results or an error of each request; one that cannot be answered costs only itself."""
         assert isinstance(key, BatchKey)
         try:
-            return self._answer(key, searches, waited)
+            if key.kind == "embed":
+                return self._embed(key.retriever, [search.asked for search in searches], waited)
+            return self._search(key, searches, waited)
         except EngineUnavailableError as error:
             # Alone they would fare no better, and each would wait as long. The server's words are the operator's.
-            self._monitoring.metrics.count_unanswered(sum(len(search.queries) or 1 for search in searches))
             refused = EngineError(
                 "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
+            )
+            self._monitoring.metrics.count_unanswered(
+                sum(search.cost(key.retriever.catalogue).queries for search in searches)
             )
             return [refused] * len(searches)
         except Exception as error:
@@ -109,19 +108,25 @@ class SearchRunner:
                 return [searches[0].located(error)]
             return [self.answer(key, [search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
 
-    def _answer(self, key: BatchKey, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
-        retriever, metrics = key.retriever, self._monitoring.metrics
-        if key.kind == "embed":
-            started = perf_counter()
-            requests = [search.asked for search in searches if isinstance(search.asked, ToEmbed)]
-            vectors = retriever.embed(requests)
-            seconds = {"encode": perf_counter() - started}
-            metrics.count_search(sum(request.count for request in requests), waited, seconds)
-            return vectors
+    def _embed(self, retriever: Retriever, asked: Sequence[object], waited: Sequence[float]) -> Sequence[list[Any]]:
+        started = perf_counter()
+        requests = [request for request in asked if isinstance(request, ToEmbed)]
+        vectors = retriever.embed(requests)
+        seconds = {"encode": perf_counter() - started}
+        self._monitoring.metrics.count_search(sum(request.count for request in requests), waited, seconds)
+        return vectors
+
+    def _search(self, key: BatchKey, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
+        retriever = key.retriever
         settings = self._settings()
-        queries = [query for search in searches for query in search.queries]
-        similar = [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
-        sizes = [len(search.queries) for search in searches] if queries else [len(asked.labels) for asked in similar]
+        queries, similar, sizes = list[Query](), list[SimilarQuery](), list[int]()
+        for search in searches:
+            if isinstance(search.asked, SimilarQuery):
+                similar.append(search.asked)
+                sizes.append(len(search.asked.labels))
+            elif not isinstance(search.asked, ToEmbed):
+                queries += search.asked
+                sizes.append(len(search.asked))
         names = [
             (search, place)
             for search, size in zip(searches, sizes, strict=True)
@@ -135,10 +140,10 @@ class SearchRunner:
         )
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not key.preview:
-            metrics.count_search(len(names), waited, retrieval.seconds)
+            self._monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
             answered = _answered(retriever, names, queries, retrieval, settings.record_features)
             self._monitoring.count_answers(answered, retrieval.unknown)
-            if queries:
+            if queries and self._mirror.staged is not None:
                 self._mirror.offer(retriever, queries, retrieval, settings.mirror_share)
         ends = iter(retrieval.results)
         return [[next(ends) for _ in range(size)] for size in sizes]
@@ -160,7 +165,7 @@ def _answered(
         retrieval: what it found.
         record_features: whether features of queries are kept.
     """
-    catalogue, rows_N = retriever.catalogue, retrieval.rows_N
+    fingerprints_N, rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
     arms_B = [query.arm for query in queries]
     return AnsweredBatch(
         release=retriever.name,
@@ -168,15 +173,17 @@ def _answered(
         places=[place for _, place in names],
         bias_removal_B=retrieval.bias_removal_B,
         popularity_B=retrieval.popularity_B,
-        fingerprints_N=catalogue.fingerprints(rows_N),
-        rows_N=catalogue.catalogue_rows(rows_N),
+        fingerprints_N=fingerprints_N,
+        rows_N=rows_N,
         scores_N=retrieval.scores_N,
         ends_B=retrieval.ends_B,
-        buckets_N=catalogue.buckets(rows_N),
-        counts_N=catalogue.counts(rows_N),
+        buckets_N=buckets_N,
+        counts_N=counts_N,
         propensities_N=retrieval.propensities_N,
         explored=retrieval.explored,
-        features_B=[query.features_json() for query in queries] if record_features and queries else None,
+        features_B=[None if query.features is None else features_json(query.features) for query in queries]
+        if record_features and queries
+        else None,
         request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _ in names],
         arms_B=arms_B if any(arms_B) else None,
     )

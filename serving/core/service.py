@@ -10,14 +10,13 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from longtail.bundle import LabelRecord
-from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import SimilarQuery
 from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.searches import BatchKey, Kind, Search, SearchRunner
@@ -230,32 +229,13 @@ class Service:
         self.draining = True
         self.monitoring.set_ready(False)
 
-    async def search(
-        self,
-        retriever: Retriever,
-        asked: Sequence[Query] | SimilarQuery,
-        answer_id: str,
-        request_id: str,
-        *,
-        preview: bool,
-    ) -> list[Any]:
-        """The results of a request, JSON each, from one search that others may share.
+    async def search(self, retriever: Retriever, search: Search, *, preview: bool) -> list[Any]:
+        """Return the results of one request, or its vectors, float32 [D], from a batch that others may share.
 
         Args:
             retriever: the release that answers.
-            asked: queries, or labels whose nearest labels are wanted.
-            answer_id: what feedback will name the answers by; no two answers have the same.
-            request_id: the client's own name for the request, which others may have too; else as `answer_id`.
+            search: the request.
             preview: leave the answers out of the figures.
-
-        Raises:
-            QueueFullError, TimedOutError: as `Batcher`.
-            ServingError: as `Retriever.retrieve` and `Retriever.similar`.
-        """
-        return await self.submit(retriever, Search(asked, answer_id, request_id), preview=preview)
-
-    async def submit(self, retriever: Retriever, search: Search, *, preview: bool) -> list[Any]:
-        """Return the results of one search as JSON.
 
         Raises:
             QueueFullError, TimedOutError: see `SearchQueue.submit`.
@@ -272,10 +252,6 @@ class Service:
             )
         kind: Kind = "similar" if similar else "embed" if isinstance(search.asked, ToEmbed) else "retrieve"
         return await self._counted(self.queue.submit(BatchKey(retriever, kind, preview), search, cost, client.get()))
-
-    async def embed(self, retriever: Retriever, asked: ToEmbed) -> list[Float32]:
-        """Return vectors as JSON, from a batch that others may share; raises as `submit`."""
-        return await self.submit(retriever, Search(asked), preview=True)
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.

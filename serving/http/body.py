@@ -54,16 +54,15 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
     limit, body = settings.max_body_bytes, bytearray()
-    too_large = BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
     announced = headers.get("content-length", "")
     if announced.isdigit() and int(announced[:18]) > limit:
-        raise too_large
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
     try:
         async with asyncio.timeout(settings.request_seconds):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > limit:
-                    raise too_large
+                    raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
     except TimeoutError:
         raise SlowBodyError(
             f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"

@@ -86,11 +86,6 @@ def to_json(answer: dict[str, Any], id_: str) -> bytes:
     return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def results_json(results: list[dict[str, Any]], release: str, answer_id: str, id_: str) -> bytes:
-    """Serialise the answer of a retrieval."""
-    return to_json({"results": results, "release": release, "answer_id": answer_id}, id_)
-
-
 def json_response(content: bytes, status: int = 200) -> Response:
     """A response of JSON bytes."""
     return Response(content, status, media_type="application/json")

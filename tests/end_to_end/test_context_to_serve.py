@@ -105,7 +105,7 @@ def client(shop: Path) -> Iterator[httpx.Client]:
 
 def requested(dataset: Dataset, asking: int) -> dict[str, Any]:
     """The features of one way to ask, as a client would write them, from the files."""
-    asked, train = dataset.asked, dataset.train
+    asked, train = dataset.requests, dataset.train
     assert asked is not None
     assert asked.attributes is not None
     assert asked.contexts is not None
@@ -130,16 +130,17 @@ def test_http_answers_are_the_trained_model_s_row_by_row(shop: Path, client: htt
     recipe, bundle = load_recipe(shop / "recipe.toml"), Bundle.load(shop / "model")
     dataset = read_dataset(recipe)
     encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies))
-    assert dataset.asked is not None
-    askings = np.arange(0, len(dataset.asked.queries), 10, dtype=np.int32)
-    assert dataset.asked.attributes is not None
-    assert len(set(dataset.asked.attributes[askings] % 3)) == 3, "attributes of every time, and missing ones"
-    queries_BD = ort.InferenceSession(bundle.query_tower).run(None, encoding.query.of_queries(askings))[0]
+    assert dataset.requests is not None
+    request_rows = np.arange(0, len(dataset.requests.queries), 10, dtype=np.int32)
+    assert dataset.requests.attributes is not None
+    assert len(set(dataset.requests.attributes[request_rows] % 3)) == 3, "attributes of every time, and missing ones"
+    queries_BD = ort.InferenceSession(bundle.query_tower).run(None, encoding.query.of_queries(request_rows))[0]
     expected_BL = queries_BD.astype(np.float64) @ bundle.embeddings.T / bundle.manifest.temperature
     expected_BL += bias_removal * bundle.labels.log_pn
 
     queries = [
-        {"features": requested(dataset, int(asking)), "k": ITEMS, "bias_removal": bias_removal} for asking in askings
+        {"features": requested(dataset, int(asking)), "k": ITEMS, "bias_removal": bias_removal}
+        for asking in request_rows
     ]
     answer = client.post("/v1/retrieve", json={"queries": queries})
     assert answer.status_code == 200, answer.text

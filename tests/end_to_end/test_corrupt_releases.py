@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -26,7 +27,8 @@ from tests.serving.process import ServerProcess, server, until
 FILES = [
     "release.json",
     "index/manifest.json",
-    "index/index.faiss",
+    "index/all.faiss",
+    "index/all.rows.npy",
     "index/labels.arrow",
     "index/lookup.arrow",
     "index/positions.npy",
@@ -84,8 +86,10 @@ class Following:
         self._answer = self.answer()
 
     def point_to(self, content: str | bytes) -> None:
-        """What CURRENT says from now on, and the service has seen it."""
-        (self.root / "CURRENT").write_bytes(content if isinstance(content, bytes) else f"{content}\n".encode())
+        """Write CURRENT, or what stands there for it, and have the service see it."""
+        (self.root / "CURRENT").write_bytes(
+            content if isinstance(content, bytes) else json.dumps({"current": content}).encode()
+        )
         self.look()
 
     def look(self) -> None:
@@ -242,8 +246,9 @@ def test_a_damaged_directory_is_refused(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\n", b"\0" * 4096, b"../second", b"second/../first", b"/etc/passwd", b".state", b"first\nsecond",
-     b"\xff\xfe", b"x" * 1_000_000, b"CURRENT", b"nobody"],
+    [b"", b"\0" * 4096, b"first", b"[]", b'{"current": "../second"}', b'{"current": ".state"}',
+     b'{"current": "first\\nsecond"}', b'{"current": "CURRENT"}', b'{"current": "nobody"}', b"\xff\xfe",
+     b'{"schema_version": 2, "current": "second"}'],
     ids=lambda content: repr(content[:20]),
 )  # fmt: skip
 def test_a_garbled_current_changes_nothing(content: bytes, following: Following) -> None:
@@ -276,14 +281,14 @@ def running(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     """The real server on `first`, and its releases."""
     root = tmp_path_factory.mktemp("running")
     releases = shutil.copytree(made, root / "releases")
-    (releases / "CURRENT").write_text("first\n")
+    (releases / "CURRENT").write_text('{"current": "first"}')
     with server(releases, root / "log", poll_seconds=0.05, log_format="text", drain_seconds=0) as process:
         process.wait_until_ready()
         yield process, releases
 
 
 @pytest.mark.parametrize(
-    "file", ["release.json", "index/index.faiss", "bundle/embeddings.npy", "bundle/query_tower.onnx"]
+    "file", ["release.json", "index/all.faiss", "bundle/embeddings.npy", "bundle/query_tower.onnx"]
 )
 def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
     file: str, running: tuple[ServerProcess, Path]
@@ -303,7 +308,7 @@ def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
         before, said, served = failures(), len(log.read_text()), answer()
         content = (second / file).read_bytes()
         rewrite(second / file, content[: len(content) // 2])
-        (releases / "CURRENT").write_text("second\n")
+        (releases / "CURRENT").write_text('{"current": "second"}')
         until(lambda: failures() > before, "the release to be refused")
         assert (client.get("/readyz").status_code, answer()) == (200, served)
         refused = client.post("/v1/release/reload")
@@ -313,7 +318,7 @@ def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
         assert str(second / file) in log.read_text()[said:]
         rewrite(second / file, content)
         for name in ("second", "first"):
-            (releases / "CURRENT").write_text(f"{name}\n")
+            (releases / "CURRENT").write_text(f'{{"current": "{name}"}}')
             assert client.post("/v1/release/reload").json()["release"] == name
         assert answer() == served
 
@@ -325,11 +330,11 @@ def test_a_file_cut_off_while_it_is_served_ends_the_process_with_a_word(
     """What the system does where a mapped file has no more of what was asked for, nobody can answer."""
     releases = tmp_path / "releases"
     shutil.copytree(made / "first", releases / "first")
-    (releases / "CURRENT").write_text("first\n")
+    (releases / "CURRENT").write_text('{"current": "first"}')
     log = tmp_path / "log"
     with server(releases, log, workers=workers) as service:
         service.wait_until_ready()
-        os.truncate(releases / "first" / "index" / "index.faiss", 0)
+        os.truncate(releases / "first" / "index" / "all.faiss", 0)
         with suppress(httpx.TransportError):
             httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
         until(lambda: "Fatal Python error: Bus error" in log.read_text())

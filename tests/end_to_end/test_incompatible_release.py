@@ -85,13 +85,13 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     assert "query feature 'history'" in refused.stderr
     assert Releases(releases).current() == "first"
     # Somebody points CURRENT at it all the same: the service says no, and goes on.
-    (releases / "CURRENT").write_text("narrow\n")
+    (releases / "CURRENT").write_text('{"current": "narrow"}')
     with pytest.raises(LongtailError) as caught:
         client.reload()
     assert caught.value.type == "release_refused"
     assert client.retrieve(features=FEATURES).release == "first"
     # By force it is published and served. This is what happened without a word before: ready, and 422 for everybody.
-    (releases / "CURRENT").write_text("first\n")
+    (releases / "CURRENT").write_text('{"current": "first"}')
     forced = publish(releases, "narrow", "--force")
     assert forced.returncode == 0
     assert "query feature 'history'" in forced.stderr

@@ -160,13 +160,13 @@ def test_a_broken_release_is_refused_and_the_one_before_serves_on(service: Serve
     content = bytearray(embeddings.read_bytes())
     content[-1] ^= 1
     embeddings.write_bytes(content)
-    (releases / "CURRENT").write_text("broken\n")
+    (releases / "CURRENT").write_text('{"current": "broken"}')
     none = "longtail_release_load_failures_total 0.0"
     until(lambda: none not in httpx.get(f"{service.url}/metrics").text, "the release to be refused")
     answer = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
     assert (answer.status_code, answer.json()["release"]) == (200, "cosine")
     assert httpx.get(f"{service.url}/readyz").status_code == 200
-    (releases / "CURRENT").write_text("cosine\n")
+    (releases / "CURRENT").write_text('{"current": "cosine"}')
     publish_and_wait(service, releases, "dot")
     log = (releases.parent / "server.log").read_text()
     assert log.count("release broken refused, cosine stays in service") == 1

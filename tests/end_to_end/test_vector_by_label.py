@@ -136,7 +136,7 @@ def test_http_scores_are_the_evaluation_s(shop: Shop) -> None:
     recipe, bundle = load_recipe(shop.root / "recipe.toml"), Bundle.load(shop.root / "model")
     dataset = load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns, context=recipe.context_columns)
     encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies), bundle.manifest.query_features)
-    asked = dataset.asked
+    asked = dataset.requests
     assert asked is not None
     assert asked.contexts is not None
     assert dataset.contexts is not None

@@ -53,7 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def releases(built: Path) -> Releases:
     """With nothing published and no floors."""
-    for file in ("CURRENT", "HISTORY", "promise.toml"):
+    for file in ("CURRENT", "promise.toml"):
         (built / file).unlink(missing_ok=True)
     return Releases(built)
 
@@ -82,7 +82,7 @@ def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
         releases.publish("poor")
     assert refused.value.unmet == ["tail expected at least 0.02 (the floor), found 0.017"]
     assert releases.current() == "good"
-    assert (releases.root / "HISTORY").read_text() == "good\n"
+    assert releases.pointers().history == ("good",)
 
 
 def test_a_drop_is_relative_to_what_is_published(releases: Releases) -> None:
@@ -154,7 +154,7 @@ def test_without_figures_to_compare_with_only_floors_hold(releases: Releases) ->
     assert told in releases.publish("good").lines()
     releases.publish("bare", force=True)
     assert told in releases.publish("poor").lines()
-    (releases.root / "CURRENT").write_text("deleted\n")
+    (releases.root / "CURRENT").write_text('{"current": "deleted"}')
     assert told in releases.publish("poor").lines()
 
 

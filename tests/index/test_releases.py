@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from longtail.index import (
     build,
 )
 from longtail.index.release import local as local_module
-from longtail.index.release.pointers import PointerFiles
+from longtail.index.release import pointers as pointers_module
+from longtail.index.release.pointers import PointerFile
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,7 +48,7 @@ def test_publish_points_and_rollback_walks_back(releases: Releases) -> None:
     for name in ("a", "b", "a", "c"):
         releases.publish(name)
         assert releases.current() == name
-        assert (releases.root / "CURRENT").read_text() == f"{name}\n"
+        assert json.loads((releases.root / "CURRENT").read_text())["current"] == name
     assert [releases.rollback() for _ in range(3)] == ["a", "b", "a"]
     with pytest.raises(ReleaseNotFoundError, match="expected a release published before a, found none"):
         releases.rollback()
@@ -75,36 +77,39 @@ def test_rollback_skips_deleted_releases(releases: Releases) -> None:
     assert releases.rollback() == "a"
 
 
-@pytest.mark.parametrize("step", ["HISTORY", "CURRENT"])
-def test_a_crash_inside_publish_or_rollback_keeps_a_valid_pointer(
-    step: str, releases: Releases, monkeypatch: pytest.MonkeyPatch
+def test_a_crash_inside_publish_or_rollback_keeps_the_pointer(
+    releases: Releases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Either file may be the first that was not written; rollback still goes to the release before CURRENT."""
-
-    class CrashError(Exception):
-        pass
-
-    write = PointerFiles._write
-
-    def crash(pointers: PointerFiles, file: str, *names: str | None) -> None:
-        if file == step:
-            raise CrashError
-        write(pointers, file, *names)
-
     releases.publish("a")
     releases.publish("b")
+    before = releases.pointers()
     for action in (lambda: releases.publish("c"), releases.rollback):
         with monkeypatch.context() as patched:
-            patched.setattr(PointerFiles, "_write", crash)
-            with pytest.raises(CrashError):
+            patched.setattr(pointers_module, "replace_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
                 action()
-        now = PointerFiles(releases.root).read()
-        assert (now.current, now.history) == ("b", ("a", "b"))
+        assert releases.pointers() == before
+    assert releases.rollback() == "a"
+
+
+def test_history_keeps_the_last_hundred(tmp_path: Path) -> None:
+    with PointerFile(tmp_path).turn() as (now, move):
+        move(now.model_copy(update={"current": "a-119", "history": tuple(f"a-{each}" for each in range(120))}))
+    history = PointerFile(tmp_path).read().history
+    assert (len(history), history[0], history[-1]) == (100, "a-20", "a-119")
+
+
+@pytest.mark.parametrize("content", ["", "a", "[]", '{"schema_version": 2}', '{"history": 3}', '{"curent": "a"}'])
+def test_a_garbled_pointer_is_refused(content: str, releases: Releases) -> None:
+    (releases.root / "CURRENT").write_text(content)
+    for use in (releases.current, lambda: releases.publish("a")):
+        with pytest.raises(ReleaseCorruptError, match=r"CURRENT: expected what is published, as JSON"):
+            use()
 
 
 def test_a_damaged_release_is_not_published(releases: Releases) -> None:
     releases.publish("a")
-    (releases.root / "b" / "index" / "index.faiss").write_bytes(b"")
+    (releases.root / "b" / "index" / "all.faiss").write_bytes(b"")
     with pytest.raises(ReleaseCorruptError, match=r"expected .* bytes, found 0"):
         releases.publish("b")
     assert releases.current() == "a"
@@ -113,7 +118,7 @@ def test_a_damaged_release_is_not_published(releases: Releases) -> None:
 def test_a_damaged_release_is_not_rolled_back_to(releases: Releases) -> None:
     releases.publish("a")
     releases.publish("b")
-    (releases.root / "a" / "index" / "index.faiss").unlink()
+    (releases.root / "a" / "index" / "all.faiss").unlink()
     with pytest.raises(ReleaseCorruptError):
         releases.rollback()
     assert releases.current() == "b"
@@ -122,7 +127,7 @@ def test_a_damaged_release_is_not_rolled_back_to(releases: Releases) -> None:
 def test_unknown_and_garbled_names(releases: Releases) -> None:
     with pytest.raises(ReleaseNotFoundError, match=r"expected one of its releases \['a', 'b', 'c'\], received 'd'"):
         releases.publish("d")
-    (releases.root / "CURRENT").write_bytes(b"../../etc")
+    (releases.root / "CURRENT").write_text('{"current": "../../etc"}')
     with pytest.raises(ReleaseNameError, match=r"received '\.\./\.\./etc'"):
         releases.current()
 
@@ -191,34 +196,10 @@ def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Rele
     assert seen <= {None, "a", "b"}
     current = releases.current()
     assert current in ("a", "b")
-    history = (releases.root / "HISTORY").read_text().split()
+    history = releases.pointers().history
     assert history[-1] == current
     assert all(before != after for before, after in itertools.pairwise(history))
     assert not list(releases.root.glob(".*.tmp"))
-
-
-def test_a_rollback_killed_midway_does_not_revive_what_a_killed_publish_left(
-    releases: Releases, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The publish of `a` died between HISTORY and CURRENT; the rollback to `a` dies behind CURRENT."""
-    for name in ("a", "b", "c", "a", "b"):
-        releases.publish(name)
-    (releases.root / "HISTORY").write_text("a\nb\nc\na\nb\na\n")
-    assert releases.current() == "b"
-    write = PointerFiles._write
-
-    def dying(pointers: PointerFiles, file: str, *names: str | None) -> None:
-        write(pointers, file, *names)
-        if file == "CURRENT":
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PointerFiles, "_write", dying)
-        with pytest.raises(KeyboardInterrupt):
-            releases.rollback()
-
-    assert releases.current() == "a"
-    assert releases.rollback() == "c", "a, b, c, a: c came before"
 
 
 def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -15,10 +14,10 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BundleCorruptError, BundleExistsError, sha256_of
-from longtail.bundle.cache import Cache
+from longtail.bundle import objects as objects_module
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import claim, download_bundle, upload_bundle
+from longtail.bundle.remote import local_bundle, upload_bundle
 from longtail.index import (
     FloorsNotMetError,
     LongtailIndexError,
@@ -31,7 +30,6 @@ from longtail.index import (
 )
 from longtail.index.cli import main
 from longtail.index.errors import PublishedMeanwhileError
-from longtail.index.release import pointers as pointers_module
 from longtail.index.release import remote as remote_module
 from longtail.index.release.remote import RemoteReleases
 from tests.s3 import S3Server
@@ -48,16 +46,16 @@ def shelf(bundle_path: Path, s3_server: S3Server, tmp_path_factory: pytest.TempP
         for name, value in s3_server.environment.items():
             patched.setenv(name, value)
         for name in ("a", "b", "c"):
-            Releases(url, Cache(local / "cache")).upload(local / name)
+            Releases(url, local / "cache").upload(local / name)
     return url
 
 
 @pytest.fixture
 def url(shelf: str, s3: S3Server) -> str:
     """As `shelf`, of the test's own."""
-    copied, (source, target) = s3.url(), (ObjectStore(shelf), None)
-    target = ObjectStore(copied)
-    for path in source.below(""):
+    copied = s3.url()
+    source, target = ObjectStore(shelf), ObjectStore(copied)
+    for path in source.list():
         assert target.create(path, source.read(path) or b"")
     s3.seen.clear()
     return copied
@@ -65,7 +63,7 @@ def url(shelf: str, s3: S3Server) -> str:
 
 def local(url: str, folder: Path) -> Releases:
     """The releases as another host sees them."""
-    return Releases(url, Cache(folder))
+    return Releases(url, folder)
 
 
 def answers(release: Release) -> tuple[np.ndarray, np.ndarray]:
@@ -110,9 +108,9 @@ def test_publish_rollback_and_history(url: str, tmp_path: Path) -> None:
     assert [other.rollback() for _ in range(3)] == ["a", "b", "a"]
     with pytest.raises(ReleaseNotFoundError, match="expected a release published before a, found none"):
         releases.rollback()
-    assert (releases.current(), releases.forced()) == ("a", "a")
+    assert (releases.current(), releases.pointers().forced) == ("a", "a")
     releases.publish("b")
-    assert (releases.forced(), releases.rollback()) == (None, "a")
+    assert (releases.pointers().forced, releases.rollback()) == (None, "a")
 
 
 def test_stage_and_unstage(url: str, tmp_path: Path) -> None:
@@ -131,7 +129,7 @@ def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: 
     releases.publish("a")
     with (
         published_by_another(url, "b", monkeypatch),
-        pytest.raises(PublishedMeanwhileError, match="expected nobody else to change what is published"),
+        pytest.raises(PublishedMeanwhileError, match="somebody else has changed what is published meanwhile"),
     ):
         releases.publish("c")
     assert (releases.current(), releases.rollback()) == ("b", "a")
@@ -139,24 +137,25 @@ def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: 
     assert releases.current() == "c"
 
 
-def test_a_write_whose_answer_was_lost_counts_once(url: str, s3: S3Server) -> None:
-    """The store has written the pointer and says 500; its client asks again, and is told that there is one."""
-    lost = []
-
-    def once(method: str, path: str) -> str | None:
-        if method == "PUT" and path.endswith("/CURRENT/000000000001.json") and not lost:
-            lost.append(path)
-            return "lose"
-        return None
-
-    with s3.failing(once):
+@pytest.mark.parametrize("name", ["b", "c"])
+def test_a_write_whose_answer_was_lost_counts_once(name: str, url: str, s3: S3Server) -> None:
+    """The store has written the pointer and says 503: what is there tells."""
+    if name == "c":  # by the tag of one before, else the first
         Releases(url).publish("a")
-    assert lost
-    assert (Releases(url).current(), Releases(url)._pointers.read().history) == ("a", ("a",))
+
+    def lose(method: str, path: str) -> str | None:
+        return "lose" if method == "PUT" and path.endswith("/CURRENT") else None
+
+    with s3.failing(lose):
+        Releases(url).publish(name)
+    assert (Releases(url).current(), Releases(url).pointers().history[-1]) == (name, name)
 
 
 def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> None:
-    with s3.failing(lambda *_: "overwrite"), pytest.raises(LongtailIndexError, match="two could publish at once"):
+    with (
+        s3.failing(lambda *_: "overwrite"),
+        pytest.raises(LongtailIndexError, match="must refuse to overwrite an object on condition"),
+    ):
         Releases(url).publish("a")
     assert Releases(url).current() is None
 
@@ -166,31 +165,25 @@ def test_floors_beside_the_releases_hold(url: str) -> None:
     with pytest.raises(FloorsNotMetError):
         Releases(url).publish("a")
     Releases(url).publish("a", force=True)
-    assert Releases(url).forced() == "a"
+    assert Releases(url).pointers().forced == "a"
 
 
-def test_files_that_are_here_are_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
+def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
     releases.verify("a")
     assert downloads(s3) == ["all.faiss"]
-    releases.verify("b")  # the same index, of another release
     releases.verify("a")
     assert downloads(s3) == ["all.faiss"]
 
 
 @pytest.mark.parametrize("fault", ["fail", "tear", "garble"])
-def test_a_store_that_fails_leaves_no_part_and_the_next_goes_on(
-    fault: str, url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+def test_a_store_that_fails_leaves_no_part(fault: str, url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
-    told = pytest.raises(StorageError, match=f"{url}: expected a store that answers, could not read a/index/all")
+    told = pytest.raises(StorageError, match=rf"{url}.*a/index/all\.faiss")
     with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("all.faiss") else None), told:
         releases.verify("a")
     assert [path.name for path in releases.root.iterdir() if path.is_dir()] == []
-    before = len([path for _, path in s3.seen if path.endswith("embeddings.npy")])
     assert releases.verify("a").name == "a"
-    assert len([path for _, path in s3.seen if path.endswith("embeddings.npy")]) == before
 
 
 def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str, tmp_path: Path) -> None:
@@ -208,25 +201,12 @@ def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str,
 def test_a_missing_part_and_a_missing_release(url: str, tmp_path: Path) -> None:
     ObjectStore(url).delete(["a/index/all.faiss", "b/bundle/manifest.sha256", "c/release.json"])
     releases = local(url, tmp_path / "other")
-    with pytest.raises(StorageError, match=r"a/index/all.faiss: expected an object of \d+ bytes, found none"):
+    with pytest.raises(StorageError, match=r"a/index/all.faiss: expected an object, found none"):
         releases.verify("a")
     with pytest.raises(BundleCorruptError, match=r"b/bundle/manifest.sha256: expected a file of a bundle, found none"):
         releases.verify("b")
     with pytest.raises(ReleaseNotFoundError, match=r"expected one of its releases \['a', 'b'\], received 'c'"):
         releases.publish("c")
-
-
-def test_a_copy_that_was_damaged_is_made_anew(url: str, s3: S3Server, tmp_path: Path) -> None:
-    releases = RemoteReleases(url, Cache(tmp_path / "other"))
-    file = releases.fetch("a") / "index" / "all.faiss"
-    content = file.read_bytes()
-    file.chmod(0o644)
-    file.write_bytes(content[:-1])
-    assert (releases.fetch("a") / "index" / "all.faiss").read_bytes() == content
-    file.chmod(0o644)
-    file.write_bytes(bytes(len(content)))  # as long: only reading it tells
-    assert (releases.fetch("a", anew=True) / "index" / "all.faiss").read_bytes() == content
-    assert downloads(s3) == ["all.faiss"] * 3
 
 
 def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path, url: str, tmp_path: Path) -> None:
@@ -240,54 +220,31 @@ def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path
     assert other.open("a").manifest.kind == "ivf_flat"
 
 
-def test_copies_make_room_for_what_is_needed(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Cache(tmp_path / "other")
-    releases = RemoteReleases(url, cache, limit=1)
+def test_copies_that_nobody_needs_go(bundle_path: Path, url: str, tmp_path: Path) -> None:
+    releases = RemoteReleases(url, tmp_path / "other")
     for name in ("a", "b", "c"):
         releases.fetch(name)
-    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["a", "b", "c"]
-    monkeypatch.setattr(remote_module, "_IN_USE_SECONDS", 0.0)
-    releases.fetch("c", needed=["a"])
-    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["a", "c"]
-    whole = cache.bytes
-    shutil.rmtree(releases.directory / "a")
-    releases.fetch("c")
-    cache.trim(limit=1)
-    assert 0 < cache.bytes < whole
-
-
-def test_copies_of_deleted_releases_go(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "_IN_USE_SECONDS", 0.0)
-    releases = RemoteReleases(url, Cache(tmp_path / "other"))
-    releases.fetch("a")
-    releases.delete("a")
+    build(bundle_path, releases.directory, name="new", spec="flat")  # not yet uploaded
+    (releases.directory / ".gone.999999999.abc.tmp").mkdir()
+    releases.store.delete([path for path in releases.store.list() if path.startswith("a/")])
+    releases.drop_copies({"c"}, ["a"])
+    assert sorted(path.name for path in releases.directory.iterdir() if path.name[0] != ".") == ["c", "new"]
     releases.fetch("b")
-    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["b"]
-
-
-def test_what_a_download_left_stays_for_a_day(url: str, tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "other")
-    releases = RemoteReleases(url, cache)
-    shutil.rmtree(releases.fetch("a"))
-    cache.trim()
-    assert cache.bytes > 0
-    for path in (tmp_path / "other" / ".blobs").iterdir():
-        os.utime(path, (0, 0))
-    cache.trim()
-    assert cache.bytes == 0
+    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["b", "c", "new"]
 
 
 def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     releases, store = Releases(url), ObjectStore(url)
     for name in ("a", "b", "c"):
         releases.publish(name)
+    folders = lambda: sorted({path.partition("/")[0] for path in store.list()})  # noqa: E731
     store.create("broken/upload.json", b"{}")
     store.create("broken/index/all.faiss", b"half")
     assert releases.prune(1) == ["a"]
-    assert store.folders() == ["CURRENT", "b", "broken", "c"]
+    assert folders() == ["CURRENT", "CURRENT.probe", "b", "broken", "c"]
     monkeypatch.setattr(remote_module, "_ABANDONED", timedelta(0))
     assert releases.prune(1) == ["broken"]
-    assert store.folders() == ["CURRENT", "b", "c"]
+    assert folders() == ["CURRENT", "CURRENT.probe", "b", "c"]
     assert (releases.current(), releases.rollback()) == ("c", "b")
 
 
@@ -324,23 +281,14 @@ def test_a_prune_during_which_another_publishes_says_what_it_deleted(url: str, m
     releases.publish("b")
     monkeypatch.setattr(RemoteReleases, "delete", published_meanwhile)
     assert releases.prune(1) == ["a"]
-    assert (Releases(url).current(), Releases(url)._pointers.read().deleting) == ("c", ())
+    assert (Releases(url).current(), Releases(url).pointers().deleting) == ("c", ())
 
 
 @pytest.mark.usefixtures("s3")
 def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
     for method in (Releases.names, Releases.current):
-        with pytest.raises(StorageError, match="expected a store that answers, could not list"):
+        with pytest.raises(StorageError, match="expected a store that answers, could not"):
             method(Releases("s3://nosuchbucket/releases"))
-
-
-def test_a_read_that_failed_at_first_is_made_again(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
-    Releases(url).publish("a")
-    releases = Releases(url)
-    with s3.failing(lambda _, path: "fail" if path.endswith("1.json") else None), pytest.raises(StorageError):
-        releases.current()
-    assert releases.current() == "a"
 
 
 def test_a_store_that_does_not_say_what_condition_fails(
@@ -361,7 +309,7 @@ def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str
     Releases(url).publish("a")
     ObjectStore(url).delete(["a/index/manifest.json"])
     other = local(url, tmp_path / "other")
-    with pytest.raises(StorageError, match="expected an object of"):
+    with pytest.raises(StorageError, match="expected an object, found none"):
         other.publish("b")
     assert other.compare("b") is None
     other.publish("b", force=True)
@@ -377,25 +325,7 @@ def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, 
     assert any(file.read_bytes())
 
 
-def test_room_is_not_made_of_what_this_host_serves_or_uploads(
-    bundle_path: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_module, "_IN_USE_SECONDS", 0.0)
-    releases = RemoteReleases(url, Cache(tmp_path / "other"))
-    releases.fetch("a")
-    (releases.directory / "CURRENT").write_text("a\n")
-    releases.delete("a")
-    build(bundle_path, releases.directory, name="new", spec="flat")
-    ObjectStore(url).create("new/upload.json", b"{}")
-    (releases.directory / ".gone.999999999.evicted.tmp").mkdir()
-    releases.fetch("b")
-    assert sorted(path.name for path in releases.directory.iterdir() if path.is_dir()) == ["a", "b", "new"]
-
-
-def test_a_build_whose_upload_failed_says_how_to_go_on(
-    bundle_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
     told = pytest.raises(StorageError, match=rf"the release is built: longtail-index upload (\S+)/x {url} goes on")
     with s3.failing(lambda _, path: "fail" if path.endswith("labels.parquet") else None), told as error:
@@ -409,14 +339,14 @@ def test_of_two_that_upload_a_bundle_the_second_writes_nothing(
     bundle_path: Path, large_bundle_path: Path, s3: S3Server
 ) -> None:
     url = s3.url()
-    claim(ObjectStore(url), "", "0" * 64)
-    with pytest.raises(BundleExistsError, match="expected a place that is free"):
+    ObjectStore(url).create("upload.json", b'{"sha256": "0"}')
+    with pytest.raises(BundleExistsError, match="expected a free place"):
         upload_bundle(large_bundle_path, url)
-    assert ObjectStore(url).below("") == ["upload.json"]
+    assert list(ObjectStore(url).list()) == ["upload.json"]
     ObjectStore(url).delete(["upload.json"])
     store, garbled = ObjectStore(url), b"[]"
     store.create("upload.json", garbled)
-    with pytest.raises(BundleExistsError, match="expected a place that is free"):
+    with pytest.raises(BundleExistsError, match="expected a free place"):
         upload_bundle(bundle_path, url)
 
 
@@ -432,18 +362,8 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     for name in ("manifest.sha256", "manifest.json"):
         store.upload(copy / name, name)
     with pytest.raises(BundleCorruptError, match="expected file names below the directory, found"):
-        download_bundle(url)
+        local_bundle(url)
     assert not list(tmp_path.rglob("out"))
-
-
-def test_another_file_system_than_s3(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LONGTAIL_CACHE", str(tmp_path))
-    url = "memory://releases-of-a-store"
-    for name in ("a", "b"):
-        build(bundle_path, url, name=name, spec="flat")
-        Releases(url).publish(name)
-    assert local(url, tmp_path / "other").verify("a").name == "a"
-    assert (Releases(url).rollback(), Releases(url).prune(1), Releases(url).names()) == ("a", [], ["a", "b"])
 
 
 @pytest.mark.parametrize("place", ["://x", "s3://", "here", "s3:/b"])
@@ -457,18 +377,12 @@ def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> No
         build(bundle_path, url, name="a")
     build(bundle_path, tmp_path / "new", name="d")
     ObjectStore(url).create("d/upload.json", b'{"sha256": "other", "by": "host:1"}')
-    told = (
-        r"d/: expected a place that is free, found one that host:1 uploads to or has uploaded to; nothing was changed"
-    )
-    with pytest.raises(BundleExistsError, match=told):
+    with pytest.raises(BundleExistsError, match="d/: expected a free place, found an upload of host:1"):
         Releases(url).upload(tmp_path / "new" / "d")
     assert Releases(url).names() == ["a", "b", "c"]
 
 
-def test_an_upload_that_was_cut_off_is_gone_on_with(
-    bundle_path: Path, url: str, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+def test_an_upload_that_was_cut_off_is_gone_on_with(bundle_path: Path, url: str, s3: S3Server, tmp_path: Path) -> None:
     build(bundle_path, tmp_path / "new", name="d", spec="flat")
     told = pytest.raises(StorageError, match=r"could not write d/bundle/labels\.parquet")
     with s3.failing(lambda _, path: "fail" if path.endswith("labels.parquet") else None), told:
@@ -481,17 +395,17 @@ def test_an_upload_that_was_cut_off_is_gone_on_with(
 def test_a_bundle_goes_there_and_back(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
     url = s3.url()
     with pytest.raises(BundleCorruptError, match=r"expected a bundle \(a folder with manifest.json\), found none"):
-        download_bundle(url)
+        local_bundle(url)
     upload_bundle(bundle_path, url)
     upload_bundle(bundle_path, url)
-    copy = download_bundle(url, Cache(tmp_path / "other"))
+    copy = local_bundle(url, tmp_path / "other")
     files = sorted(path.relative_to(bundle_path) for path in bundle_path.rglob("*") if path.is_file())
     assert sorted(path.relative_to(copy) for path in copy.rglob("*") if path.is_file()) == files
     assert all((copy / file).read_bytes() == (bundle_path / file).read_bytes() for file in files)
     # A folder without its manifest is no bundle, whatever else is there.
     ObjectStore(url).delete(["manifest.json"])
     with pytest.raises(BundleCorruptError, match="found none"):
-        download_bundle(url)
+        local_bundle(url)
 
 
 def test_another_bundle_is_not_written_over(bundle_path: Path, large_bundle_path: Path, s3: S3Server) -> None:
@@ -537,11 +451,20 @@ def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: p
 
 
 def test_no_store_behind_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StorageError, match="nosuch://bucket/x: expected a URL that fsspec can open"):
+    with pytest.raises(StorageError, match="nosuch://bucket/x: expected s3://, gs:// or az://"):
         Releases("nosuch://bucket/x")
-    monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
+    monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(StorageError, match=r"expected the extra `remote`, pip install 'longtail\[remote\]'"):
         Releases("s3://bucket/x")
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"), [("s3://b/x", "S3Store"), ("gs://b/x", "GCSStore"), ("az://b/x", "AzureStore")]
+)
+def test_every_kind_of_store_is_made(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.setenv(name, "a2V5")
+    assert type(ObjectStore(url)._store).__name__ == kind
 
 
 def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
@@ -552,17 +475,12 @@ def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
         Releases(tmp_path).upload(tmp_path / "a")
 
 
-@pytest.mark.parametrize("said", [b"", b"[]", b'{"current": "a"}', b'{"schema_version": 1, "history": 3}'])
+@pytest.mark.parametrize("said", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
 def test_what_is_published_and_garbled(said: bytes, url: str) -> None:
-    ObjectStore(url).create("CURRENT/000000000001.json", said)
-    with pytest.raises(ReleaseCorruptError, match=r"CURRENT/000000000001.json: expected what is published, found"):
-        Releases(url).current()
-
-
-def test_what_a_newer_longtail_has_published(url: str) -> None:
-    ObjectStore(url).create("CURRENT/000000000001.json", b'{"schema_version": 2}')
-    with pytest.raises(LongtailIndexError, match="schema version 2, this installation reads 1: upgrade Longtail"):
-        Releases(url).current()
+    ObjectStore(url).create("CURRENT", said)
+    for use in (Releases(url).current, lambda: Releases(url).publish("a")):
+        with pytest.raises(ReleaseCorruptError, match=r"CURRENT: expected what is published, as JSON"):
+            use()
 
 
 def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
@@ -572,16 +490,15 @@ def test_a_poll_is_one_request(url: str, s3: S3Server) -> None:
     assert releases.current() == "c"
     s3.seen.clear()
     assert releases.current() == "c"
-    assert [(method, path.rsplit("/", 1)[1]) for method, path in s3.seen] == [("GET", "000000000004.json")]
+    assert [(method, path.rsplit("/", 1)[1]) for method, path in s3.seen] == [("GET", "CURRENT")]
 
 
 def test_a_store_that_hangs_is_given_up(url: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.bundle.objects._SECONDS", 0.5)
+    monkeypatch.setattr(objects_module, "_CLIENT", objects_module._CLIENT | {"read_timeout": "300ms"})
     releases = Releases(url)
     with s3.failing(lambda *_: "hang"):
         began = time.monotonic()
-        with pytest.raises(StorageError, match="expected a store that answers, could not list CURRENT: "):
+        with pytest.raises(StorageError, match="expected a store that answers, could not read CURRENT: "):
             releases.current()
         assert time.monotonic() - began < 15
     assert releases.current() is None
-    assert pointers_module.CURRENT in str(s3.seen)

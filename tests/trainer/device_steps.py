@@ -19,7 +19,6 @@ from longtail.trainer.arrays import values_of
 from longtail.trainer.backend import mesh
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.losses import batch_loss
 from longtail.trainer.sharded_checkpoints import ShardedCheckpoints
 from tests.trainer import tiny
@@ -75,12 +74,11 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
         state = kept.load("latest", model.variables)
         assert state is not None
         done = state["step"]
-    known = KnownPositives.of(data.train) if job.loss.resolved_hits == "mask_known" else None
     each = PAIRS // BATCH
     for epoch in range(done // each, -(-steps // each)):
         for step, batch in epoch_batches(
-            data.train, query, batch_size=BATCH, one_label_per_query=False, seed=1, epoch=epoch, first=done % each,
-            known=known, packs=job.training.accumulate == 1, numbered=job.loss.top_k is not None,
+            data.train, query, model.train_step.methods, batch_size=BATCH, seed=1, epoch=epoch, first=done % each,
+            packs=job.training.accumulate == 1,
         ):  # fmt: skip
             losses.append(float(model.train_step(batch)))
             done = epoch * each + step + 1

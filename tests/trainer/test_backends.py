@@ -27,7 +27,7 @@ from dataclasses import replace
 import numpy as np
 from tests.trainer import tiny
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.nearest import Nearest
+from longtail.trainer.methods.neighbours import Neighbours
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 of_times = {"time_buckets": 20, "without_times": 0}
@@ -73,11 +73,11 @@ for name, sampler, weight, optimizer in [
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
         batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
         batch |= {"_objective": np.int32([0, 1, 1, 0])} if several else {}
-        batch |= {"_asking": data.train.queries[chosen]} if "top_k" in chosen_by else {}
+        batch |= {"_request": data.train.queries[chosen]} if "top_k" in chosen_by else {}
         batch |= {"_known": np.int32([1, 0, 4, 5]), "_known_rows": np.int32([0, 1, 3, 3])} if name == "adam" else {}
         if recipe.loss.neighbours is not None:
-            nearest = Nearest.of(recipe.loss.neighbours, data.train, queries=4, labels=6)
-            batch |= nearest.columns(data.train, chosen, query.of_queries, rng)
+            nearest = Neighbours(recipe.loss.neighbours, data, query.of_queries)
+            batch |= nearest.columns(chosen, batch, rng)
         results[f"{name}: loss {step}"] = float(model.train_step(batch))
     results[f"{name}: labels"] = model.embed_labels()
     results[f"{name}: queries"] = model.embed_queries(query.of_queries(np.arange(4, dtype=np.int32)))

@@ -10,11 +10,12 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses import LOSSES, MASKED, Objective, SampledLogits
 from longtail.trainer.losses.families import pooled
+from longtail.trainer.methods.queries import PooledPositives
 from tests.trainer import tiny
 
 BSL = {"name": "bilateral_softmax", "power": 1.25}
@@ -34,6 +35,13 @@ def logits(rows: int = 6, negatives: int = 5) -> SampledLogits:
     )  # fmt: skip
 
 
+def pooling(train: Pairs, parts: int = 1) -> PooledPositives:
+    return PooledPositives("bilateral_softmax", train, parts)
+
+
+POOLED = pooling(tiny.pairs((0, 0)))
+
+
 def by_hand(of: SampledLogits, power: float, groups_B: np.ndarray | None = None) -> np.ndarray:
     losses = []
     for row, positive in enumerate(of.positive_B):
@@ -47,7 +55,8 @@ def by_hand(of: SampledLogits, power: float, groups_B: np.ndarray | None = None)
 @pytest.mark.parametrize("power", [1.0, 1.25])
 def test_the_loss_by_hand(power: float, groups_B: np.ndarray | None) -> None:
     of = logits()
-    losses_B = Objective("bilateral_softmax", "unit", {"power": power})(of._replace(groups_B=groups_B))
+    rows, methods = ({}, ()) if groups_B is None else ({"group": groups_B}, (POOLED,))
+    losses_B = Objective("bilateral_softmax", "unit", {"power": power}, methods=methods)(of._replace(rows=rows))
 
     np.testing.assert_allclose(losses_B, by_hand(of, power, groups_B), rtol=1e-5)
 
@@ -57,8 +66,8 @@ def test_gradients_are_those_of_central_differences() -> None:
     groups_B = ops.convert_to_tensor(GROUPS)
 
     def total(rows: list[Any]) -> tuple[Any, Any]:
-        moved = of._replace(positive_B=rows[0], negative_BM=rows[1], groups_B=groups_B)
-        losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25})(moved)
+        moved = of._replace(positive_B=rows[0], negative_BM=rows[1], rows={"group": groups_B})
+        losses_B = Objective("bilateral_softmax", "unit", {"power": 1.25}, methods=(POOLED,))(moved)
         return ops.sum(losses_B), losses_B
 
     places = [ops.convert_to_tensor(of.positive_B), ops.convert_to_tensor(of.negative_BM)]
@@ -90,8 +99,8 @@ def test_pooled_logits_may_be_huge(size: float) -> None:
 def test_batches_say_which_rows_ask_the_same() -> None:
     data = tiny.dataset(ROWS, queries=3, labels=5)
     features = Encoding.fit(tiny.recipe(), data).query
-    settings: dict[str, Any] = {"batch_size": 5, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
-    ((_, batch),) = epoch_batches(data.train, features, grouped=1, **settings)
+    settings: dict[str, Any] = {"batch_size": 5, "seed": 0, "epoch": 0, "first": 0}
+    ((_, batch),) = epoch_batches(data.train, features, [pooling(data.train)], **settings)
     asked_B = data.train.queries[batch["_pair"]]
 
     assert batch["_group"].dtype == np.int32
@@ -103,7 +112,7 @@ def test_batches_say_which_rows_ask_the_same() -> None:
     assert "_group" not in plain
     # A query is asked in a way of its own for every objective.
     several = replace(data.train, objectives=np.int32([0, 0, 1, 0, 0, 1]))
-    ((_, batch),) = epoch_batches(several, features, grouped=1, **settings)
+    ((_, batch),) = epoch_batches(several, features, [pooling(several)], **settings)
     asked_B = asked_B * 2 + several.objectives[batch["_pair"]]
     np.testing.assert_array_equal(
         batch["_group"][:, None] == batch["_group"], asked_B[:, None] == asked_B
@@ -117,7 +126,7 @@ def test_parts_of_a_batch_are_pooled_by_themselves() -> None:
     model = tiny.model(recipe, data, batch_size=6)
     features = Encoding.fit(recipe, data).query
     ((_, batch),) = epoch_batches(
-        data.train, features, grouped=2, batch_size=6, one_label_per_query=False, seed=1, epoch=0, first=0
+        data.train, features, [PooledPositives("bilateral_softmax", data.train, 2)], batch_size=6, seed=1, epoch=0
     )
     queries_B, labels_B = data.train.queries[batch["_pair"]], batch["_positive"]
     logits_BL = model.embed_queries({"user_id": queries_B + 1}) @ model.embed_labels().T / 0.1
@@ -147,21 +156,3 @@ def test_a_step_pools_the_positives_of_a_query() -> None:
         model.train_step(tiny.batch(ROWS))
     loss = float(model.train_step(tiny.batch(ROWS, _group=GROUPS)))
     assert loss == pytest.approx(np.mean(expected_B), rel=1e-5)
-
-
-def test_it_is_calibrated_where_both_sides_weigh_alike() -> None:
-    assert LossConfig.model_validate({"family": "bilateral_softmax"}).uncalibrated() is None
-    assert LossConfig.model_validate({"family": {"name": "bilateral_softmax", "power": 1}}).uncalibrated() is None
-    reason = LossConfig.model_validate({"family": BSL}).uncalibrated()
-    assert reason == "with power 1.25, 'bilateral_softmax' weighs positives and negatives differently"
-    masked = LossConfig.model_validate({"family": "bilateral_softmax", "hits": "mask"})
-    assert masked.uncalibrated() == "with hits 'mask', 'bilateral_softmax' does not converge to log p(y|x)"
-
-
-@pytest.mark.parametrize(
-    "model", [{"similarity": "dot"}, COSINES | {"learn_temperature": True}, COSINES | {"label_bias": True}]
-)
-def test_a_power_needs_bounded_logits(model: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"expected similarity = 'cosine', a fixed temperature .* with power 1.25, .*"):
-        tiny.recipe(loss={"family": BSL}, model=model)
-    tiny.recipe(loss={"family": "bilateral_softmax"}, model=model)

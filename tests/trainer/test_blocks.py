@@ -13,7 +13,7 @@ from tests.trainer.test_compiled import LOSSES
 from tests.trainer.test_model import BATCH, SAMPLES, B, made
 
 EACH_B = np.arange(B, dtype=np.int32)
-OF_ROWS = {"_pair": EACH_B, "_group": EACH_B, "_asking": BATCH.queries, "_pairs": np.float32(EACH_B + 1)}
+OF_ROWS = {"_pair": EACH_B, "_group": EACH_B, "_request": BATCH.queries, "_pairs": np.float32(EACH_B + 1)}
 KNOWN = {"_known": np.int32([1, 1, 2, 4, 6]), "_known_rows": np.int32([0, 1, 1, 3, 5])}
 SHOWN = {"_shown": np.int32([[1, 3], [0, 1], [5, 4], [4, 2], [0, 6], [6, 6]])}
 
@@ -64,7 +64,6 @@ def test_a_block_fills_the_cache_and_no_fewer_rows_than_pay(rows: int, labels: i
     positive_B, candidates = np.zeros(rows, np.int32), np.zeros(labels, np.int32)
     batch = batch_loss.Candidates(positive_B, candidates, *[None] * 5)  # type: ignore[arg-type]
     assert batch_loss._blocks(batch) == blocks
-    assert batch_loss._blocks(batch._replace(groups_B=positive_B)) == 1
 
 
 @pytest.mark.usefixtures("xla")

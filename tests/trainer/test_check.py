@@ -13,7 +13,7 @@ from rich.console import Console
 
 from longtail.trainer import cli
 from longtail.trainer.check import Check, check, show
-from longtail.trainer.evaluation.held_out import HeldOut
+from longtail.trainer.evaluation.task import HeldOut
 from tests.trainer import tiny
 
 RECIPE = """

@@ -10,8 +10,8 @@ import pytest
 
 from longtail.bundle import CurvePoint, Interval
 from longtail.trainer import evaluate, fit
-from longtail.trainer.choosing import check_choice
 from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.dial_selection import check_choice
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, chosen_by, floors_of, lines
 from longtail.trainer.evaluation.target import FoundByLabel
@@ -27,10 +27,10 @@ class Measured:
     .02 with λ; and which settings were asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[Setting] = []
+        self.requests: list[Setting] = []
 
     def __call__(self, settings: list[Setting]) -> list[CurvePoint]:
-        self.asked += settings
+        self.requests += settings
         return [
             CurvePoint(
                 bias_removal=at.bias_removal,
@@ -60,8 +60,8 @@ def test_the_best_is_looked_for_between_the_grid_s_neighbours(tolerance: float) 
     assert best.bias_removal == pytest.approx(0.37, abs=tolerance)
     assert [*map(Setting.of, curve)] == [*map(Setting, GRID), best], "the recipe's own grid, and what is served"
     assert [*map(Setting.of, curve)] == lines(config(refine=tolerance), ONE_DIAL, best.bias_removal)
-    assert all(0 < at.bias_removal < 0.5 for at in measure.asked[5:])
-    assert len(measure.asked) <= 5 + 10
+    assert all(0 < at.bias_removal < 0.5 for at in measure.requests[5:])
+    assert len(measure.requests) <= 5 + 10
 
 
 def test_both_dials_are_refined() -> None:
@@ -87,7 +87,7 @@ def test_a_dial_that_changes_nothing_is_not_refined() -> None:
     best, _ = best_dial(measure, config(metric="ndcg@2", refine=0.01), constant)
 
     assert best == (0.0, pytest.approx(0.13, abs=0.01))
-    assert {at.bias_removal for at in measure.asked} == {0.0}
+    assert {at.bias_removal for at in measure.requests} == {0.0}
     assert lines(config(refine=0.01), constant, 0.0) == [Setting(0.0), Setting(0.0, 0.5)]
 
 

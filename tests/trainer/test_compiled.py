@@ -39,7 +39,7 @@ def test_a_loss_is_what_it_is_without_a_compiler(loss: str, monkeypatch: pytest.
     compiled = made(recipe)
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
     each_B = np.arange(B, dtype=np.int32)
-    asked = {"_pair": each_B, "_group": each_B, "_asking": BATCH.queries, "_pairs": np.float32(each_B + 1)}
+    asked = {"_pair": each_B, "_group": each_B, "_request": BATCH.queries, "_pairs": np.float32(each_B + 1)}
     known = {"_known": np.int32([1, 1, 2, 4]), "_known_rows": np.int32([0, 1, 1, 3])}
     same(compiled, made(recipe), tiny.batch(BATCH, **asked, **known))
 

@@ -16,7 +16,7 @@ from keras import ops
 
 from longtail.bundle import Proposal
 from longtail.trainer.losses import Objective, SampledLogits
-from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.walk import by_similarity
 from tests.trainer import tiny
@@ -147,11 +147,6 @@ def test_padding_is_never_drawn(sampler: str, least: bool, monkeypatch: pytest.M
     assert drawn_BM.max() < L
 
 
-def test_the_tree_needs_to_be_fitted() -> None:
-    with pytest.raises(ValueError, match="expected a catalogue with a fitted proposal, received none"):
-        SAMPLERS["adversarial"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
-
-
 @pytest.mark.parametrize(
     "arguments",
     [{}, {"bandwidth": 3.0}, {"exact": True}, {"features": 64}, {"features": 8, "bandwidth": 9.0}],
@@ -209,31 +204,6 @@ def test_every_label_has_a_leaf_among_labels_like_it(labels: int) -> None:
     left_L = leaves_L < size // 2
     assert abs(2 * left_L.sum() - labels) <= 1
     assert max((group_L == left_L).sum(), (group_L != left_L).sum()) >= labels - 1
-
-
-def correlated(rows: int, *, seed: int) -> np.ndarray:
-    """Unit vectors of 32 dimensions of falling variance; cosines of two have a standard deviation of .27."""
-    made = np.random.default_rng(seed).normal(0, 1, (rows, 32)) / np.sqrt(np.arange(1, 33))
-    return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
-
-
-@pytest.mark.parametrize("temperature", [0.25, 0.15, 0.1])
-def test_by_default_draws_are_nearer_the_model_than_uniform_ones(temperature: float) -> None:
-    """Total variation of q to softmax(f) over 500 labels: less than half the uniform one's."""
-    labels, queries_BD = correlated(500, seed=1), correlated(40, seed=2)
-    exact_BL = softmax(queries_BD @ labels.T / temperature)
-
-    def variation(**arguments: Any) -> float:
-        sampler = SAMPLERS["model"](SamplerSetup(np.full(500, -np.log(500)), 40, 32), negatives=1, **arguments)
-        sampler.refresh(LabelTable(labels, None, temperature))
-        all_BL = ops.convert_to_tensor(np.tile(np.arange(500, dtype=np.int32), (40, 1)))
-        of = context([0] * 40, queries=queries_BD)
-        return float(np.abs(np.exp(sampler.log_q(of, all_BL)) - exact_BL).sum(axis=1).mean() / 2)
-
-    uniform = np.abs(exact_BL - 1 / 500).sum(axis=1).mean() / 2
-    assert variation(exact=True) < 1e-4
-    assert variation() < uniform / 2
-    assert variation(features=128) < uniform
 
 
 @pytest.mark.parametrize("weight", ["importance", "tail"])
@@ -326,18 +296,6 @@ def test_training_draws_by_the_loss_it_takes() -> None:
     assert q_BL[:, 4:].max() < 1e-6, "labels without pairs are no negatives where features describe them"
 
 
-def test_the_minimum_variance_sampler_needs_a_loss() -> None:
-    with pytest.raises(ValueError, match="expected the terms of a loss, received none"):
-        SAMPLERS["minimum_variance"](SamplerSetup(UNIFORM, 2, DIM), negatives=2)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"exact": True}, {"features": 64}], ids=["usual", "exact", "features"])
-def test_before_the_first_refresh_labels_are_about_as_likely(arguments: dict[str, Any]) -> None:
-    sampler = SAMPLERS["model"](SamplerSetup(UNIFORM, 2, DIM), negatives=2, **arguments)
-
-    np.testing.assert_allclose(np.exp(log_q_of_all(sampler, context([0, 1], queries=QUERIES))), 1 / L, rtol=1e-5)
-
-
 @pytest.mark.parametrize("sampler", ["adversarial", "model"])
 def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     """The bracket is exact in expectation, its logarithm below [R21 Lemma 2], whatever the query's q."""
@@ -363,28 +321,3 @@ def test_importance_weights_bound_the_full_softmax(sampler: str) -> None:
     bracket_B = np.exp(losses_B)
     assert abs(bracket_B.mean() - np.exp(exact)) < 4 * bracket_B.std() / np.sqrt(len(losses_B))
     assert losses_B.mean() < exact
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "sampler"),
-    [
-        ("softmax", {"name": "model"}), ("softmax", {"name": "model", "exact": True}),
-        ("logistic", {"name": "model", "features": 64}), ("nce", {"name": "model", "features": 64}),
-        ("hinge", {"name": "minimum_variance"}),
-    ],
-)  # fmt: skip
-def test_a_model_samples_by_itself_and_learns(family: str, sampler: dict[str, Any]) -> None:
-    rows = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 3))
-    weight = "importance" if family in ("softmax", "hinge") else "unit"
-    recipe = tiny.recipe(
-        loss={"family": family, "weight": weight, "sampler": sampler | {"negatives": 3}},
-        optimizer={"embedding_learning_rate": 0.1}, model={"dim": 4, "temperature": 0.25},
-    )  # fmt: skip
-    model = tiny.model(recipe, tiny.dataset(rows, queries=4, labels=5), batch_size=4)
-    q = np.asarray(model.sampler.variables[0])
-    model.begin_epoch()
-    losses = [float(model.train_step(tiny.batch(rows))) for _ in range(60)]
-
-    assert (np.asarray(model.sampler.variables[0]) != q).any(), "it has seen the label embeddings"
-    assert np.mean(losses[-20:]) < 0.8 * np.mean(losses[:5])

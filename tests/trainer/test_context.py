@@ -9,22 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from longtail.bundle import Buckets
 from longtail.trainer.config import EvaluationConfig, load_recipe
-from longtail.trainer.data.askings import Versions, distinct_rows
 from longtail.trainer.data.batches import epoch_batches
-from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.data.requests import Versions, distinct_rows
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
-from longtail.trainer.job import curve_of
-from longtail.trainer.progress import Reporter
-from longtail.trainer.train import train
 from tests.trainer import tiny
 
 HEAD = """
@@ -81,10 +76,10 @@ def test_a_pair_is_encoded_with_the_context_of_its_own_row(tmp_path: Path) -> No
     dataset = read_dataset(recipe)
     encoding = Encoding.fit(recipe, dataset)
 
-    assert dataset.asked is not None
+    assert dataset.requests is not None
     assert dataset.contexts is not None
     assert dataset.contexts.num_rows == 5, "the first and the fourth row are of one context"
-    assert len(dataset.asked.queries) == 5, "and of one user: asked the same way"
+    assert len(dataset.requests.queries) == 5, "and of one user: asked the same way"
     train = dataset.train
     assert train.times is not None
     order = train.times.astype(int) - 1
@@ -105,7 +100,7 @@ def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, features=CONTEXT, log=LOG))
     dataset = read_dataset(recipe)
     query = Encoding.fit(recipe, dataset).query
-    settings = {"batch_size": 2, "one_label_per_query": False, "seed": 1, "epoch": 2}
+    settings = {"batch_size": 2, "seed": 1, "epoch": 2}
 
     whole = dict(epoch_batches(dataset.train, query, first=0, **settings))
     rest = dict(epoch_batches(dataset.train, query, first=1, **settings))
@@ -119,8 +114,8 @@ def test_batches_go_on_where_they_were(tmp_path: Path) -> None:
 
 def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     """Query 0 wants label 1 in one context and label 2 in another; each list shows one of them first."""
-    askers = np.int32([0, 0, 1])
-    held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), asked=np.int32([0, 1, 1, 2]))
+    request_queries = np.int32([0, 0, 1])
+    held_out = Pairs(np.int32([0, 0, 0, 1]), np.int32([1, 2, 1, 3]), requests=np.int32([0, 1, 1, 2]))
     known = Pairs(np.int32([0]), np.int32([0]))
     scores = np.float32([[9, 2, 1, 0], [9, 1, 2, 0], [3, 2, 1, 0]])
     labels = LabelSide.of(
@@ -130,7 +125,7 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, known, lambda rows: scores[rows], labels, config, queries=2, seed=0, askers=askers,
+        held_out, known, lambda rows: scores[rows], labels, config, queries=2, seed=0, request_queries=request_queries,
         settings=[Setting(0.0)],
     )  # fmt: skip
 
@@ -237,60 +232,3 @@ def test_a_context_that_the_log_does_not_have(tmp_path: Path) -> None:
     recipe = load_recipe(write(tmp_path, features=CONTEXT.replace("words", "typed"), log=LOG))
     with pytest.raises(DataError, match="column 'typed', found user, item, at, device"):
         read_dataset(recipe)
-
-
-def recall(path: Path, work: Path, dataset: Dataset | None = None) -> float:
-    """recall@1 at λ = 0 on test, after training."""
-    recipe = load_recipe(path)
-    dataset = read_dataset(recipe) if dataset is None else dataset
-    trained = train(
-        recipe, dataset, epochs=recipe.training.epochs, work=work, logs=work / "logs",
-        reporter=Reporter(Console(quiet=True)),
-    )  # fmt: skip
-    curve = curve_of(trained, dataset.test, known=dataset.train, config=recipe.evaluation, settings=[Setting(0.0)])
-    return curve[0].metrics["recall@1"].value
-
-
-LEARNS = TAIL.replace("epochs = 1\nbatch_size = 4", "epochs = 8\nbatch_size = 64").replace(
-    "bootstrap = 10", "bootstrap = 10\nexclude_seen = false"
-)
-
-
-def test_the_future_s_attributes_would_win_and_those_of_the_time_do_not(tmp_path: Path) -> None:
-    """A user's favourite is written down after every purchase: known beforehand, it gives the purchase away."""
-    rng = np.random.default_rng(0)
-    users, items = np.repeat(np.arange(200), 2), rng.integers(0, 8, 400)
-    log = {"user": users, "item": [f"i{item}" for item in items], "at": np.arange(400) * 10}
-    after = {"user": users, "since": np.arange(400) * 10 + 1, "favourite": [f"i{item}" for item in items]}
-    latest = {name: np.asarray(column)[1::2] for name, column in after.items()}
-    features = '{ name = "favourite", kind = "id", dim = 4, unknown_rate = 0 }'
-    split = 'split = { strategy = "temporal", valid = 0.0, test = 0.3 }\n'
-    found = {}
-    for name, table, valid_from in (("leak", latest, ""), ("as of", after, 'valid_from = "since"\n')):
-        folder = tmp_path / name
-        folder.mkdir()
-        data = f'queries = "users.parquet"\n{valid_from}{split}'
-        path = write(folder, data=data, features=features, tail=LEARNS, log=log, users=table)
-        found[name] = recall(path, folder / "work")
-
-    assert found["leak"] > 0.4, "most training and test pairs are told by what was written after them"
-    assert found["as of"] < 0.25, "what came before says nothing of eight equally likely items"
-
-
-def test_a_context_is_learned_and_measured_row_by_row(tmp_path: Path) -> None:
-    """On the phone a user buys one of four items, at the desk one of four others: the user alone cannot tell."""
-    rng = np.random.default_rng(0)
-    users, desk = rng.integers(0, 20, 600), rng.integers(0, 2, 600)
-    item = 4 * desk + users % 4
-    log = {"user": users, "item": item, "at": np.arange(600), "device": np.array(["phone", "desk"])[desk]}
-    user, device = (f'{{ name = "{name}", kind = "id", dim = 4, unknown_rate = 0 }}' for name in ("user", "device"))
-    split = 'split = { strategy = "temporal", valid = 0.0, test = 0.3 }\n'
-    found = {}
-    of_row = device.replace("kind", 'from = "row", kind')
-    for name, features in (("user", user), ("row", f"{user}, {of_row}")):
-        folder = tmp_path / name
-        folder.mkdir()
-        tail = LEARNS.replace("epochs = 8", "epochs = 30")
-        found[name] = recall(write(folder, data=split, features=features, tail=tail, log=log), folder / "work")
-
-    assert found["user"] < 0.6 < 0.95 < found["row"]

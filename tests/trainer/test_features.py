@@ -114,10 +114,6 @@ def test_numbers_are_raw_with_the_training_mean_where_missing(values: list[float
     assert encoding.query_features[0].missing == 4.0
 
 
-def test_a_number_that_does_not_vary_keeps_a_scale_of_one() -> None:
-    assert encode(with_queries(age=[5, 5, 1, 2]), {"name": "age", "kind": "number"}).numbers == {"age": (5.0, 1.0)}
-
-
 def test_numbers_are_standardised_in_the_tower() -> None:
     job = tiny.recipe(
         query={"features": [{"name": "age", "kind": "number"}]}, model={"dim": 1, "similarity": "dot"}
@@ -297,14 +293,6 @@ def test_unknown_rate_replaces_its_share_in_training_and_nothing_in_questions(ki
     assert (ids[real] == 0).mean() == pytest.approx(0.25, abs=0.04)
     asked = query.of_queries(np.arange(100, dtype=np.int32))
     assert (asked[feature["name"]][:, :20] if kind == "history" else asked["user_id"]).all()
-
-
-def test_an_unknown_rate_of_zero_leaves_ids_untouched() -> None:
-    dataset = tiny.dataset(tiny.pairs(*[(query, 0) for query in range(100)]), queries=100, labels=1)
-
-    found = encode(dataset, tiny.USER).query.of_pairs(np.arange(100), np.random.default_rng(0))
-
-    assert found["user_id"].tolist() == list(range(1, 101))
 
 
 @pytest.mark.parametrize(

@@ -78,21 +78,6 @@ def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
     assert settled.mean() == pytest.approx(1, abs=4 * expected / np.sqrt(len(settled)))
 
 
-@pytest.mark.slow
-def test_a_label_with_many_hits_in_a_batch_is_not_truncated() -> None:
-    """π = ½, ¼ and 1/16 in batches of 64: gaps of 2, 4 and 16 pairs, where counting batches ends at 64."""
-    pi = np.array([1 / 2, 1 / 4, 1 / 16, 3 / 16])
-    stream = StreamingFrequencies(2**16, rate=0.02, initial_gap=1000)
-    rng, snapshots = np.random.default_rng(2), []
-    for _ in range(100):
-        feed(stream, rng.choice(4, (20, 64), p=pi))
-        snapshots.append(gaps(stream, [0, 1, 2]) * pi[:3])
-
-    settled = np.array(snapshots[10:])
-    np.testing.assert_allclose(settled.mean(axis=0), 1, atol=0.06)
-    assert (settled.std(axis=0) < 1.3 * np.sqrt(0.02 * (1 - pi[:3]) / 1.98)).all()
-
-
 def test_frequencies_follow_a_change() -> None:
     stream = StreamingFrequencies(2**16, rate=0.1, initial_gap=100)
     rng = np.random.default_rng(3)
@@ -119,25 +104,6 @@ def test_of_labels_that_share_a_cell_the_rarest_estimate_counts() -> None:
     assert gaps(one, [5]).item() == pytest.approx(64 / 33, rel=1e-3)
     assert gaps(two, [5]).item() == pytest.approx(64, rel=1e-3)
     assert gaps(two, [37]).item() == pytest.approx(2, rel=1e-3)
-
-
-def test_with_as_many_rows_as_labels_no_cell_is_shared() -> None:
-    stream = StreamingFrequencies(1000, initial_gap=5000)
-    feed(stream, np.tile(np.arange(1000), (3, 1)))
-
-    np.testing.assert_allclose(gaps(stream, list(range(1000))), 1000, rtol=1e-5)
-
-
-@pytest.mark.parametrize("rows", [64, 1000, 1009])
-def test_hash_functions_part_what_another_joins(rows: int) -> None:
-    """Of 4096 labels a pair that shares a cell of one hash function shares one of another as pairs do: 1/R."""
-    stream = StreamingFrequencies(rows, hashes=4, initial_gap=1)
-    cells = [np.asarray(part) for part in stream._cells(np.arange(4096, dtype=np.int32))]
-    for one in range(4):
-        for other in range(one):
-            joined = cells[one][:, None] == cells[one][None]
-            both = joined & (cells[other][:, None] == cells[other][None])
-            assert (both.sum() - 4096) / (joined.sum() - 4096) < 3 / rows
 
 
 def test_cells_are_those_of_the_table_for_any_label() -> None:
@@ -182,16 +148,6 @@ def test_a_model_weighs_by_the_stream(sampler: dict[str, Any]) -> None:
     )
     q = np.exp(np.asarray(model.sampler.q_of_pi(ops.log(ops.convert_to_tensor(pi_L.astype(np.float32))))))
     np.testing.assert_allclose(q, pi_L if sampler["name"] == "in_batch" else (5 * pi_L + 3 / 5) / 8, rtol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("weight", ["importance", "tail", "equalised"])
-def test_a_model_learns_with_streamed_frequencies(weight: str) -> None:
-    model = made(weight=weight)
-    losses = [float(model.train_step(tiny.batch(TRAIN))) for _ in range(30)]
-
-    assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
 
 
 @pytest.mark.usefixtures("eager")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import keras
@@ -11,11 +12,11 @@ from keras import ops
 
 from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
-from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.batches import epoch_batches, one_per_query
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
-from longtail.trainer.losses import LOSSES, Objective, SampledLogits, known_among
+from longtail.trainer.losses import LOSSES, Objective, SampledLogits
 from longtail.trainer.losses.hits import hits_of
+from longtail.trainer.methods import KnownPositives, known_among
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
 from tests.trainer import tiny
 
@@ -26,16 +27,14 @@ TRAIN = tiny.pairs((0, 2), (0, 0), (0, 2), (1, 1), (3, 4), (3, 0), (3, 1), (3, 3
 def test_hits_by_hand() -> None:
     """Two rows of positives 5 and 7 in a batch, and one draw, 5."""
     shared, positive_B = np.int32([5, 7, 5]), np.int32([5, 7])
-    known_BM = np.array([[False, True, False], [False, False, True]])
 
-    def masked(hits: Any, *, in_batch: bool, known_BM: Any = None) -> list[list[int]]:
-        made = hits_of(hits, shared, positive_B, in_batch=in_batch, known_BM=known_BM)
+    def masked(hits: Any, *, in_batch: bool) -> list[list[int]]:
+        made = hits_of(hits, shared, positive_B, in_batch=in_batch)
         return ops.convert_to_numpy(made).astype(int).tolist()
 
     assert masked("mask", in_batch=True) == [[1, 0, 1], [0, 1, 0]]
     assert masked("keep", in_batch=True) == [[1, 0, 0], [0, 1, 0]], "a row's own place is no draw"
     assert masked("keep", in_batch=False) == [[0, 0, 0], [0, 0, 0]]
-    assert masked("mask_known", in_batch=True, known_BM=known_BM) == [[1, 1, 1], [0, 1, 1]]
 
 
 def test_known_positives_are_distinct_training_labels_in_order() -> None:
@@ -125,7 +124,7 @@ def test_a_batch_without_its_known_positives_is_refused() -> None:
     recipe = tiny.recipe(loss={"sampler": "in_batch", "hits": "mask_known"})
     model = tiny.model(recipe, tiny.dataset(ROWS, queries=3, labels=6), batch_size=6)
 
-    with pytest.raises(ValueError, match="expected _known and _known_rows in its batch, received neither"):
+    with pytest.raises(ValueError, match="expected _known and _known_rows in its batch, received none"):
         model.train_step(tiny.batch(ROWS))
 
 
@@ -135,7 +134,7 @@ def test_batches_bring_the_training_positives_of_their_queries() -> None:
     features = Encoding.fit(tiny.recipe(), data).query
     known = KnownPositives.of(data.train)
     steps = epoch_batches(
-        data.train, features, batch_size=3, one_label_per_query=True, seed=0, epoch=0, first=0, known=known
+        data.train, features, [known], batch_size=3, seed=0, epoch=0, visits=partial(one_per_query, data.train)
     )
     _, batch = next(steps)
     queries_B = data.train.queries[batch["_pair"]]
@@ -193,17 +192,6 @@ def test_in_batch_importance_is_exact_for_labels_of_one_pair() -> None:
     assert found[9:].mean() == pytest.approx(1, abs=0.02)
     np.testing.assert_allclose(found, 1, atol=0.06)
     assert (w_L * np.exp(setup.log_share_L) / smoothed)[-1] / w_L[-1] == pytest.approx(0.688, abs=1e-3)
-
-
-def test_a_label_in_no_pair_keeps_its_smoothed_q() -> None:
-    log_pi_L = np.log([0.6, 0.3, 0.1])
-    setup = SamplerSetup(log_pi_L, 3, log_share_L=np.array([np.log(2 / 3), np.log(1 / 3), -np.inf]))
-
-    np.testing.assert_allclose(np.exp(SAMPLERS["in_batch"](setup).log_q_L), [2 / 3, 1 / 3, 0.1], rtol=1e-6)
-    np.testing.assert_allclose(
-        np.exp(SAMPLERS["mixed"](setup, negatives=2).log_q_L), [(4 / 3 + 2 / 3) / 4, (2 / 3 + 2 / 3) / 4, (2 / 3) / 4],
-        rtol=1e-6,
-    )  # fmt: skip
 
 
 BEST = {"name": "minimum_variance", "negatives": 2}

@@ -248,43 +248,6 @@ def test_softmax_is_exact_up_to_the_knee(sampler: str, weight: str, mask: bool) 
         assert_dial(scores_XL, sampler, objective)
 
 
-@pytest.mark.parametrize(
-    ("weight", "mask", "apart"),
-    [("unit", True, 0.475), ("unit", False, 0.169), ("constant", True, 2.404), ("constant", False, 2.296)],
-)
-def test_what_the_knee_leaves_of_in_batch_negatives(weight: str, mask: bool, apart: float) -> None:
-    """Two labels' distance from log p after removal, at most, in nats: the figures of METHODS §9."""
-    scores_XL = softmax_scores("in_batch", weight, mask=mask)
-    left_XL = removed(scores_XL, "in_batch", objective_of("softmax", weight)) - np.log(DATA)
-
-    assert np.ptp(left_XL, axis=1).max() == pytest.approx(apart, abs=1e-3)
-
-
-@pytest.mark.parametrize("mask", [True, False], ids=["mask", "keep"])
-@pytest.mark.parametrize("weight", ["unit", "relative"])
-@pytest.mark.parametrize("sampler", DRAWS)
-def test_many_draws_take_the_knee_away(sampler: str, weight: str, mask: bool) -> None:
-    """a grows with the number of draws: to s = p if hits are kept, to s(1 − s) ∝ p if not, both in the order of p."""
-    objective, many = objective_of("softmax", weight), 10_000
-    scores_XL = softmax_scores(sampler, weight, mask=mask, times=many)
-
-    share_XL = np.exp(removed(scores_XL, sampler, objective))
-    share_XL /= share_XL.sum(axis=1, keepdims=True)
-    assert_dial(scores_XL, sampler, objective, share_XL)
-    limit_XL = share_XL * (1 - share_XL) if mask else share_XL
-    np.testing.assert_allclose(centred(np.log(limit_XL)), centred(np.log(DATA)), atol=0.01)
-
-
-@pytest.mark.parametrize("sampler", ["in_batch", "popularity", "mixed"])
-def test_few_or_light_negatives_halve_the_link(sampler: str) -> None:
-    """a ≪ p: the loss is Σ ρ e^(f_y' − f_y), the pairwise exponential, whose logits are ½ log(p r/(q col))."""
-    light = 1e-6
-    scores_XL = softmax_scores(sampler, "constant", mask=False, times=light)
-    noise_L = column_of(sampler, "constant")
-
-    np.testing.assert_allclose(centred(scores_XL), centred(np.log(DATA / noise_L) / 2), atol=0.01)
-
-
 @pytest.mark.parametrize("sampler", DRAWS)
 def test_nce_learns_the_probabilities_themselves(sampler: str) -> None:
     """`f = log p`, nothing to remove (Gutmann and Hyvärinen 2010)."""
@@ -292,21 +255,6 @@ def test_nce_learns_the_probabilities_themselves(sampler: str) -> None:
 
     assert_least(np.log(DATA), sampler, objective, mask=False)
     np.testing.assert_allclose(found_noise(sampler, objective), 1 / L)
-
-
-@pytest.mark.parametrize(("family", "margin"), [("squared_hinge", 0.0), ("contrastive", 0.25)])
-def test_bounded_links_rank_by_p_over_noise_and_no_dial_undoes_that(family: str, margin: float) -> None:
-    """f is an increasing function of p/ν inside [−1, 1] (squared hinge: (p − n)/(p + n); contrastive: (p + n·margin)/
-    (p + n), n = q·col·E[r]), so that λ = 0 ranks by p/ν and adding nats of log ν to it undoes nothing.
-    """
-    objective = objective_of(family, "unit", **({"margin": margin} if margin else {}))
-    scores_XL = {
-        "squared_hinge": (DATA - 1) / (DATA + 1), "contrastive": (DATA + margin) / (DATA + 1),
-    }[family]  # fmt: skip
-
-    assert_least(scores_XL, "full", objective, mask=False)
-    assert removes_all(objective) == 0
-    np.testing.assert_array_equal(scores_XL.argsort(axis=1), DATA.argsort(axis=1))
 
 
 def test_a_sampler_that_never_draws_the_positive_draws_the_others_more_often() -> None:

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.trainer.config import LossConfig
-from longtail.trainer.data.askings import impressions_of
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
+from longtail.trainer.methods import KnownPositives
+from longtail.trainer.methods.brought import Impressions
 from tests.trainer import tiny
 
 L, B, GAMMA = 7, 4, 0.25
@@ -110,13 +110,6 @@ def test_an_impression_without_pairs_is_a_negative_only_where_its_id_is_all_ther
         assert loss(SHOWN) > loss(without) * (1 + 2e-5)
 
 
-def test_impressions_are_rows_of_the_catalogue() -> None:
-    lists = pa.chunked_array([[["a", "x", "c"], None], [[], ["c"] * 40]])
-    found = impressions_of(lists, pa.array(["c", "b", "a"]))
-    assert found.offsets.tolist() == [0, 2, 2, 2, 34], "x is no label, and of forty the first 32 are read"
-    assert found.ids.tolist() == [2, 0, *[0] * 32]
-
-
 def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
     log = {"user": ["a", "b", "c"], "item": ["x", "y", "x"], "shown": [["x", "y"], ["z", "y", "x"], None]}
     pq.write_table(pa.table(log), tmp_path / "log.parquet")
@@ -127,8 +120,8 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
     )  # fmt: skip
     dataset = read_dataset(recipe)
     ((_, batch),) = epoch_batches(
-        dataset.train, Encoding.fit(recipe, dataset).query, batch_size=3, one_label_per_query=False, seed=0, epoch=0,
-        first=0, impressions=dataset.impressions,
+        dataset.train, Encoding.fit(recipe, dataset).query, [Impressions(0.5, dataset.train, dataset.impressions)],
+        batch_size=3, seed=0, epoch=0,
     )  # fmt: skip
 
     x, y = (dataset.label_ids.to_pylist().index(name) for name in "xy")

@@ -1,4 +1,4 @@
-"""The proofs once more on JAX, in two processes: what one file has compiled, the next ones need not."""
+"""The proofs once more on JAX, nightly, in two processes: what one file has compiled, the next ones need not."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.test_backends import start, wait
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.nightly]
 
 PROOFS = {
     "losses": (

@@ -15,8 +15,9 @@ from keras import ops
 from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
-from longtail.trainer.losses.draws import stands_for
-from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses.hits import stands_for
+from longtail.trainer.losses.objective import log_terms
+from longtail.trainer.losses.row_methods import LabelSmoothing
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny, toy
 from tests.trainer.test_top_k import tree
@@ -48,8 +49,8 @@ def added(candidates: Any, log_q: Any, own_BM: Any, *, m: int, log_miss: Any = N
         ops.zeros(rows) + float(SCORES[Y]), ops.take(SCORES.astype(np.float32), candidates),
         ops.equal(candidates, Y), *[np.zeros(rows, np.float32), np.zeros(candidates.shape[1], np.float32)] * 2,
     )  # fmt: skip
-    share_BM = stands_for(log_q, own_BM, m=m, log_miss_B=log_miss) / L
-    more_B = Objective(label_smoothing=0.25)(plain._replace(share_BM=share_BM)) - Objective()(plain)
+    rows = {"stands": stands_for(log_q, own_BM, m=m, log_miss_B=log_miss)}
+    more_B = Objective(methods=(LabelSmoothing(0.25, L),))(plain._replace(rows=rows)) - Objective()(plain)
     return ops.convert_to_numpy(more_B).astype(np.float64) / 0.25
 
 
@@ -110,9 +111,9 @@ def test_the_optimum_is_the_smoothed_target_over_the_noise(family: str, weight: 
             (logits_L,) = rows
             made = SampledLogits(
                 logits_L, ops.take(logits_L, every_BM), np.eye(5, dtype=bool) & (not kept), log_pi_L, log_pi_L, q_L,
-                q_L, share_BM=np.full((5, 5), 0.2, np.float32),
+                q_L, rows={"stands": np.ones((5, 5), np.float32)},
             )  # fmt: skip
-            objective = Objective(family, weight, label_smoothing=epsilon)
+            objective = Objective(family, weight, methods=(LabelSmoothing(epsilon, 5),))
             if LOSSES[family].stateful:
                 log_eta_B = ops.stop_gradient(ops.logsumexp(logits_L) - logits_L)
                 losses_B, _ = objective.with_eta(made, log_eta_B=log_eta_B, rate=np.float32(1e-6))
@@ -167,7 +168,7 @@ def test_labels_that_are_no_negatives_get_none_of_it() -> None:
         for name, label in (("full", FEATURES), ("in_batch", FEATURES), ("full", {"features": [tiny.ITEM]}))
     ]
 
-    assert [model.train_step._smoothed for model in steps] == [4, 4, 6]
+    assert [model.train_step.methods[0].labels for model in steps] == [4, 4, 6]
     losses = []
     for epsilon in (0.0, 0.25):
         model = tiny.model(
@@ -183,12 +184,3 @@ def test_labels_that_are_no_negatives_get_none_of_it() -> None:
 def test_what_is_no_cross_entropy_is_refused(family: str) -> None:
     with pytest.raises(ValueError, match=f"label_smoothing: expected 0 with family '{family}', which is no cross-"):
         LossConfig.model_validate({"family": family, "label_smoothing": 0.1})
-
-
-def test_no_lambda_makes_its_scores_log_probabilities() -> None:
-    loss = LossConfig.model_validate({"weight": "importance", "label_smoothing": 0.1})
-
-    assert loss.uncalibrated() == "with label_smoothing 0.1 it converges to log[(1 − ε)·p(y|x) + ε/L]"
-    assert str(loss) == "softmax · in_batch · importance · label_smoothing 0.1"
-    with pytest.raises(ValueError, match="less than 1"):
-        LossConfig.model_validate({"label_smoothing": 1})

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.label_vectors import kept_vectors
+from longtail.trainer.data.encode import Encoding, kept_vectors
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 

@@ -18,21 +18,17 @@ from rich.console import Console
 
 from longtail.bundle import Inputs
 from longtail.trainer import backend
-from longtail.trainer.check.cost import cost_of
-from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import LossConfig, Recipe
-from longtail.trainer.config.nearest import NeighboursConfig
+from longtail.trainer.config.loss import NeighboursConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.nearest import Nearest, nearest_rows
-from longtail.trainer.losses.neighbours import NeighbourLoss
+from longtail.trainer.methods.neighbours import NeighbourLoss, Neighbours, nearest_rows
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
-from tests.trainer.groups import found_of_groups
 
 T, WEIGHT, B = 0.2, 0.5, 6
 ROWS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 1), (2, 2), (3, 3), (4, 3), (4, 4), (5, 5)]
@@ -74,11 +70,15 @@ def test_the_nearest_are_those_of_the_dense_matrix() -> None:
 
 def test_the_nearest_are_of_the_training_pairs_alone() -> None:
     held_out = tiny.dataset(tiny.pairs(*ROWS), queries=7, labels=7, valid=tiny.pairs((5, 0), (6, 6)))
-    found = Nearest.of(NeighboursConfig(k=2), held_out.train, queries=7, labels=7)
-    assert found.queries_QK.tolist() == near_padded(DATA.train.queries, DATA.train.labels)
-    assert found.labels_LK.tolist() == near_padded(DATA.train.labels, DATA.train.queries)
-    assert found.labels_LK[:4].tolist() == [[1, 2], [0, 2], [1, 0], [4, -1]]
-    assert Nearest.of(NeighboursConfig(sides=("label",)), DATA.train, queries=7, labels=7).queries_QK is None
+    found = neighbours(NeighboursConfig(k=2), held_out).nearest
+    assert found["query"].tolist() == near_padded(DATA.train.queries, DATA.train.labels)
+    assert found["label"].tolist() == near_padded(DATA.train.labels, DATA.train.queries)
+    assert found["label"][:4].tolist() == [[1, 2], [0, 2], [1, 0], [4, -1]]
+    assert set(neighbours(NeighboursConfig(sides=("label",)), DATA).nearest) == {"label"}
+
+
+def neighbours(config: NeighboursConfig, data: Dataset) -> Neighbours:
+    return Neighbours(config, data, lambda rows_B: {"row": rows_B})
 
 
 def near_padded(rows: np.ndarray, columns: np.ndarray) -> list[list[int]]:
@@ -86,9 +86,9 @@ def near_padded(rows: np.ndarray, columns: np.ndarray) -> list[list[int]]:
 
 
 def test_every_neighbour_that_there_is_is_drawn_alike_often() -> None:
-    nearest = Nearest.of(NeighboursConfig(k=2), DATA.train, queries=7, labels=7)
+    nearest = Neighbours(NeighboursConfig(k=2), DATA, lambda rows_B: {"row": rows_B})
     rows = np.repeat([0, 7, 10], 4000)
-    drawn = nearest.columns(DATA.train, rows, lambda rows_B: {"row": rows_B}, np.random.default_rng(0))
+    drawn = nearest.columns(rows, {}, np.random.default_rng(0))
     for column, expected in (("_neighbour", [{1, 2}, {4}, {5}]), ("_neighbour row", [{1, 2}, {4}, {5}])):
         for at, among in enumerate(expected):
             values, counts = np.unique(drawn[column][at * 4000 : (at + 1) * 4000], return_counts=True)
@@ -118,8 +118,8 @@ def batch_of(recipe: Recipe, data: Dataset = DATA, *, seed: int = 0) -> Inputs:
     if encoding.audience is not None:
         batch["_own"] = encoding.audience.own[BATCH]
     if recipe.loss.neighbours is not None:
-        nearest = Nearest.of(recipe.loss.neighbours, data.train, queries=7, labels=7)
-        batch |= nearest.columns(data.train, BATCH, query.of_queries, np.random.default_rng(seed))
+        nearest = Neighbours(recipe.loss.neighbours, data, query.of_queries)
+        batch |= nearest.columns(BATCH, batch, np.random.default_rng(seed))
     return batch
 
 
@@ -196,10 +196,10 @@ def test_gradients_reach_the_neighbours_and_no_one_else_outside_of_the_batch() -
             recipe = job(near, label={"features": [{**tiny.ITEM, "unknown_rate": 0}]})
             model = built(recipe)
             chosen = np.array([0, 10])
-            nearest = Nearest.of(recipe.loss.neighbours or NeighboursConfig(), DATA.train, queries=7, labels=7)
             query = Encoding.fit(recipe, DATA).query
+            nearest = Neighbours(recipe.loss.neighbours or NeighboursConfig(), DATA, query.of_queries)
             batch = tiny.batch(DATA.train.take(chosen))
-            batch |= nearest.columns(DATA.train, chosen, query.of_queries, np.random.default_rng(0)) if near else {}
+            batch |= nearest.columns(chosen, batch, np.random.default_rng(0)) if near else {}
             before = ops.convert_to_numpy(model.tables[table].table).copy()
             model.train_step(batch)
             after = ops.convert_to_numpy(model.tables[table].table)
@@ -281,34 +281,6 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
     assert again.history == whole.history
     for mine, other in zip(again.step.variables, whole.step.variables, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(mine), ops.convert_to_numpy(other))
-
-
-def test_a_model_of_few_pairs_learns_of_neighbours(tmp_path: Path) -> None:
-    """Sixty groups, and two labels of each chosen."""
-
-    def found(name: str, loss: dict[str, Any]) -> float:
-        return found_of_groups(tmp_path / name, loss, groups=60, queries=300, chosen=2)
-
-    without, there = found("without", {}), found("there", {"neighbours": {"weight": 1.0}})
-    assert there > without + 0.2
-
-
-def test_without_weight_it_is_the_run_without() -> None:
-    plain = tiny.recipe()
-    assert identity_of(tiny.recipe(loss={"neighbours": {"weight": 0}}), DATA) == identity_of(plain, DATA)
-    others = [tiny.recipe(loss={"neighbours": near}) for near in ({}, {"k": 4}, {"sides": ["label"]}, {"weight": 1})]
-    assert len({identity_of(recipe, DATA) for recipe in (plain, *others)}) == 5
-
-
-def test_what_it_costs_is_counted() -> None:
-    without, there, labels = (
-        cost_of(recipe, DATA, Encoding.fit(recipe, DATA))
-        for recipe in (job(None), job(), job(NEAR | {"sides": ["label"]}))
-    )
-    assert there.data == without.data + 2 * 7 * 2 * 4, "seven queries and seven labels, two neighbours each, int32"
-    assert labels.data == without.data + 7 * 2 * 4
-    assert (there.batch, there.products) == (3 * without.batch, 3 * without.products), "B² thrice"
-    assert (labels.batch, labels.products) == (2 * without.batch, 2 * without.products)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -15,23 +15,24 @@ from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.objective import balance
-from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.methods import KnownPositives
+from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.train import prepare_run
 from tests.trainer import tiny
 
 TRAIN = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), (2, 1), (2, 4)).sorted()
 SETS = [{0, 2}, {1}, {1, 3, 4}]
 PAIRS_PER_QUERY, L = 2.0, 6
+ONE = tiny.pairs((0, 0))
 MULTI_LABEL: dict[str, Any] = {"family": "logistic", "hits": "mask_known", "negatives_per": "query"}
 
 
 def whole_epoch(pairs: Pairs) -> dict[str, np.ndarray]:
-    known_K, rows_K = KnownPositives.of(pairs).of_queries(pairs.owners)
-    return tiny.batch(pairs, _known=known_K, _known_rows=rows_K, _pairs=pairs.weight_of_owners())
+    known_K, rows_K = KnownPositives.of(pairs).of_queries(pairs.owner_keys)
+    return tiny.batch(pairs, _known=known_K, _known_rows=rows_K, _pairs=pairs.weight_of_owner())
 
 
 def stepped(pairs: Pairs, loss: dict[str, Any]) -> tuple[float, np.ndarray]:
@@ -66,19 +67,15 @@ def test_a_weight_of_2_is_the_pair_twice() -> None:
     weighted = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), weights=[2, 1, 1, 1])
     (of_twice, _), (of_weighted, _) = (stepped(pairs, MULTI_LABEL | {"sampler": "full"}) for pairs in (twice, weighted))
 
-    assert twice.weight_of_owners().tolist() == [3, 3, 3, 1, 1]
-    assert weighted.weight_of_owners().tolist() == [3, 3, 1, 1]
+    assert twice.weight_of_owner().tolist() == [3, 3, 3, 1, 1]
+    assert weighted.weight_of_owner().tolist() == [3, 3, 1, 1]
     assert of_weighted == pytest.approx(of_twice, rel=1e-5)
 
 
 def test_what_an_epoch_visits_more_rarely_weighs_less() -> None:
     pairs = tiny.pairs((0, 0), (0, 2), (1, 1), weights=[2, 1, 1])
 
-    assert pairs.weight_of_owners(np.array([0.25, 1, 0.5])).tolist() == [1.5, 1.5, 0.5]
-
-
-def test_pairs_without_weight_divide_by_nothing() -> None:
-    assert tiny.pairs((0, 0), (0, 2), (1, 1), weights=[0, 0, 3]).weight_of_owners().tolist() == [1, 1, 3]
+    assert pairs.weight_of_owner(np.array([0.25, 1, 0.5])).tolist() == [1.5, 1.5, 0.5]
 
 
 @pytest.mark.usefixtures("eager")
@@ -127,9 +124,9 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
                 hits_BM = np.tile(np.isin(np.arange(3), at), (size, 1)) & (hits == "mask_known")
                 made = SampledLogits(
                     ops.take(rows[0], at), ops.broadcast_to(rows[0], (size, 3)), hits_BM, nothing[:size], nothing,
-                    nothing[:size], nothing, log_pairs_B=np.log(np.full(size, size, np.float32)),
+                    nothing[:size], nothing, rows={"log_pairs": np.log(np.full(size, size, np.float32))},
                 )  # fmt: skip
-                total = total + p * ops.sum(Objective("logistic")(made))
+                total = total + p * ops.sum(Objective("logistic", methods=(NegativesPerQuery(ONE, None),))(made))
             return total, total
 
         _, (gradient_L,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(np.float32(f_L))], [])
@@ -145,7 +142,7 @@ def test_batches_say_what_a_query_s_pairs_weigh() -> None:
 
     def first(*, sized: bool) -> dict[str, Any]:
         steps = epoch_batches(
-            data.train, features, batch_size=5, one_label_per_query=False, seed=0, epoch=0, first=0, sized=sized
+            data.train, features, [NegativesPerQuery(data.train, None)] * sized, batch_size=5, seed=0, epoch=0
         )
         return next(steps)[1]
 
@@ -154,16 +151,6 @@ def test_batches_say_what_a_query_s_pairs_weigh() -> None:
     assert batch["_pairs"].dtype == np.float32
     assert batch["_pairs"].tolist() == [len(SETS[query]) for query in queries_B]
     assert "_pairs" not in first(sized=False)
-
-
-def test_a_batch_without_them_is_refused() -> None:
-    data = tiny.dataset(TRAIN, queries=3, labels=L)
-    model: TwoTower = tiny.model(
-        tiny.recipe(loss=MULTI_LABEL | {"hits": "keep", "sampler": "full"}), data, batch_size=6
-    )
-
-    with pytest.raises(ValueError, match="expected _pairs in its batch, received none"):
-        model.train_step(tiny.batch(TRAIN))
 
 
 @pytest.mark.parametrize("family", ["softmax", "bilateral_softmax", "pairwise_softmax", "augment_and_reduce", "nce"])
@@ -185,10 +172,3 @@ def test_one_label_per_query_has_negatives_of_its_own() -> None:
             loss=MULTI_LABEL,
             data={"train": "t", "query_id": "user_id", "label_id": "item_id", "reduction": "sample"},
         )
-
-
-def test_it_is_named() -> None:
-    loss = LossConfig.model_validate({"family": "logistic", "sampler": "full", "negatives_per": "query"})
-
-    assert str(loss) == "logistic · full · unit · negatives per query"
-    assert loss.uncalibrated() is None

@@ -1,23 +1,19 @@
 """Labels by who chose them, queries by what they chose: one layer of LightGCN, and no leak of the pair to predict."""
 
-import io
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from keras import ops, random
 from pydantic import ValidationError
-from rich.console import Console
 
-from longtail.trainer import train as loop
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.methods.queries import OwnInAudience
 from longtail.trainer.model.audience import DrawnAudience
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 
 QUERIES, LABELS, DIM = 9, 7, 4
@@ -199,8 +195,8 @@ def test_a_step_needs_to_know_where_the_rows_own_queries_are() -> None:
     batch |= {"_positive": dataset.train.labels[:4], "_weight": np.ones(4, np.float32)}
     with pytest.raises(ValueError, match=r"audiences: expected _own in its batch, received none"):
         model.train_step(batch)
-    settings = {"batch_size": 4, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
-    ((_, made), *_) = epoch_batches(dataset.train, encoding.query, audience=encoding.audience, **settings)
+    settings = {"batch_size": 4, "seed": 0, "epoch": 0, "first": 0}
+    ((_, made), *_) = epoch_batches(dataset.train, encoding.query, [OwnInAudience(encoding.audience)], **settings)
     assert made["_own"].tolist() == encoding.audience.own[made["_pair"]].tolist()
     starts = encoding.audience.offsets[made["_positive"]] + made["_own"][:, 0]
     assert encoding.audience.ids["by"][starts].tolist() == (dataset.train.queries[made["_pair"]] + 1).tolist()
@@ -256,36 +252,6 @@ def test_a_row_of_several_ids_has_their_mean_of_pairs() -> None:
     encoding = Encoding.fit(recipe, data([*rows, (4, 2), (5, 2), (6, 3)]))
     assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i1", "i2"]
     assert encoding.pairs["query", "seen"].tolist() == [1, 3, 3]
-
-
-def run(work: Path, seed: int = 0) -> loop.Trained:
-    recipe = job({"weights": "symmetric"}, {"weights": "symmetric", "max_length": 2}, seed=seed,
-                 training={"batch_size": 8, "checkpoint_steps": 2}, loss={"hits": "mask_known"})  # fmt: skip
-    reporter = Reporter(Console(file=io.StringIO()))
-    return loop.train(recipe, data(), epochs=2, work=work, logs=work / "logs", reporter=reporter)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_its_checkpoint_with_the_draws_it_would_have_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, batches = run(tmp_path / "whole"), loop.epoch_batches
-    left = iter(range(len(whole.dataset.train) // 8 + 1))
-
-    def dying(*arguments: Any, **more: Any) -> Any:
-        for batch in batches(*arguments, **more):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(loop, "epoch_batches", dying)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed")
-    monkeypatch.setattr(loop, "epoch_batches", batches)
-    resumed = run(tmp_path / "killed")
-    assert resumed.history == whole.history
-    for one, other in zip(whole.step.variables, resumed.step.variables, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(one), ops.convert_to_numpy(other))
 
 
 @pytest.mark.parametrize(

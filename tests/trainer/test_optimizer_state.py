@@ -113,19 +113,6 @@ def test_the_state_of_a_second_warm_start_counts_all_steps() -> None:
     assert whole["tables/user_id/l2.touched"].ravel().tolist() == [-5, 0, -1, 0, 0]  # row 0 never, u1 a step ago
 
 
-def test_schedules_begin_anew() -> None:
-    """A rate that falls to 0 in 100 steps is at its first value again, for tables and dense weights."""
-    recipe = job(ADAM | {"schedule": "linear", "dense_learning_rate": 0.5})
-    second, _ = begun(recipe, kept(trained(recipe, range(3))))
-    updates = second.train_step.updates
-
-    assert int(ops.convert_to_numpy(updates.dense.iterations)) == 3
-    assert float(updates.dense.learning_rate) == pytest.approx(0.5)
-    trained(recipe, range(1), at=second)
-    assert float(updates.dense.learning_rate) == pytest.approx(0.5 * 99 / 100)
-    assert int(ops.convert_to_numpy(updates.steps_done)) == 1
-
-
 def test_state_follows_the_ids_of_rows_and_new_ones_start_fresh() -> None:
     recipe = job(ADAGRAD)
     first = trained(recipe, range(3))
@@ -168,24 +155,6 @@ def test_what_does_not_fit_is_told_with_expected_and_found() -> None:
     )
     assert wider.state == [f"tables/{table}/{group}" for table in ("item_id", "label bias") for group in ("adam", "l2")]
     assert f"optimiser state: {', '.join(wider.state)} carried over" in wider.lines()
-
-
-def test_slots_of_another_shape_are_left() -> None:
-    warm = kept(trained(job(ADAM), range(2)))
-    warm.slots["tables/item_id/adam.mean"] = np.zeros((3, 4), np.float32)
-
-    _, carried = begun(job(ADAM), warm)
-
-    assert carried.left["tables/item_id/adam"] == "adam.mean: expected shape (5, 4), found (3, 4)"
-
-
-def test_new_dense_weights_of_momentum_start_fresh_and_the_others_go_on() -> None:
-    warm = kept(trained(job(OPTIMIZERS["momentum"]), range(2)))
-
-    _, carried = begun(job(OPTIMIZERS["momentum"], query={"features": [tiny.USER | {"dim": 6}], "hidden": [5]}), warm)
-
-    assert {"query/0.Dense.bias", "log_temperature"} <= set(carried.state)
-    assert "query/0.Dense.kernel" not in carried.state
 
 
 def test_state_without_weights_is_refused() -> None:

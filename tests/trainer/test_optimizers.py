@@ -87,11 +87,6 @@ def test_only_touched_rows_and_their_state_change(name: str) -> None:
         assert values[[1, 3]].all()
 
 
-@pytest.mark.parametrize("name", ROW_OPTIMIZERS)
-def test_a_gradient_of_zero_moves_nothing(name: str) -> None:
-    assert step(ROW_OPTIMIZERS[name](ones()), [0], [[0, 0]], number=1).tolist() == [[1, 1]] * 4
-
-
 def test_element_wise_adagrad_by_hand() -> None:
     optimizer = ElementwiseAdagrad(ones())
 
@@ -204,42 +199,6 @@ def test_l2_is_on_average_the_full_objective_s_whatever_the_chances_of_rows() ->
 
     assert sums.tolist() == last.tolist()
     assert last.min() > 130, "and every row is drawn now and then"
-
-
-def test_descent_with_l2_ends_at_the_optimum_of_the_full_objective() -> None:
-    """Row r is drawn in a share p of steps: Σ p (θ − 1)² / 2 + l2·θ² is least at p / (p + 2·l2).
-
-    Penalised by the touch alone, every row would end at 1 / (1 + 2·l2), the rare ones too large.
-    """
-    every, table = np.array([1, 2, 4, 10]), ones()
-    optimizer, penalty = LazySGD(table), LazyL2(table, l2=0.1)
-
-    for number in range(1, 401):
-        ids = np.flatnonzero(number % every == 0).astype(np.int32)
-        rows = np.take(ops.convert_to_numpy(table.table.value), ids, axis=0)
-        gradients = (
-            rows
-            - 1
-            + ops.convert_to_numpy(penalty.gradients(ids, rows, rate=np.float32(RATE), step=np.float32(number)))
-        )
-        rows_now = step(optimizer, ids.tolist(), gradients.tolist(), number=number)
-
-    chances = 1 / every
-    np.testing.assert_allclose(rows_now, np.repeat(chances / (chances + 0.2), 2).reshape(4, 2), rtol=1e-5)
-
-
-def test_l2_of_a_long_wait_brings_a_row_to_0_and_not_past_it() -> None:
-    """l2 = 1e-3 and rate 1: after 2000 steps 2·l2·2000 = 4 rows are due, which would leave 1 at −3, 9, −27."""
-    table = ones()
-    optimizer, penalty, rows = LazySGD(table), LazyL2(table, l2=1e-3), np.ones((1, 2), np.float32)
-
-    for number in (2000, 4000, 6000):
-        due = penalty.gradients(np.int32([1]), rows, rate=np.float32(1), step=np.float32(number))
-        optimizer.apply(np.int32([1]), rows, due, rate=np.float32(1), step=np.float32(number))
-        rows = ops.convert_to_numpy(table.table.value)[[1]]
-        assert rows.tolist() == [[0, 0]]
-    due = penalty.gradients(np.int32([2]), np.ones((1, 2), np.float32), rate=np.float32(1), step=np.float32(100))
-    np.testing.assert_allclose(ops.convert_to_numpy(due), 0.2, rtol=1e-5)
 
 
 RATES = {

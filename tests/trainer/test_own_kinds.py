@@ -11,7 +11,6 @@ import pytest
 from keras import ops
 
 from longtail.trainer import RecipeError, load_recipe, register
-from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.layers import FeatureSetup
@@ -117,14 +116,6 @@ def test_a_missing_vector_takes_the_place_of_the_part() -> None:
     np.testing.assert_allclose(np.asarray(found), [[31, 42], [0, 0]])
 
 
-def test_a_recurrent_layer_over_a_history_exports() -> None:
-    @register.feature("recurrent", reads="history")
-    def recurrent(entries_BPD, weights_BP, _, *, units: int = 3):
-        return keras.layers.GRU(units)(entries_BPD, mask=ops.not_equal(weights_BP, 0))
-
-    try_own_layers(reading(HISTORY | {"kind": "recurrent", "units": 5}))
-
-
 @pytest.mark.usefixtures("page")
 def test_a_recipe_with_a_kind_is_written_as_it_was_read() -> None:
     recipe = reading(HISTORY | {"heads": 1}, {"name": "hour", "kind": "cyclic", "period": 24, "from": "row"})
@@ -136,16 +127,6 @@ def test_a_recipe_with_a_kind_is_written_as_it_was_read() -> None:
     assert again == recipe
     assert again.model_copy(update={"seed": 3}).query.features[1].own == recipe.query.features[1].own
     assert [feature.kind for feature in again.query.features] == ["history", "number"]
-
-
-@pytest.mark.usefixtures("page")
-def test_a_run_is_another_when_a_kind_or_its_parameters_change() -> None:
-    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
-    identities = [identity_of(reading(HISTORY | {"blocks": blocks}), data) for blocks in (1, 1, 2)]
-    assert identities[0] == identities[1] != identities[2]
-
-    register.feature("self_attention", reads="history")(lambda x, _, __, *, heads=1, blocks=1: x[:, 0] * heads * blocks)
-    assert identity_of(reading(HISTORY | {"blocks": 1}), data) != identities[0]
 
 
 FEATURE = "query.features.1={name='history', table='item_id', dim=4, "
@@ -177,13 +158,6 @@ WRONG = {
 def test_a_recipe_is_held_to_the_kind_s_parameters(tmp_path: Path, rest: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(tiny.write_job(tmp_path), [FEATURE + rest])
-
-
-@pytest.mark.usefixtures("page")
-def test_a_label_has_no_history_of_any_kind(tmp_path: Path) -> None:
-    label = FEATURE.replace("query", "label") + "kind='self_attention'}"
-    with pytest.raises(RecipeError, match="expected kinds other than history, which belongs to queries"):
-        load_recipe(tiny.write_job(tmp_path), [label])
 
 
 def test_functions_and_names_that_no_recipe_fits_are_refused() -> None:
@@ -227,11 +201,3 @@ def test_a_kind_that_could_not_be_trained_or_served_is_refused(function: Any, me
     register.feature("mine", reads="history")(lambda entries, weights, setup: function(entries, weights, setup))
     with pytest.raises(RecipeError, match=f"(?s){message}"):
         try_own_layers(reading(HISTORY | {"kind": "mine"}))
-
-
-def test_a_sum_needs_parts_of_one_width() -> None:
-    register.feature("wide", reads="number")(lambda x, _: ops.repeat(x, 3, axis=1))
-    features = {"name": "age", "kind": "wide"}, tiny.USER
-    with pytest.raises(RecipeError, match=r"query: combine = 'sum': .* equal width, received \[3, 4\]"):
-        try_own_layers(reading(*features, combine="sum"))
-    try_own_layers(reading(features[0], tiny.USER | {"dim": 3}, combine="sum"))

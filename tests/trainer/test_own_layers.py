@@ -16,7 +16,6 @@ from keras import ops
 
 from longtail.bundle import Bundle
 from longtail.trainer import RecipeError, cli, fit, load_recipe, register
-from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import _export_in_child
@@ -196,43 +195,8 @@ def test_another_backend_s_export_needs_a_module_to_import(tmp_path: Path) -> No
         _export_in_child({"modules": ["nowhere"]}, [], tmp_path)
 
 
-WRONG = {
-    "unknown": ("query.tower=gate", "query.tower: tower: expected one of gated, received 'gate', which is neither"),
-    "parameter": ("query.tower={name='gated', expert=3}", r"expected \['experts', 'width'\], received 'expert'"),
-    "type": ("label.tower={name='gated', experts='many'}", "label.tower: tower 'gated': experts: .*received 'many'"),
-    "not a tower": ("query.tower=4", "query.tower: .*received 4"),
-    "no name": ("query.tower={experts=3}", r"query.tower.name: Field required"),
-}
-
-
-@pytest.mark.parametrize(("override", "message"), WRONG.values(), ids=WRONG)
-@pytest.mark.usefixtures("page")
-def test_a_recipe_is_held_to_the_tower_s_parameters(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        load_recipe(tiny.write_job(tmp_path), [override])
-
-
 @pytest.mark.usefixtures("page")
 def test_keys_of_our_tower_are_refused_beside_another(tmp_path: Path) -> None:
     message = r"tower 'gated': expected no hidden, residual beside it.*received hidden = \[8\], residual = True"
     with pytest.raises(RecipeError, match=message):
         load_recipe(tiny.write_job(tmp_path), ["query.tower=gated", "query.hidden=[8]", "query.residual=true"])
-
-
-def test_functions_that_no_recipe_fits_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"tower 'mine': expected 2 positional argument\(s\).*received mine\(x\)"):
-
-        @register.tower("mine")
-        def mine(x):
-            return x
-
-
-@pytest.mark.usefixtures("page")
-def test_a_run_is_another_when_a_tower_changes() -> None:
-    data = tiny.dataset(tiny.pairs((0, 0), (1, 1)), queries=2, labels=2)
-    recipe = tiny.recipe(query={"tower": "gated"})
-    before = identity_of(recipe, data)
-    assert identity_of(tiny.recipe(query={"tower": {"name": "gated", "experts": 5}}), data) != before
-
-    register.tower("gated")(attending)
-    assert identity_of(recipe, data) != before

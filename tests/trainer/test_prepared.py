@@ -106,7 +106,7 @@ def rich(tmp_path: Path) -> Path:
 def test_what_is_mapped_is_what_was_read(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "_MAPPED", 100)
     read = read_dataset(load_recipe(rich))
-    assert read.asked is not None
+    assert read.requests is not None
     assert read.impressions is not None
     assert read.report.dropped
     assert read.report.unweighted

@@ -16,8 +16,7 @@ import pytest
 from keras import ops
 
 from longtail.trainer.losses import Mining, Objective, SampledLogits
-from longtail.trainer.losses.ranks import theta_of_all
-from longtail.trainer.sampling import SAMPLERS, DrawContext, SamplerSetup
+from longtail.trainer.losses.mining import theta_of_all
 from tests.trainer import toy
 
 K, B = 8, 4
@@ -62,7 +61,7 @@ def losses(objective: Objective, scores_RK: np.ndarray, drawn_RB: np.ndarray, ra
             ops.convert_to_tensor(negatives_RB.astype(np.float32)),
             ops.convert_to_tensor(drawn_RB == Y), *log_q, *log_q,
             log_miss_B=None if (drawn_RB == Y).any() else np.full(rows, np.log1p(-1 / K), np.float32),
-            ranks_BN=ranks_RN,
+            rows={} if ranks_RN is None else {"ranks": ranks_RN},
         )
     )  # fmt: skip
     return ops.convert_to_numpy(made).astype(np.float64)
@@ -125,22 +124,6 @@ def test_only_draws_without_replacement_make_the_top_one_s_theta_one() -> None:
     assert theta_of_all(theta_B, 982)[0] == pytest.approx(1, abs=1e-12)
     assert theta_of_all(theta_B, 982, replace=True)[0] == pytest.approx(982 / 512 * (1 - (981 / 982) ** 512), rel=1e-9)
     assert theta_of_all(theta_B, 982, replace=True)[0] == pytest.approx(0.78, abs=0.005)
-
-
-@pytest.mark.parametrize(("replace", "expected"), [(True, 12.73), (False, 16)])
-def test_how_many_of_the_top_sixteen_are_different_labels(replace: bool, expected: float) -> None:
-    """Of 512 uniform draws of 983 labels, their sixteen best."""
-    log_pi = np.full(983, -math.log(983))
-    sampler = SAMPLERS["uniform"](SamplerSetup(log_pi, 500), negatives=512, shared=False, replace=replace)
-    drawn_RB = np.asarray(sampler.draw(keras.random.SeedGenerator(2), DrawContext(ops.zeros(500, "int32"), {}, None)))
-    top_R = [len(set(row)) for row in np.sort(drawn_RB, axis=1)[:, :16].tolist()]
-
-    assert np.mean(top_R) == pytest.approx(expected, abs=0.25)
-
-
-def test_more_draws_than_negatives_are_refused() -> None:
-    with pytest.raises(ValueError, match="expected at most 5 draws without replacement, received 6"):
-        theta_of_all(np.ones(6), 5)
 
 
 def test_theta_is_the_paper_s_with_weight_unit_and_scaled_by_importance() -> None:
@@ -208,39 +191,3 @@ def test_the_loss_bounds_the_retrieval_loss(family: str, k: int) -> None:
         assert powl_R.min() == 0
     convex = family != "ramp"
     assert (bowl_R >= (2 if convex else 1) * missed_R - 1e-5).all()
-
-
-def test_the_ramp_s_bowl_does_not_bound_twice_the_retrieval_loss() -> None:
-    """φ(u) + φ(−u') ≥ 2 for u' ≥ u needs convexity: at u = u' = 2 the ramp pays 0 and 1. [Re19] states it for all φ."""
-    scores = np.array([[2.0, 2.5, -9, -9, -9, -9, -9, -9]])
-
-    assert top_k("ramp", 1, pairwise=False, scores_RK=scores).item() == 1
-
-
-def midpoint_gap(family: str, form: str, one_RK: np.ndarray, other_RK: np.ndarray, share_R1: np.ndarray) -> np.ndarray:
-    """Of the chord above the loss in between, [R]: at least 0 where the loss is convex."""
-    ends = [top_k(family, 3, pairwise=FORMS[form], scores_RK=scores_RK) for scores_RK in (one_RK, other_RK)]
-    between = top_k(family, 3, pairwise=FORMS[form], scores_RK=share_R1 * one_RK + (1 - share_R1) * other_RK)
-    share_R = share_R1[:, 0]
-    return share_R * ends[0] + (1 - share_R) * ends[1] - between
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", [family for family in PHI if family != "ramp"])
-def test_mining_keeps_a_convex_loss_convex_in_the_scores(family: str, form: str) -> None:
-    """[Re19 Theorem 2]: ϑ is non-increasing, so picking the hardest is a maximum over choices."""
-    rng = np.random.default_rng(6)
-    one_RK, other_RK = rng.normal(0, 2, (2, 2000, K))
-    gap_R = midpoint_gap(family, form, one_RK, other_RK, rng.random((2000, 1)))
-
-    assert gap_R.min() > -1e-4
-    assert gap_R.max() > 0.1
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_ramp_is_not_convex(form: str) -> None:
-    """From a gap of −2 to one of 0 the loss stays 1, then falls to 0: its chord lies below."""
-    low = np.array([[-2.0, 0, 0, 0, 0, 0, 0, 0]])
-    high = low * -1
-
-    assert midpoint_gap("ramp", form, low, high, np.array([[0.5]])).item() < -0.1

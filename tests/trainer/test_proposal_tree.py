@@ -157,15 +157,6 @@ def test_newton_never_lowers_the_objective_however_bad_the_start() -> None:
             assert after == pytest.approx(best, abs=1e-4)
 
 
-def test_two_groups_part_at_the_root() -> None:
-    labels_of = np.array([0, 1, 2, 3] * 10, np.int32)
-    z = np.where(labels_of % 2 == 0, 1, -1)[:, None].astype(np.float32)
-
-    (root, *_) = nodes_of(fitted(z, labels_of, 4))
-
-    assert root == (1, [3, 1], [2, 0])
-
-
 def test_the_bias_of_a_node_without_features_by_hand() -> None:
     labels_of = np.array([0, 0, 0, 1], np.int32)
     tree = fitted(np.zeros((4, 1), np.float32), labels_of, 2)
@@ -191,35 +182,6 @@ def test_labels_never_seen_keep_a_finite_probability() -> None:
     log_p = tree.all_log_probabilities(z)
     assert np.isfinite(log_p).all()
     assert log_p[:, :10].mean() > log_p[:, 10:].mean()
-
-
-def test_the_tree_knows_more_than_the_frequencies() -> None:
-    z, labels_of = clusters(300, 6000, 6)
-    train, test = slice(0, 5000), slice(5000, 6000)
-    counts = np.bincount(labels_of[train], minlength=300) + 0.5
-    by_frequency = np.log(counts / counts.sum())[labels_of[test]].mean()
-
-    informed = fitted(z[train], labels_of[train], 300)
-    blind = fitted(np.zeros_like(z[train]), labels_of[train], 300)
-
-    log_p, without = (t.log_probabilities(z[test], labels_of[test, None]).mean() for t in (informed, blind))
-    assert log_p > by_frequency + 1.5
-    assert without == pytest.approx(by_frequency, abs=0.15)
-
-
-def test_the_tree_depends_neither_on_the_run_nor_on_what_is_fitted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    z, labels_of = clusters(60, 900, 3)
-    first, again = (fit_tree(z, labels_of, labels=60) for _ in range(2))
-    for one, other in zip(first, again, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-    monkeypatch.setattr(tree_fit, "_NODES_TOGETHER", 3)
-    monkeypatch.setattr(tree_fit, "_PAIRS_TOGETHER", 50)
-    monkeypatch.setattr(tree_fit, "_TALLEST_BLOCK", 4)
-    weights, biases, leaf_labels = fit_tree(z, labels_of, labels=60)
-    np.testing.assert_array_equal(leaf_labels, first[2])
-    np.testing.assert_allclose(weights, first[0], atol=1e-3)
-    np.testing.assert_allclose(biases, first[1], atol=1e-3)
 
 
 FEATURES = [
@@ -273,29 +235,6 @@ def test_the_projection_is_the_pca_of_the_encoded_queries() -> None:
     assert z[:, 0].std() == pytest.approx(1, abs=1e-5)
     assert {name: rows.shape for name, rows in projection.items()} == {"city": (4, 4), "words": (6, 4), "age": (1, 4)}
     assert offset.dtype == projection["city"].dtype == np.float32
-
-
-def test_components_beyond_the_data_are_zero() -> None:
-    city = np.array([1, 2, 2, 1, 3, 3], np.int32)
-    projection, offset = fit_projection(FEATURES[:1], [{"city": city}], ROWS, 16)
-
-    assert np.flatnonzero(projection["city"].any(axis=0)).tolist() == [0, 1]
-    assert np.flatnonzero(offset).max() <= 1
-    constant, _ = fit_projection(FEATURES[:1], [{"city": np.full(9, 2, np.int32)}], ROWS, 3)
-    np.testing.assert_array_equal(constant["city"], np.zeros((4, 3)))
-
-
-@pytest.mark.parametrize(
-    ("feature", "column", "value"),
-    [(FEATURES[2], "age", np.nan), (FEATURES[2], "age", np.inf), (FEATURES[1], "words__weight", np.nan)],
-)
-def test_values_that_are_not_finite_are_refused(feature: FeatureConfig, column: str, value: float) -> None:
-    block = inputs(5)
-    block[column] = block[column].copy()
-    block[column].flat[3] = value
-
-    with pytest.raises(DataError, match=rf"feature '{feature.name}' \({feature.kind}\): expected finite values, found"):
-        fit_projection([feature], [block], ROWS, 2)
 
 
 def test_nothing_to_project_is_refused() -> None:

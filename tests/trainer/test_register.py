@@ -18,7 +18,7 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import MASKED, LogWeight, Objective
 from longtail.trainer.losses.implied_noise import implied_noise
-from longtail.trainer.own_rows import check_family, check_sampler, check_weight
+from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import Sampler, SamplerSetup
 from tests.trainer import tiny
 from tests.trainer.page import page_toml
@@ -162,7 +162,7 @@ def test_a_family_that_counts_what_is_masked_is_refused() -> None:
 
 
 def test_a_metric_must_give_two_numbers_per_query() -> None:
-    from longtail.trainer.lists import Lists, measured
+    from longtail.trainer.metric_registry import Lists, measured
 
     lists = Lists(
         np.zeros((2, 1), np.int32), np.zeros((2, 1), bool), np.ones(2), np.ones(3, np.int64), np.zeros(3, np.int8)

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from longtail.bundle import Bundle
 from longtail.trainer import CheckpointError, DataError, fit, load_recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
@@ -21,7 +20,6 @@ from longtail.trainer.data.replay import Replay
 from longtail.trainer.progress import Reporter
 from longtail.trainer.warm_start import WarmStart
 from tests.trainer import tiny
-from tests.trainer.conftest import Finished
 
 DATA = {"train": "train.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
 
@@ -58,8 +56,7 @@ def test_batches_are_of_the_visited_pairs_and_histories_of_all() -> None:
     batches = [
         batch
         for _, batch in epoch_batches(
-            train, Encoding.fit(recipe, data).query, batch_size=7, one_label_per_query=False, seed=0, epoch=0, first=0,
-            replay=replay,
+            train, Encoding.fit(recipe, data).query, batch_size=7, seed=0, epoch=0, visits=replay.rows,
         )
     ]  # fmt: skip
 
@@ -130,13 +127,3 @@ def test_a_daily_job_visits_the_day_and_says_what_it_has_learnt_before(tmp_path:
     screen.truncate(0)
     fit(late, tmp_path / "late", reporter, warm_start=tmp_path / "yesterday")
     assert "valid pairs are no newer than the last one that the bundle has learnt from" in screen.getvalue()
-
-
-def test_a_bundle_that_does_not_say_how_far_it_learnt_is_read(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Bundles of before have no `newest`, and warm-start as they did."""
-    bundle = Bundle.load(finished.out)
-    assert WarmStart.read(finished.out).newest == float(bundle.manifest.training_data.pop("newest"))
-    monkeypatch.setattr(Bundle, "load", lambda _: bundle)
-    assert WarmStart.read(finished.out).newest is None

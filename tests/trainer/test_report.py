@@ -65,36 +65,6 @@ def test_the_page_escapes_what_it_is_told(page: str) -> None:
     assert "$" not in page
 
 
-@pytest.mark.usefixtures("ink")
-def test_the_page_is_the_same_every_time(page: str) -> None:
-    history = TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2)
-
-    assert html_report(tiny.recipe(), DIAL, history, {"Loss": "softmax <in_batch>"}).decode() == page
-
-
-def test_a_curve_measured_before_there_were_new_labels_is_shown_as_it_is() -> None:
-    old = [
-        one.model_copy(update={"metrics": {name: figure for name, figure in one.metrics.items() if "/new" not in name}})
-        for one in CURVE
-    ]
-    dial = Dial(DIAL.bias_removal.model_copy(update={"curve": old}))
-    console = Console(file=io.StringIO(), width=200)
-    console.print(evaluation_table("old", dial, "recall@2"))
-    assert "0.5000" in console.file.getvalue()
-    page = html_report(tiny.recipe(), dial, TrainingHistory([2.0, 1.0], {1: 0.1, 2: 0.2}, 2), {}).decode()
-    assert page.count("<td></td>") == 3 * 2 + 3  # and the first row of the prices has no change
-    assert len(evaluation_markdown(dial, "recall@2").splitlines()) == 5
-
-
-def test_markdown_has_a_row_per_point_with_the_interval_of_the_first_figure() -> None:
-    lines = evaluation_markdown(DIAL, "recall@2").splitlines()
-
-    assert lines[0].startswith("| λ | recall@2 | ndcg@2 |")
-    assert lines[2].startswith("| 0 | 0.2500 [0.1500, 0.3500] | 0.2500 |")
-    assert lines[3].startswith("| **0.5** | 0.5000 [0.4000, 0.6000] |")
-    assert len({line.count("|") for line in lines}) == 1
-
-
 def test_two_dials_have_a_column_and_two_plots_each() -> None:
     second = [point(0.5, 0.3).model_copy(update={"popularity": at}) for at in (-0.5, 1.0)]
     chosen = DIAL.bias_removal.model_copy(update={"curve": CURVE + second, "noise": "π^0.75"})
@@ -115,16 +85,6 @@ def test_two_dials_have_a_column_and_two_plots_each() -> None:
     screen = io.StringIO()
     Console(file=screen, width=140).print(evaluation_table("tiny", dial, "recall@2"))
     assert "λ removes π^0.75, μ adds π as a prior" in screen.getvalue()
-
-
-def test_a_dial_that_does_not_move_has_no_plot() -> None:
-    """Uniform noise: λ = 0 alone, and μ."""
-    curve = [point(0, 0.3), point(0, 0.25).model_copy(update={"popularity": 1.0})]
-    page = html_report(
-        tiny.recipe(), Dial(BiasRemoval(default=0, noise="uniform", curve=curve)), TrainingHistory([1.0], {}, 1), {}
-    ).decode()
-
-    assert [words[-1] for words in re.findall(r'<img alt="(.+?)"', page)[:-1]] == ["μ", "μ"]
 
 
 @pytest.mark.parametrize(

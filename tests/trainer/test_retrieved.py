@@ -14,24 +14,22 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import Inputs
-from longtail.trainer.check.cost import cost_of
-from longtail.trainer.checkpoint import Checkpoints, identity_of
+from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.config import LossConfig, Recipe
+from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Asked
+from longtail.trainer.data.pairs import Requests
 from longtail.trainer.data.replay import Replay
-from longtail.trainer.data.retrieved import Retrieved
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.methods.brought import Retrieved
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.progress import Reporter
-from longtail.trainer.retrieving import Retrieval
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
-from tests.trainer.groups import found_of_groups
 
 L, B, GAMMA, WEIGHT = 7, 4, 0.25, 3.0
 TRAIN = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1), (2, 3), (2, 4), (3, 5), (3, 0))
@@ -71,16 +69,28 @@ def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: b
             of_row += sum(each * np.log1p(np.exp(logits_BL[row, other] + shift)) for other, each in terms)
         expected += weigh * of_row / B
 
-    there = np.concatenate([SHOWN, FOUND], axis=1) if shown else FOUND
-    batch = tiny.batch(BATCH, _shown=there, _pair=np.arange(B, dtype=np.int32))
+    there = {"_retrieved": FOUND} | ({"_shown": SHOWN} if shown else {})
+    batch = tiny.batch(BATCH, **there, _pair=np.arange(B, dtype=np.int32))
     assert float(model.train_step(batch)) == pytest.approx(expected, rel=1e-5)
+
+
+def retrieved(lists: Any, list_of_pair: list[int], *, negatives: int) -> Retrieved:
+    """Lists as if they had been searched."""
+    config = RetrievedConfig(negatives=negatives)
+    made = Retrieved(tiny.recipe(), config, tiny.dataset(TRAIN, queries=4, labels=L), None)
+    made.lists_AK, made.list_of_N = np.array(lists, np.int32), np.int32(list_of_pair)
+    return made
+
+
+def drawn_of(found: Retrieved, rows: np.ndarray, positives: np.ndarray, seed: int = 0) -> np.ndarray:
+    return found.columns(rows, {"_positive": positives}, np.random.default_rng(seed))["_retrieved"]
 
 
 def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
     """Of ten labels each with chance 4/10, best first."""
-    found = Retrieved(np.arange(20, dtype=np.int32).reshape(2, 10), np.int32([1, 0, 1]), negatives=4)
+    found = retrieved(np.arange(20).reshape(2, 10), [1, 0, 1], negatives=4)
     rows = np.zeros(20_000, np.int64)
-    drawn = found.draw(rows, np.full(len(rows), 99, np.int32), np.random.default_rng(0))
+    drawn = drawn_of(found, rows, np.full(len(rows), 99, np.int32))
     counts = np.bincount(drawn.ravel(), minlength=20)
     assert not counts[:10].any(), "pair 0 has list 1"
     deviation = 4 * np.sqrt(20_000 * 0.4 * 0.6)
@@ -90,12 +100,12 @@ def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
 
 
 def test_a_short_list_is_taken_whole_and_filled_with_the_positive() -> None:
-    found = Retrieved(np.int32([[5, 3, -1, -1], [8, 2, 1, -1], [-1, -1, -1, -1]]), np.int32([0, 1, 2]), negatives=3)
+    found = retrieved([[5, 3, -1, -1], [8, 2, 1, -1], [-1, -1, -1, -1]], [0, 1, 2], negatives=3)
     for seed in range(20):
-        drawn = found.draw(np.arange(3), np.int32([7, 7, 4]), np.random.default_rng(seed))
+        drawn = drawn_of(found, np.arange(3), np.int32([7, 7, 4]), seed)
         assert drawn.tolist() == [[5, 3, 7], [8, 2, 1], [4, 4, 4]]
-    nothing = Retrieved.nothing(3, negatives=2)
-    assert nothing.draw(np.arange(3), np.int32([7, 6, 5]), np.random.default_rng(0)).tolist() == [
+    nothing = retrieved([[-1]], [0, 0, 0], negatives=2)
+    assert drawn_of(nothing, np.arange(3), np.int32([7, 6, 5])).tolist() == [
         [7] * 2,
         [6] * 2,
         [5] * 2,
@@ -152,7 +162,7 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
         lists.append(best(models[0], 4, 1.0))
         of_epoch = lists[2 if epoch == 3 else epoch]
         for step, batch in epoch_batches(*arguments, **more):
-            for query, positive, row in zip(batch["user_id"] - 1, batch["_positive"], batch["_shown"], strict=True):
+            for query, positive, row in zip(batch["user_id"] - 1, batch["_positive"], batch["_retrieved"], strict=True):
                 assert len(row) == negatives
                 if epoch < 2:
                     assert set(row) == {positive}
@@ -218,8 +228,11 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, replay: Replay | None 
         )  # fmt: skip
 
     query = Encoding.fit(recipe, data).query
-    retrieval = Retrieval(recipe, data, replay, Checkpoints(folder, "run"))
-    return retrieval.of_epoch(1, lambda rows: model.embed_queries(query.of_queries(rows)), label_side, within=False)
+    assert recipe.loss.retrieved_negatives is not None
+    found = Retrieved(recipe, recipe.loss.retrieved_negatives, data, replay)
+    embed = lambda rows: model.embed_queries(query.of_queries(rows))  # noqa: E731
+    found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=False)
+    return found
 
 
 def sets_of(found: Retrieved, pairs: list[int]) -> list[set[int]]:
@@ -245,8 +258,8 @@ def test_labels_that_are_no_negatives_are_in_no_list(tmp_path: Path) -> None:
 def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -> None:
     """Query 0 is asked in two ways, and has chosen the same labels in both."""
     asked = tiny.pairs((0, 0), (0, 1), (1, 2), (1, 1)).take(slice(None))
-    asked = type(asked)(asked.queries, asked.labels, asked=np.int32([0, 1, 2, 2]))
-    data = tiny.dataset(asked, queries=2, labels=5, asked=Asked(np.int32([0, 0, 1])))
+    asked = type(asked)(asked.queries, asked.labels, requests=np.int32([0, 1, 2, 2]))
+    data = tiny.dataset(asked, queries=2, labels=5, requests=Requests(np.int32([0, 0, 1])))
     found = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
     assert found.list_of_N.tolist() == [0, 1, 2, 2]
     assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
@@ -261,28 +274,6 @@ def test_after_a_warm_start_only_queries_that_epochs_visit_are_searched_for(tmp_
     assert sets_of(new, [2, 3]) == [{0, 3, 4}, {0, 1, 2}]
     some = lists_of(recipe, data, tmp_path / "some", Replay(np.arange(2, 5), np.arange(2), drawn=1))
     assert sets_of(some, [0, 2, 3]) == [{1, 2, 3, 4}, {0, 3, 4}, {0, 1, 2}]
-
-
-def test_a_model_learns_more_of_its_own_mistakes_than_of_uniform_draws(tmp_path: Path) -> None:
-    """Eighty groups, and three labels of each chosen. Eight negatives a row for as many steps, all drawn uniformly, or
-    half of them retrieved."""
-
-    def found(name: str, loss: dict[str, Any]) -> float:
-        loss = {"weight": "importance"} | loss
-        return found_of_groups(tmp_path / name, loss, groups=80, queries=400, chosen=3)
-
-    uniform = found("uniform", {"sampler": {"name": "uniform", "negatives": 8, "shared": False}})
-    four = {"name": "uniform", "negatives": 4, "shared": False}
-    retrieved = found("retrieved", {"sampler": four, "retrieved_negatives": {"negatives": 4, "depth": 20}})
-    assert retrieved > uniform + 0.03
-
-
-def test_what_it_costs_is_counted() -> None:
-    without, there = (
-        cost_of(recipe, DATA, Encoding.fit(recipe, DATA)) for recipe in (tiny.recipe(), tiny.recipe(loss={
-            "retrieved_negatives": LISTS})))  # fmt: skip
-    assert there.negatives == without.negatives + 2
-    assert there.data == without.data + 10 * 4 * 4, "ten queries, lists of four, int32"
 
 
 def test_jobs_that_take_none(tmp_path: Path) -> None:
@@ -304,7 +295,3 @@ def test_jobs_that_take_none(tmp_path: Path) -> None:
     assert some.beside_noise == " of the draws, not of the retrieved negatives"
     assert loss(impressions=0.5).beside_noise == " of the draws, not of the impressions and retrieved negatives"
     assert loss(retrieved=None).beside_noise == ""
-
-
-def test_a_run_is_another_with_lists() -> None:
-    assert len({identity_of(recipe, DATA) for recipe in (tiny.recipe(), job(), job(depth=5))}) == 3

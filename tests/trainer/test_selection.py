@@ -149,16 +149,6 @@ def test_few_labels_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(columns for _, columns in tables) < 60
 
 
-@pytest.mark.parametrize("name", ["one query of equal scores", "all scores equal"])
-def test_what_is_looked_into_at_a_time_is_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_LOOKED_INTO", 2000)
-
-    tables = tables_of(CASES[name], monkeypatch)
-
-    assert max(columns for _, columns in tables) == 3000, "one query has all labels"
-    assert {rows for rows, columns in tables if rows * columns > 2000} == {1}
-
-
 def test_some_settings_and_other_values() -> None:
     """Of a next block, of fewer queries, whose values are written over the first's."""
     case = CASES["two lines"]

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.packing import pack
+from longtail.trainer.data.histories import pack
 from longtail.trainer.job import fit
 from longtail.trainer.model.sequences import packed_histories
 from tests.trainer import tiny
@@ -168,7 +168,7 @@ def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was()
     encoding = Encoding.fit(recipe, dataset)
 
     def batches(epoch: int, first: int) -> list[dict[str, np.ndarray]]:
-        arguments = {"batch_size": 6, "one_label_per_query": False, "seed": 3}
+        arguments = {"batch_size": 6, "seed": 3}
         return [
             batch for _, batch in epoch_batches(dataset.train, encoding.query, epoch=epoch, first=first, **arguments)
         ]

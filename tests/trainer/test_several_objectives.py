@@ -18,15 +18,16 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from longtail.bundle import Bundle, onnx_session
-from longtail.trainer import RecipeError, Reporter, fit, load_recipe
+from longtail.trainer import Reporter, fit, load_recipe
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.known import KnownPositives
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.split import without_repeats
+from longtail.trainer.methods import KnownPositives
+from longtail.trainer.methods.queries import ByObjective
 from longtail.trainer.model.objectives import ObjectiveMaps
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.warm_start import WarmStart, dense_weights
@@ -246,19 +247,6 @@ def scores(shop: Path, export: dict[str, float]) -> np.ndarray:
     return queries_BD @ model.embed_labels()[places[1]].T
 
 
-def test_clicks_and_purchases_rank_their_own_labels_and_shares_what_is_between(shop: Path) -> None:
-    clicks, purchases = scores(shop, {"click": 1, "purchase": 0}), scores(shop, {"click": 0, "purchase": 5})
-    first = np.arange(USERS) % 2 * 6
-    for found, start in ((clicks, first), (purchases, first + 3)):
-        top_B3 = np.sort(np.argsort(-found, axis=1)[:, :3], axis=1)
-        assert (top_B3 == start[:, None] + np.arange(3)).mean() > 0.95
-    for share in (0.5, 0.25):
-        mixed = scores(shop, {"click": share, "purchase": 1 - share})
-        np.testing.assert_allclose(mixed, share * clicks + (1 - share) * purchases, atol=1e-5)
-    own = (np.argsort(-scores(shop, {"click": 1, "purchase": 1}), axis=1)[:, :6] // 6) == np.arange(USERS)[:, None] % 2
-    assert own.mean() > 0.9, "both kinds before what the other group likes"
-
-
 def test_a_bundle_serves_the_sum_and_says_so(shop: Path) -> None:
     """Its scores are inner products, of unit labels with a sum of cosines' queries; metrics.json has each objective."""
     bundle, expected = Bundle.load(shop / "bundle"), scores(shop, {"click": 1, "purchase": 1})
@@ -296,8 +284,7 @@ def test_pairs_know_their_objective_and_weigh_what_it_says(shop: Path) -> None:
 
     known = KnownPositives.of(data.train)
     ((_, batch),) = epoch_batches(
-        data.train, Encoding.fit(job, data).query, batch_size=200, one_label_per_query=False, seed=0, epoch=0, first=0,
-        known=known,
+        data.train, Encoding.fit(job, data).query, [known, ByObjective(data.train)], batch_size=200, seed=0, epoch=0,
     )  # fmt: skip
     np.testing.assert_array_equal(batch["_objective"], data.train.objectives[batch["_pair"]])
     for row in range(5):
@@ -320,7 +307,7 @@ def test_pairs_keep_their_objective_wherever_they_go() -> None:
     both = TRAIN.take(slice(0, 4)).followed_by(TRAIN.take(slice(4, 8)))
     np.testing.assert_array_equal(both.objectives, TRAIN.objectives)
     plain = Pairs(TRAIN.queries, TRAIN.labels)
-    np.testing.assert_array_equal(plain.owners, TRAIN.queries)
+    np.testing.assert_array_equal(plain.owner_keys, TRAIN.queries)
     assert (
         tiny.dataset(plain, queries=4, labels=L).fingerprint() != tiny.dataset(TRAIN, queries=4, labels=L).fingerprint()
     )
@@ -365,12 +352,6 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
 def test_objectives_that_cannot_be(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         recipe(**sections)
-
-
-def test_an_unknown_key_of_an_objective_is_told_those_there_are(tmp_path: Path) -> None:
-    path = write_shop(tmp_path)
-    with pytest.raises(RecipeError, match=r"objectives.click.wieght: expected one of events, weight, export, received"):
-        load_recipe(path, ["objectives.click.wieght=2"])
 
 
 def test_one_exported_objective_of_cosines_is_a_cosine() -> None:

@@ -1,8 +1,6 @@
-import sys
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +15,6 @@ from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import read_feature_table
 from longtail.trainer.errors import DataError
-
-T = TypeVar("T")
 
 
 def data(path: Path, **changes: Any) -> DataConfig:
@@ -109,43 +105,6 @@ def test_lists(tmp_path: Path) -> None:
 def test_the_format_goes_by_the_ending(name: str, expected: str) -> None:
     assert kind_of(name, "auto") == expected
     assert kind_of(name, "lists") == "lists"
-
-
-def calls_during(work: Callable[[], T]) -> tuple[T, int]:
-    """The result, and how many functions were called on the way, C's included."""
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        return work(), calls
-    finally:
-        sys.setprofile(None)
-
-
-@pytest.mark.parametrize("name", ["pairs.parquet", "pairs.csv", "pairs.txt"])
-def test_a_million_rows_are_read_without_a_loop_per_row(tmp_path: Path, name: str) -> None:
-    rng, path = np.random.default_rng(0), tmp_path / name
-    table = pa.table({"user": rng.integers(0, 50_000, 10**6), "item": rng.integers(0, 9_000, 10**6)})
-    if name == "pairs.parquet":
-        pq.write_table(table, path)
-    elif name == "pairs.csv":
-        pyarrow.csv.write_csv(table, path)
-    else:
-        options = pyarrow.csv.WriteOptions(include_header=False, delimiter=" ")
-        pyarrow.csv.write_csv(table, path, options)
-
-    settings = data(path, format="lists" if name == "pairs.txt" else "auto")
-    found, calls = calls_during(lambda: read(settings))
-
-    assert calls < 10_000
-    assert found.num_rows == 10**6
-    assert found.slice(10**6 - 1).to_pylist() == [
-        {"query": str(table["user"][-1].as_py()), "label": str(table["item"][-1].as_py())}
-    ]
 
 
 BAD_TABLES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +14,10 @@ from typer.testing import CliRunner
 
 from longtail.trainer import cli, evaluate, fit
 from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import DataError, RecipeError, TrainerError
+from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Positives
-from longtail.trainer.evaluation.target import FILE, FoundByLabel, settings_beyond
+from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from tests.trainer import tiny
 
 IDS = pa.array(["a", "b", "c", "d"])
@@ -123,15 +122,6 @@ def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
     assert counted.best("train")[0].bias_removal == 1
 
 
-def test_what_lies_beyond_the_grid() -> None:
-    """Where μ is a dial of its own, some below 0, at the λ where it was measured."""
-    lines = [Setting(0.0), Setting(0.5), Setting(0.5, -0.75), Setting(0.5, 1.0)]
-
-    assert settings_beyond(lines, apart=True) == [Setting(0.5, -1.0), Setting(0.5, -0.5), Setting(0.5, -0.25)]
-    assert settings_beyond([Setting(0.0)], apart=True)[0] == Setting(0.0, -1.0)
-    assert settings_beyond(lines[:2], apart=False) == []
-
-
 LOSSES: dict[str, tuple[list[str], Setting]] = {
     "ν is π": ([], Setting(0.0)),
     "ν is uniform": (['loss.sampler={name="uniform",negatives=8}'], Setting(0.0, -1.0)),
@@ -198,10 +188,3 @@ def test_a_prior_is_asked_of_a_bundle_alone(more: list[str], tmp_path: Path) -> 
 
     assert isinstance(failed.exception, RecipeError | SystemExit)
     assert failed.exit_code != 0
-
-
-@pytest.mark.parametrize("sections", [{"floor": {"tail": 0.1}}])
-def test_a_floor_and_a_prior_are_one_too_many(sections: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="target_prior: expected no floor beside it, received"):
-        tiny.recipe(evaluation=sections | {"target_prior": "uniform"})
-    assert issubclass(DataError, TrainerError)

@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
 from longtail.trainer.export.trial import _check_entries, _inputs
 from longtail.trainer.model.sequences import TimeTable
@@ -139,49 +138,6 @@ def test_a_tower_of_one_s_own_is_tried_with_times() -> None:
     few, many = (_inputs(tower, recipe.query, longest) for longest in (1, 5))
     assert many["history__time"].shape == (3, 5)
     assert len(_check_entries("tower", tower, few, many)) == 3
-
-
-def shop() -> tuple[Pairs, Pairs]:
-    """Users who choose label 0, then, within the minute, 1, or after a day or more, 2: which of the two is a matter of
-    elapsed time alone. All but the last pair of every user, and those."""
-    rng, rows = np.random.default_rng(0), []
-    for user in range(60):
-        time = int(rng.integers(10**9, 2 * 10**9))
-        for _ in range(int(rng.integers(1, 4))):
-            soon = rng.random() < 0.5
-            rows.append((user, 0, time))
-            time += int(rng.integers(5, 60) if soon else rng.integers(10**5, 10**6))
-            rows.append((user, 1 if soon else 2, time))
-            time += int(rng.integers(3000, 6000))
-    query, label, times = np.array(rows).T
-    pairs = Pairs(query.astype(np.int32), label.astype(np.int32), times=times.astype(float))
-    last = np.append(query[1:] != query[:-1], True)
-    return pairs.take(~last), pairs.take(last)
-
-
-@pytest.mark.parametrize(("name", "steps"), [("sasrec", 100), ("hstu", 300)])
-def test_what_elapsed_time_alone_tells_is_learnt(name: str, steps: int) -> None:
-    """An embedding says at once what a bias of attention, under a normalisation, takes longer to."""
-    train, test = shop()
-    dataset = tiny.dataset(train, queries=60, labels=3, ordered=True)
-    found: dict[int | None, float] = {}
-    for buckets in (32, None):
-        encoder = {"name": name, "heads": 2, "dropout": 0, "time_buckets": buckets}
-        recipe = job(
-            history(name) | {"encoder": encoder}, model={"similarity": "dot", "temperature": 1.0},
-            optimizer={"embedding_learning_rate": 0.03, "dense_learning_rate": 0.03},
-        )  # fmt: skip
-        encoding, model = Encoding.fit(recipe, dataset), tiny.model(recipe, dataset, batch_size=len(train))
-        batch = of(encoding, np.arange(len(train)), packed=True)
-        batch |= {"_positive": train.labels, "_weight": np.ones(len(train), np.float32)}
-        for _ in range(steps):
-            model.train_step(batch | {"_pair": np.arange(len(train), dtype=np.int32)})
-        inputs = encoding.query.with_history(train, test).of_queries(test.queries)
-        answers = (model.embed_queries(inputs) @ model.embed_labels().T).argmax(axis=1)
-        found[buckets] = (answers == test.labels).mean()
-        assert [name for name in inputs if name.endswith("__time")] == (["history__time"] if buckets else [])
-    assert found[32] > 0.9
-    assert found[None] < 0.7, "a coin"
 
 
 def test_what_times_cannot_be_is_refused() -> None:

@@ -17,16 +17,16 @@ from longtail.bundle import Proposal
 from longtail.trainer import backend
 from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.checkpoint import Checkpoints
-from longtail.trainer.config import LossConfig
+from longtail.trainer.config import EvaluationConfig, LossConfig
+from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.batches import epoch_batches
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
-from longtail.trainer.losses.draws import stands_for
-from longtail.trainer.losses.hits import hits_of
-from longtail.trainer.losses.terms import log_terms
-from longtail.trainer.losses.top_k import QueryStates, TopK
-from longtail.trainer.model.kept import Askings
+from longtail.trainer.losses.hits import hits_of, stands_for
+from longtail.trainer.losses.objective import log_terms
+from longtail.trainer.methods.top_k import HeldToTopK, QueryStates, TopK
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny
 
@@ -93,7 +93,7 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
         negative_BM = ops.take(SCORES, candidates) + ops.zeros((ROWS, candidates.shape[-1]))
         log_miss_B = None if sampler.log_miss is None else sampler.log_miss(log_q(positive_B))
         hits = "keep" if log_miss_B is None else "mask"
-        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch, known_BM=None)
+        own_BM = hits_of(hits, candidates, positive_B, in_batch=sampler.in_batch)
         m = candidates.shape[-1] - sampler.in_batch
         stands_BM = stands_for(log_q(candidates), own_BM, m=m, log_miss_B=log_miss_B)
         after = []
@@ -124,7 +124,10 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
         positive_B, np.float32([[0.5, -1.0], [0.0, 0.75]]), np.zeros((2, 2), bool),
         *[np.float32([-1.0, -2.0])] * 4,
     )  # fmt: skip
-    plain, held = (Objective(family, "importance", regularizer=0.1, tau=tau) for tau in (1.0, 0.5))
+    plain = Objective(family, "importance", regularizer=0.1)
+    held = replace(
+        plain, methods=(HeldToTopK(TopKConfig(k=1, temperature=0.5), EVALUATION, DATA, never_the_positive=False),)
+    )
 
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
         if LOSSES[family].stateful:
@@ -138,12 +141,12 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
         weight_B = 1 / (1 + np.exp(-(positive_B - beta_B) / 0.5))
         return weight_B * losses(replace(plain, regularizer=0.0), of) + penalty_B
 
-    np.testing.assert_allclose(losses(held, logits._replace(beta_B=beta_B)), by_hand(positive_B), rtol=1e-5)
+    np.testing.assert_allclose(losses(held, logits._replace(rows={"beta": beta_B})), by_hand(positive_B), rtol=1e-5)
     if LOSSES[family].stateful:
         return  # η moves with the positive, and has no gradient
 
     def total(rows: list[Any]) -> tuple[Any, Any]:
-        losses_B = held(logits._replace(positive_B=rows[0], beta_B=ops.convert_to_tensor(beta_B)))
+        losses_B = held(logits._replace(positive_B=rows[0], rows={"beta": ops.convert_to_tensor(beta_B)}))
         return ops.sum(losses_B), losses_B
 
     _, (gradient_B,), _ = backend.value_and_gradients(total, [ops.convert_to_tensor(positive_B)], [])
@@ -155,6 +158,7 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
 TRAIN = tiny.pairs((0, 0), (0, 1), (0, 3), (1, 1), (1, 0), (2, 0))
 """Label 0 in three pairs, 1 in two, 3 in one, 2, 4 and 5 in none: of head, torso, tail and new."""
 DATA = tiny.dataset(TRAIN, queries=4, labels=6)
+EVALUATION = EvaluationConfig(ks=[2], metric="recall@2")
 FULL = {"sampler": "full", "weight": "importance"}
 ASKED = np.int32([0, 0, 0, 1, 1, 2])
 
@@ -183,11 +187,11 @@ def softmax(logits_L: np.ndarray, label: int) -> float:
 def test_a_step_by_hand(parts: int) -> None:
     """Its first visit: the upper quantile of a normal distribution. Query 0 stands in both parts of two."""
     model, logits_QL = step_of({"k": 2, "temperature": 0.7}, parts=parts)
-    with pytest.raises(ValueError, match="a step with top_k: expected _asking in its batch, received none"):
+    with pytest.raises(ValueError, match="a step with top_k: expected _request in its batch, received none"):
         model.train_step(tiny.batch(TRAIN))
     order = np.array([0, 3, 5, 1, 4, 2])
     rows, asked = TRAIN.take(order), ASKED[order]
-    loss = float(model.train_step(tiny.batch(rows, _asking=asked)))
+    loss = float(model.train_step(tiny.batch(rows, _request=asked)))
 
     quantile = 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
     beta_Q = logits_QL.mean(axis=1) + quantile * logits_QL.std(axis=1)
@@ -213,7 +217,7 @@ def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> No
     job = tiny.recipe(loss={"top_k": {"k": 2}}, model={"dim": 4, "temperature": 0.5})
     model = tiny.model(job, DATA, batch_size=6)
     logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.5
-    model.train_step(tiny.batch(TRAIN, _asking=np.arange(6, dtype=np.int32) // 2))
+    model.train_step(tiny.batch(TRAIN, _request=np.arange(6, dtype=np.int32) // 2))
 
     count_L, quantile = np.array([3, 2, 0, 1, 0, 0]), 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
     expected_BS = []
@@ -229,7 +233,7 @@ def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> No
 @pytest.mark.usefixtures("eager")
 def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
     model, logits_QL = step_of({"k": {"tail": 1, "head": 1}, "temperature": 0.7})
-    loss = float(model.train_step(tiny.batch(TRAIN, _asking=ASKED)))
+    loss = float(model.train_step(tiny.batch(TRAIN, _request=ASKED)))
 
     spread_Q = logits_QL.std(axis=1)
     beta_Q = logits_QL.mean(axis=1)  # Φ⁻¹(1 − ½/1) = 0: one label in either
@@ -240,7 +244,7 @@ def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
         by_hand.append(weight * softmax(logits_QL[query], label))
     assert loss == pytest.approx(np.mean(by_hand), rel=1e-4)
     for _ in range(11):
-        model.train_step(tiny.batch(TRAIN, _asking=ASKED))
+        model.train_step(tiny.batch(TRAIN, _request=ASKED))
     head_Q, tail_Q = states(model)[:, 0], states(model)[:, 1]
     assert (head_Q != tail_Q).any(), "each goes to the score of its own label"
     assert states(model)[:, 3].tolist() == [12, 12, 12]
@@ -250,7 +254,7 @@ def test_each_bucket_has_a_beta_of_its_own_and_others_count_in_full() -> None:
 @pytest.mark.usefixtures("eager")
 def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
     first, other = (step_of({"k": 2})[0] for _ in range(2))
-    batch = tiny.batch(TRAIN, _asking=ASKED)
+    batch = tiny.batch(TRAIN, _request=ASKED)
     for _ in range(2):
         first.train_step(batch)
     Checkpoints(tmp_path, "run").save("latest", first.variables, {})
@@ -260,31 +264,27 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
     np.testing.assert_array_equal(states(first), states(other))
 
 
+def kept_of(data: Dataset) -> HeldToTopK:
+    return HeldToTopK(TopKConfig(k=2), EVALUATION, data, never_the_positive=False)
+
+
 def test_batches_say_what_is_asked() -> None:
     """A number for every query, for every objective of its own."""
     features = Encoding.fit(tiny.recipe(), DATA).query
-    settings: dict[str, Any] = {"batch_size": 6, "one_label_per_query": False, "seed": 0, "epoch": 0, "first": 0}
-    ((_, batch),) = epoch_batches(DATA.train, features, numbered=True, **settings)
+    settings: dict[str, Any] = {"batch_size": 6, "seed": 0, "epoch": 0, "first": 0}
+    ((_, batch),) = epoch_batches(DATA.train, features, [kept_of(DATA)], **settings)
     several = replace(DATA.train, objectives=np.int32([0, 1, 0, 0, 1, 1]))
-    ((_, apart),) = epoch_batches(several, features, numbered=True, **settings)
+    kept = kept_of(replace(DATA, train=several))
+    ((_, apart),) = epoch_batches(several, features, [kept], **settings)
 
-    np.testing.assert_array_equal(batch["_asking"], DATA.train.queries[batch["_pair"]])
+    np.testing.assert_array_equal(batch["_request"], DATA.train.queries[batch["_pair"]])
     np.testing.assert_array_equal(
-        apart["_asking"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
+        apart["_request"], 2 * several.queries[apart["_pair"]] + several.objectives[apart["_pair"]]
     )
-    assert (batch["_asking"].dtype, apart["_asking"].dtype) == (np.int32, np.int32)
-    assert Askings.of(tiny.recipe(loss={"top_k": {"k": 2}}), replace(DATA, train=several)).number == 6
+    assert (batch["_request"].dtype, apart["_request"].dtype) == (np.int32, np.int32)
+    assert kept.variables[0].shape == (6, 3)
     ((_, plain),) = epoch_batches(DATA.train, features, **settings)
-    assert "_asking" not in plain
-
-
-def test_the_bilateral_softmax_pools_none_of_its_positives_beside_it() -> None:
-    bilateral = {"family": "bilateral_softmax", "hits": "keep"}
-    assert LossConfig.model_validate(bilateral).pools
-    held = LossConfig.model_validate(bilateral | {"top_k": {"k": 20}})
-    assert not held.pools
-    assert held.uncalibrated() == "top_k weighs pairs by their own scores"
-    assert str(held).endswith(" · top 20 within 1")
+    assert "_request" not in plain
 
 
 @pytest.mark.parametrize("family", ["logistic", "contrastive", "hinge", "squared_hinge", "exponential", "ramp", "nce"])
@@ -294,21 +294,6 @@ def test_a_loss_that_knows_no_rank_is_refused(family: str) -> None:
         LossConfig.model_validate({"family": family, "top_k": {"k": 20}})
     if family not in ("contrastive", "nce"):
         LossConfig.model_validate({"family": {"name": family, "pairwise": True}, "top_k": {"k": 20}})
-
-
-@pytest.mark.parametrize(
-    ("top_k", "message"),
-    [
-        ({}, "k\n  Field required"),
-        ({"k": 0}, "greater than or equal to 1"),
-        ({"k": 20, "temperature": 0}, "greater than 0"),
-        ({"k": {"middle": 3}}, "expected buckets of head, torso, tail, received middle"),
-        ({"k": {}}, "at least 1 item"),
-    ],
-)
-def test_what_is_no_top_k_is_refused(top_k: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LossConfig.model_validate({"top_k": top_k})
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,6 @@ def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
     np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("tower", "widths"), [({"input_activation": "relu", "hidden": [5]}, [5, 2]), ({}, [2])])
-def test_projections_are_there_where_they_are_needed(tower: dict[str, Any], widths: list[int]) -> None:
-    assert [layer.units for layer in dense(built(dim=2, **tower).query)] == widths
-
-
 def test_a_mask_drops_its_share_and_keeps_the_mean() -> None:
     mask = np.asarray(Dropout(0.2, 50, name="drop").draw(400, keras.random.SeedGenerator(1)))
 

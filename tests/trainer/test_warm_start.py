@@ -129,13 +129,6 @@ def test_a_damaged_file_is_refused(finished: Finished, tmp_path: Path) -> None:
         WarmStart.read(copy)
 
 
-def test_a_run_that_starts_from_other_weights_is_another() -> None:
-    from longtail.trainer.checkpoint import identity_of
-
-    recipe, data = tiny.recipe(), tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=2)
-    assert len({identity_of(recipe, data), identity_of(recipe, data, "a"), identity_of(recipe, data, "b")}) == 3
-
-
 @pytest.mark.slow
 def test_new_labels_join_and_vanished_ones_leave(finished: Finished, tmp_path: Path) -> None:
     """Item 15 is gone, item 16 is new: the job trains, and the catalogue is today's."""

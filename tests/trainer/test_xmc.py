@@ -1,4 +1,3 @@
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,21 +137,3 @@ def test_a_file_without_labels_has_no_interactions(tmp_path: Path) -> None:
     data = DataConfig(train=path, format="xmc")
     with pytest.raises(DataError, match="expected at least one interaction, found none"):
         load_dataset(data, seed=0)
-
-
-def test_rows_are_read_without_a_python_call_each(tmp_path: Path) -> None:
-    path = write(tmp_path, "20000 9 9\n" + "1,2 3:4 5:6\n" * 20_000)
-    calls = 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        rows = read_xmc(path)
-    finally:
-        sys.setprofile(None)
-
-    assert rows.pairs.num_rows == 40_000
-    assert calls < 2_000

@@ -16,7 +16,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.model.kept import Askings
+from longtail.trainer.methods import methods_of
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 
@@ -63,11 +63,12 @@ def dataset(train: Pairs, *, queries: int, labels: int, ordered: bool = False, *
 
 def model(job: Recipe, data: Dataset, *, batch_size: int, total_steps: int = 100) -> TwoTower:
     """A fresh model of a job, and beside its own attributes those of its training step."""
-    fresh = TwoTower(job, Encoding.fit(job, data), len(data.label_ids))
+    encoding = Encoding.fit(job, data)
+    fresh = TwoTower(job, encoding, len(data.label_ids))
     visits_L = data.label_counts().astype(np.float64)
     step = TrainStep(
         fresh, visits_L, batch_size=batch_size, total_steps=total_steps, pairs=len(data.train),
-        askings=Askings.of(job, data),
+        methods=methods_of(job, data, encoding),
     )  # fmt: skip
     fresh.train_step, fresh.variables = step, step.variables
     fresh.sampler, fresh.begin_epoch = step.sampler, step.begin_epoch

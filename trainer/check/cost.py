@@ -83,7 +83,7 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
         + sum(table.nbytes for table in stored)
         + sum(column.nbytes for column in encoding.label_inputs.values())
         + (0 if encoding.audience is None else encoding.audience.nbytes)
-        + (0 if retrieved is None else 4 * retrieved.depth * len(distinct(dataset.train.askings)))
+        + (0 if retrieved is None else 4 * retrieved.depth * len(distinct(dataset.train.request_rows)))
         + (0 if near is None else 4 * near.k * sum(rows[side] for side in sides)),
         batch=4 * _COPIES * batch * contrasted,
         products=3 * 2 * batch * contrasted * recipe.model.dim,

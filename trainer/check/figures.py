@@ -24,8 +24,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import TrainerError
-from longtail.trainer.evaluation.held_out import HeldOut, seen_pairs, to_find
 from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.task import HeldOut, seen_pairs, to_find
 
 _QUERIES_LOOKED_AT = 20_000
 _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
@@ -163,7 +163,9 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
             last=None if times is None else in_words(float(times.max()), dataset.report.unit),
             to_find=None
             if name == "train"
-            else HeldOut.of(pairs, known, labels=labels, exclude_seen=excluded, askers=dataset.askers),
+            else HeldOut.of(
+                pairs, known, labels=labels, exclude_seen=excluded, request_queries=dataset.request_queries
+            ),
         )
         known = known.followed_by(pairs)
     return made
@@ -184,7 +186,7 @@ def _buckets(recipe: Recipe, dataset: Dataset) -> dict[str, dict[str, int]]:
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
     """Both towers' features; queries with training pairs are looked at, evenly, at most some thousands."""
-    rows = distinct(dataset.train.askings)
+    rows = distinct(dataset.train.request_rows)
     looked = rows[:: max(len(rows) // _QUERIES_LOOKED_AT, 1)].astype(np.int32)
     sides = (
         ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),

@@ -7,7 +7,7 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float64, Int8
 from longtail.trainer.config import Recipe
-from longtail.trainer.config.top_k import TopKConfig
+from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import buckets_for

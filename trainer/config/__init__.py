@@ -5,10 +5,9 @@ samplers and optimisers.
 """
 
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.objectives import ObjectiveConfig
 from longtail.trainer.config.reading import load_recipe, recipe_toml
 from longtail.trainer.config.recipe import Recipe
-from longtail.trainer.config.rows import EventsConfig
+from longtail.trainer.config.rows import EventsConfig, ObjectiveConfig
 from longtail.trainer.config.sections import (
     DataConfig,
     EvaluationConfig,

@@ -3,21 +3,278 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from longtail.trainer.config.base import Section
-from longtail.trainer.config.loss_choices import FamilyConfig, SamplerConfig, WeightConfig
-from longtail.trainer.config.mining import MiningConfig
-from longtail.trainer.config.nearest import NeighboursConfig
-from longtail.trainer.config.retrieved import RetrievedConfig
-from longtail.trainer.config.top_k import TopKConfig
-from longtail.trainer.losses.batch_loss import RetrievedNegatives
-from longtail.trainer.losses.families import LOSSES
+from longtail.bundle import BUCKET_NAMES
+from longtail.trainer.config.base import Choice, Section
+from longtail.trainer.losses.families import LOSSES, Activation
 from longtail.trainer.losses.hits import Hits
+from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.weights import MARGINS
+from longtail.trainer.losses.weights import MARGINS, WEIGHTS
+from longtail.trainer.sampling import SAMPLERS
+
+Penalty = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Side = Literal["query", "label"]
+_BUCKETS = BUCKET_NAMES[:3]
+"""Those that a positive may be in."""
+
+
+class FamilyConfig(Choice):
+    """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
+
+    name: str = "softmax"
+    margin: float | None = Field(default=None, ge=-1)
+    """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
+    power: float | None = Field(default=None, gt=0)
+    """Of `bilateral_softmax`: ρ, the weight of the negatives' term; 1 to 1.3."""
+    activation: Activation | None = None
+    """Of `pairwise_softmax`: what takes the place of the exponential."""
+    width: float | None = Field(default=None, gt=0)
+    """Of `pairwise_softmax`: gap of logits over which the activation bends; 2/T as published."""
+    pairwise: bool | None = None
+    """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("family", LOSSES, lambda family: family.loss)
+        if self.name == "ramp" and self.margin is not None and self.margin <= 0:
+            raise ValueError(f"family 'ramp': expected margin > 0, received {self.margin}")
+        return self
+
+
+class WeightConfig(Choice):
+    """The weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
+
+    name: str = "unit"
+    tau: float | None = None
+    """Of `logit_adjusted`: exponent of π_y'/π_y; 0 plain softmax, 1 balanced error."""
+    power: float | None = None
+    """Of `equalised`: exponent of π_y'."""
+    threshold: float | None = Field(default=None, ge=0, lt=1)
+    """Of `equalised`: labels less frequent than this are no negatives."""
+    exponent: float | None = None
+    """Of `adaptive`: exponent of 1/π_y."""
+    scale: float | None = Field(default=None, gt=0)
+    """Of `adaptive`: log ρ = scale·π_y^−exponent, LDAM's own, in place of [R21]'s ρ = π_y^−exponent."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("weight", WEIGHTS, lambda weight: weight)
+        return self
+
+
+class SamplerConfig(Choice):
+    """The sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
+
+    name: str = "in_batch"
+    negatives: int | None = Field(default=None, ge=1)
+    """Labels drawn per step (per row if not shared)."""
+    alpha: float | None = Field(default=None, ge=0)
+    """Exponent of `popularity`."""
+    shared: bool | None = None
+    """One set of draws for the whole batch (the default), or one per row."""
+    exclude_positive: bool | None = None
+    """Draws per row and leaves out the row's positive (`popularity` draws again up to four times); without, `hits`
+    says what becomes of a draw that is it."""
+    replace: bool | None = None
+    """Of `uniform`: draws with replacement (the default); false draws that many different labels [Re19 Algorithm 1]."""
+    dims: int | None = Field(default=None, ge=1)
+    """Of `adversarial`: principal components of the query's features that the tree sees."""
+    penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] | None = None
+    """Of `adversarial`: λ_n of the tree's fit; of several values, or of 0.01 to 10 with "cv", the one under which
+    held-out training pairs are likeliest."""
+    exact: bool | None = None
+    """Of `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
+    features: int | None = Field(default=None, ge=2, multiple_of=2)
+    """Of `model`: random Fourier features in place of means of subtrees; half are cosines and half sines."""
+    bandwidth: float | None = Field(default=None, gt=0)
+    """Of `model`: q ∝ exp(bandwidth · u·v) in place of exp(f), which is as hard as the model finds them; lower is
+    nearer uniform. With features 2 if not given."""
+    uniform_share: float | None = Field(default=None, ge=0, le=1)
+    """Of `minimum_variance`: share of uniform draws."""
+    gradients: bool | None = None
+    """Of `cross_batch`: embeds remembered labels anew in every step, so that they learn as negatives too."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("sampler", SAMPLERS, lambda sampler: sampler)
+        if self.exclude_positive and self.shared:
+            raise ValueError(
+                f"sampler {self.name!r}: expected shared = False with exclude_positive, which draws for every row, "
+                "received shared = True"
+            )
+        if self.exact and self.features is not None:
+            raise ValueError(
+                f"sampler 'model': expected exact or features, which approximate, received exact = True and "
+                f"features = {self.features}"
+            )
+        return self
+
+    @property
+    def of_the_batch(self) -> bool:
+        """Return whether the batch's labels are negatives of every row."""
+        return self.name in ("in_batch", "mixed", "cross_batch")
+
+    @property
+    def never_the_positive(self) -> bool:
+        """Return whether no draw is ever the positive of its row, so that there is none to keep."""
+        return bool(self.exclude_positive) or self.name == "minimum_variance"
+
+
+class MiningConfig(Section):
+    """Hard negative mining: of a row's negatives, the highest-scored count [METHODS §3]."""
+
+    keep: int | None = Field(default=None, ge=1)
+    """Negatives kept, the highest-scored."""
+    power: float = Field(default=0.0, ge=0)
+    """Weighs the j-th highest-scored by j^−power; 0 weighs what is kept equally."""
+    theta: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    """ϑ of the highest-scored, the second and so on, non-increasing, as it stands; in place of keep and power, which
+    sum to 1. With weight importance and uniform negatives, [Re19]'s ϑ is (L − 1)/m times this."""
+    epsilon: float = Field(default=0.0, ge=0)
+    """ϑ of every rank beyond those; above 0 the mined loss stays calibrated [Re19 footnote 2]."""
+    draw: int | None = Field(default=None, ge=1)
+    """Samples ϑ: as many ranks, drawn in proportion to it with replacement, each weighing its sum by their number; the
+    loss is computed of these alone. All that ϑ weighs if not given [Re19 §3.1]."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if self.theta is not None and (self.keep is not None or self.power):
+            raise ValueError(
+                f"mining: expected theta alone or keep and power, received theta = {list(self.theta)}, "
+                f"keep = {self.keep}, power = {self.power}"
+            )
+        if self.theta is None and self.keep is None and self.power == 0:
+            raise ValueError("mining: expected keep, power, both or theta, received none")
+        if self.epsilon and self.theta is None and self.keep is None:
+            raise ValueError(f"mining: expected keep or theta, beyond which epsilon is, received {self}")
+        if self.theta is not None or self.epsilon:
+            ranks = self.mining().theta_of((self.mining().named or 0) + 1)
+            if ranks[0] == 0 or (np.diff(ranks) > 0).any():
+                raise ValueError(
+                    f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"
+                )
+        return self
+
+    def mining(self) -> Mining:
+        """Return what this section describes."""
+        return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
+
+    def __str__(self) -> str:
+        given = {
+            name: value for name, value in self.model_dump().items() if value != type(self).model_fields[name].default
+        }
+        return ", ".join(
+            f"{name} = {list(value) if isinstance(value, tuple) else value}" for name, value in given.items()
+        )
+
+
+class TopKConfig(Section):
+    """The loss of a pair is multiplied by σ((f_y − β)/temperature), β the K-th highest score of its query
+    [METHODS §2.5]."""
+
+    k: Count | Annotated[dict[str, Count], Field(min_length=1)]
+    """K among all labels, or among those of the positive's bucket, such as `{ head = 20, torso = 20, tail = 50 }`; a
+    positive of a bucket that is not named counts in full."""
+    temperature: float = Field(default=1.0, gt=0)
+    """τ, in logits: a published τ of cosines is this one times the model's temperature."""
+    memory: Count = 100
+    """Visits of a query that its β is an average over: more are less noisy, fewer follow the model faster."""
+
+    @field_validator("k")
+    @classmethod
+    def _of_buckets(cls, k: int | dict[str, int]) -> int | dict[str, int]:
+        if not isinstance(k, dict):
+            return k
+        if unknown := set(k) - set(_BUCKETS):
+            raise ValueError(f"expected buckets of {', '.join(_BUCKETS)}, received {', '.join(sorted(unknown))}")
+        return {name: k[name] for name in _BUCKETS if name in k}
+
+    @property
+    def by_bucket(self) -> dict[str, int]:
+        """K by bucket; empty where one K is among all labels."""
+        return self.k if isinstance(self.k, dict) else {}
+
+    @property
+    def whole(self) -> int:
+        """K among all labels; 0 where each bucket has its own."""
+        return 0 if isinstance(self.k, dict) else self.k
+
+    def __str__(self) -> str:
+        named = ", ".join(f"{name} {k}" for name, k in self.by_bucket.items()) or str(self.k)
+        return f"top {named} within {self.temperature:g}"
+
+
+class RetrievedConfig(Section):
+    """Before an epoch the labels that the model ranks first are looked up for every training query, its training
+    positives left out, and each row of a batch takes some of its query's as negatives (ANCE) [METHODS §3.1].
+
+    A search costs what an evaluation of all training queries does, and holds depth × 4 bytes for each of them.
+    """
+
+    negatives: Count = 4
+    """Labels that a row takes of its query's list: one at random of each of as many equal parts of it."""
+    depth: Count = 200
+    """Length of the lists. Long lists are safer where positives are missing in the data, which come first in them."""
+    weight: float = Field(default=1.0, gt=0)
+    """What each of them weighs as a negative, as it stands: no sampler drew it."""
+    warm_up: int = Field(default=1, ge=0)
+    """Epochs before the first search, which have the sampler's negatives alone."""
+    every: Count = 1
+    """Epochs between searches."""
+    bias_removal: float = Field(default=0.0, ge=-1, le=2)
+    """λ of the score that is searched by. 0 is the score that the loss is of; a list of what is served, bias removed,
+    has its λ, mostly 1."""
+
+    @model_validator(mode="after")
+    def _enough(self) -> Self:
+        if self.depth < self.negatives:
+            raise ValueError(f"depth: expected at least negatives = {self.negatives}, received {self.depth}")
+        return self
+
+    def searched_before(self, epoch: int) -> int | None:
+        """Return the epoch before which the lists of an epoch were searched, both from 0; None while it warms up.
+
+        Example:
+            >>> [RetrievedConfig(warm_up=1, every=2).searched_before(epoch) for epoch in range(5)]
+            [None, 1, 1, 3, 3]
+        """
+        return None if epoch < self.warm_up else epoch - (epoch - self.warm_up) % self.every
+
+    def __str__(self) -> str:
+        return f"{self.negatives} of {self.depth} retrieved, each {self.weight:g}"
+
+
+class NeighboursConfig(Section):
+    """A row's query and its label are each contrasted with one of their nearest neighbours in the training pairs,
+    against those of the batch, a term added to any family's loss (NESCL) [METHODS §10.3].
+
+    Neighbours are found once, before training; their lists hold k × 4 bytes for every query and every label.
+    """
+
+    k: Annotated[int, Field(ge=1)] = 5
+    """Neighbours of a query or label, at most: those whose training pairs have the highest cosine with its own."""
+    temperature: float = Field(default=0.1, gt=0)
+    """T of the term, whose scores are cosines whatever `model.similarity` is."""
+    weight: float = Field(default=0.1, ge=0)
+    """What a side's term counts beside a row's loss; 0 is no term at all."""
+    sides: Annotated[tuple[Side, ...], Field(min_length=1, max_length=2)] = ("query", "label")
+    """Whose neighbours: `query`, `label` or both. `query` needs features that are the query's whatever the row."""
+
+    @field_validator("sides")
+    @classmethod
+    def _once(cls, sides: tuple[Side, ...]) -> tuple[Side, ...]:
+        if len(set(sides)) < len(sides):
+            raise ValueError(f"expected each side once, received {', '.join(sides)}")
+        return sides
+
+    def __str__(self) -> str:
+        return f"{self.k} neighbours of {' and '.join(self.sides)}, {self.weight:g} within {self.temperature:g}"
 
 
 class LossConfig(Section):
@@ -240,17 +497,6 @@ class LossConfig(Section):
         return of_q, of_pi + self.reweight
 
     @property
-    def comes_with_rows(self) -> bool:
-        """Return whether rows of a batch bring negatives of their own: impressions, retrieved ones, or both."""
-        return bool(self.impressions) or self.retrieved_negatives is not None
-
-    @property
-    def retrieved(self) -> RetrievedNegatives | None:
-        """Return number and weight of retrieved negatives; None without."""
-        config = self.retrieved_negatives
-        return None if config is None else RetrievedNegatives(config.negatives, config.weight)
-
-    @property
     def beside_noise(self) -> str:
         """Return what a manifest adds to the name of ν where rows bring negatives of their own, which are not in it."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
@@ -266,8 +512,6 @@ class LossConfig(Section):
             weight_arguments=self.weight.arguments,
             mining=None if self.mining is None else self.mining.mining(),
             regularizer=self.regularizer,
-            label_smoothing=self.label_smoothing,
-            tau=1.0 if self.top_k is None else self.top_k.temperature,
         )
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.objectives import ObjectiveConfig, check_objectives, shares_of, weighted_events
+from longtail.trainer.config.rows import ObjectiveConfig, check_objectives, shares_of, weighted_events
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import NEIGHBOURS, OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.config.tune import TuneConfig, check_tune

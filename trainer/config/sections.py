@@ -10,10 +10,9 @@ from typing import Annotated, Literal, Self
 from pydantic import ByteSize, Field, model_validator
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.trainer.config.base import Section, one_of
-from longtail.trainer.config.choice import Choice
+from longtail.trainer.config.base import Choice, Section, one_of
 from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
-from longtail.trainer.lists import METRICS, k_of
+from longtail.trainer.metric_registry import METRICS, k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
 _RATIOS = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")

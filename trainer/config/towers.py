@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+import inspect
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -15,10 +17,100 @@ from pydantic import (
 )
 
 from longtail.bundle import DATE_ROWS, DatePart
-from longtail.trainer.config.base import Section
-from longtail.trainer.config.encoder import EncoderConfig
-from longtail.trainer.config.own_layers import KindChoice, TowerChoice
-from longtail.trainer.layers import POOLED, Kind
+from longtail.trainer import register
+from longtail.trainer.config.base import Choice, Section
+from longtail.trainer.layers import FEATURES, POOLED, TOWERS, FeatureKind, Kind
+
+
+class EncoderConfig(Section):
+    """Layers over a history's entries in their order, each of which sees those before it; a bare string is a name.
+
+    What they make of the last entry stands for the history; of an empty one, a learned vector.
+    """
+
+    name: Literal["sasrec", "hstu"]
+    """`sasrec`: blocks of causal self-attention and a feed-forward layer (Kang and McAuley 2018), normalised before
+    each. `hstu`: pointwise attention with a bias by distance, gated (Zhai et al. 2024)."""
+    layers: int = Field(default=2, ge=1, le=32)
+    heads: int = Field(default=2, ge=1)
+    """Attention heads; `dim` of the feature is divided among them."""
+    hidden: int | None = Field(default=None, ge=1)
+    """Width of the feed-forward layers of `sasrec`; 4·`dim` unless given."""
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+    """Share of the coordinates of entries, and of what each layer adds to them, set to 0 in training."""
+    time_buckets: int | None = Field(default=None, ge=2, le=512)
+    """Ranges of elapsed time, equally wide in its logarithm up to 68 years in seconds, that the layers tell apart; by
+    default they know the order alone. `hstu`: a bias of the time from an entry to what follows the one that attends,
+    the request after the last. `sasrec`: an embedding of the time from an entry to what follows it. Needs
+    `data.timestamp`; requests may then give times."""
+    without_times: float = Field(default=0.05, ge=0, lt=1)
+    """Share of histories that a step reads without times, with `time_buckets`, so that requests may give ids alone; 0
+    where all give times."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _of_its_name(self) -> EncoderConfig:
+        if self.hidden is not None and self.name != "sasrec":
+            raise ValueError(f"encoder: expected hidden with 'sasrec' only, received {self.name!r}")
+        if self.time_buckets is None and "without_times" in self.model_fields_set:
+            raise ValueError(
+                f"encoder: expected without_times beside time_buckets only, received {self.without_times:g}"
+            )
+        return self
+
+
+class TowerChoice(Choice):
+    """A tower of one's own: a row of `TOWERS`, by its name, and its parameters."""
+
+    @model_validator(mode="after")
+    def _defined(self) -> Self:
+        self._check("tower", TOWERS, lambda tower: tower)
+        return self
+
+
+class KindChoice(Choice):
+    """A feature kind of one's own: a row of `FEATURES`, by its name, and its parameters."""
+
+    @property
+    def row(self) -> FeatureKind:
+        """Return the kind."""
+        return FEATURES[self.name]
+
+    @classmethod
+    def taken_from(cls, feature: Mapping[str, Any], keys: Collection[str]) -> tuple[Self | None, dict[str, Any]]:
+        """Return the kind of one's own that a feature of a recipe names, if it is none of ours; and the feature without
+        it.
+
+        Args:
+            keys: of every feature; all others are parameters of the kind.
+
+        Returns:
+            The choice, and the feature with the kind that it reads in the place of its own.
+        """
+        name = feature.get("kind")
+        if not isinstance(name, str) or name in get_args(Kind):
+            return None, dict(feature)
+        register.find("feature", name)
+        if name not in FEATURES:
+            raise ValueError(
+                f"kind: expected one of {', '.join((*get_args(Kind), *FEATURES))}, received {name!r}, which is neither "
+                f"registered nor an entry point of {register.GROUPS['feature']}"
+            )
+        row = FEATURES[name]
+        parameters = inspect.signature(row.part).parameters.values()
+        own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        if taken := sorted(own & set(keys)):
+            raise ValueError(
+                f"feature {name!r}: expected parameters of other names than a feature's keys, received {taken}"
+            )
+        choice = cls(name=name, **{key: value for key, value in feature.items() if key not in keys})
+        choice._check("feature", FEATURES, lambda row: row.part)
+        return choice, {key: value for key, value in feature.items() if key in keys} | {"kind": row.reads}
+
 
 OWN_ID_UNKNOWN_RATE = 0.1
 """Of a label's own id that stands beside other features, unless the recipe says otherwise."""

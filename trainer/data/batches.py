@@ -4,14 +4,15 @@ Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `na
 [B, P] for histories, bags and texts, `name__time` int32 [B, P] for histories that tell times, `name` float32 [B] for
 numbers, [B, D] for vectors.
 
-Legend: `B` batch, `P` positions of a padded bag, `L` labels, `S` impressions of a row, then its retrieved negatives.
+Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,30 +21,26 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
 from longtail.bundle.elapsed import NO_TIME
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.columns import Bags, Encoded
-from longtail.trainer.data.histories import Histories
-from longtail.trainer.data.known import KnownPositives
-from longtail.trainer.data.moments import Moments
-from longtail.trainer.data.nearest import Nearest
-from longtail.trainer.data.packing import PLACES, POSITIONS, SEGMENTS, pack
-from longtail.trainer.data.pairs import Asked, Pairs
-from longtail.trainer.data.replay import Replay
-from longtail.trainer.data.retrieved import Retrieved
+from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, Moments, pack
+from longtail.trainer.data.pairs import Pairs, Requests
+
+if TYPE_CHECKING:
+    from longtail.trainer.losses.method import Method
 
 _UNKNOWN_RATE = 0.01
 """Of query features, unless the recipe says otherwise."""
 
 
 class QueryFeatures:
-    """Encodes queries as they are asked: attributes by query row or version, contexts by theirs, histories by place in
+    """Encodes requests: attributes by query row or version, contexts by theirs, histories by place in
     the training pairs.
 
     Args:
         encoded: one entry per feature other than `history`.
         history_ids: vocabulary rows of every label, int32 [L], by feature name.
         ordered: a history is what came before; otherwise all other pairs of the query.
-        asked: the ways in which queries are asked; None where there is one of each.
+        requests: the ways in which queries are asked; None where there is one of each.
         query_id: name of the feature that is the query's own id, which is by query row whatever the version.
         events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
         moments: of the known pairs and of requests; None where no feature reads times.
@@ -58,19 +55,19 @@ class QueryFeatures:
         *,
         queries: int,
         ordered: bool,
-        asked: Asked | None = None,
+        requests: Requests | None = None,
         query_id: str = "",
         events: Mapping[str, Sequence[int]] = MappingProxyType({}),
         moments: Moments | None = None,
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._known, self._ordered, self._events = known, ordered, events
-        self._asked, self._query_id, self._moments = asked, query_id, moments
+        self._requests, self._query_id, self._moments = requests, query_id, moments
         self._offsets, ticks = known.offsets(queries), None if moments is None else moments.of_pairs
         self._histories = {name: Histories.of(known, self._offsets, events.get(name), ticks) for name in history_ids}
 
     def with_history(self, known: Pairs, held_out: Pairs | None = None) -> QueryFeatures:
-        """These features with histories read from other pairs, of queries that are asked for some held-out pairs."""
+        """These features with histories read from other pairs, of queries of some held-out pairs."""
         return QueryFeatures(
             self._features,
             self._encoded,
@@ -78,7 +75,7 @@ class QueryFeatures:
             known,
             queries=len(self._offsets) - 1,
             ordered=self._ordered,
-            asked=self._asked,
+            requests=self._requests,
             query_id=self._query_id,
             events=self._events,
             moments=None if self._moments is None else Moments.of(known, self._moments.unit, held_out),
@@ -103,7 +100,7 @@ class QueryFeatures:
             rng: draws what becomes unknown, and which part of a history that is too long is read.
             packed: lay sequences out as `model.sequences` packs them, [S, P], with columns that say where.
         """
-        inputs = self._static(self._known.askings[pairs_B])
+        inputs = self._static(self._known.request_rows[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
                 inputs |= self._history_of_pairs(feature, pairs_B, rng, packed=packed)
@@ -114,14 +111,14 @@ class QueryFeatures:
                 inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
-    def of_queries(self, askings_B: Int32) -> Inputs:
+    def of_queries(self, requests_B: Int32) -> Inputs:
         """Return inputs of queries as they stand after all known pairs: what a service would be asked.
 
         Args:
-            askings_B: rows as `Pairs.askings` has them, int32: of `Dataset.asked`, or query rows without.
+            requests_B: rows as `Pairs.request_rows` has them, int32: of `Dataset.requests`, or query rows without.
         """
-        inputs = self._static(askings_B)
-        queries_B = askings_B if self._asked is None else self._asked.queries[askings_B]
+        inputs = self._static(requests_B)
+        queries_B = requests_B if self._requests is None else self._requests.queries[requests_B]
         for feature in self._features:
             if feature.kind == "history":
                 offsets = self._histories[feature.name].bags.offsets
@@ -129,23 +126,23 @@ class QueryFeatures:
                 starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
                 if self._moments is not None and feature.reads_times:
-                    there_BP, now_B = inputs[f"{feature.name}__weight"] > 0, self._moments.of_requests(askings_B)
+                    there_BP, now_B = inputs[f"{feature.name}__weight"] > 0, self._moments.of_requests(requests_B)
                     inputs[f"{feature.name}__time"] = self._histories[feature.name].ages(starts_B, there_BP, now_B)
         return inputs
 
-    def _static(self, askings_B: Int32) -> Inputs:
+    def _static(self, requests_B: Int32) -> Inputs:
         """Return inputs of all features but histories."""
-        asked = self._asked
-        if asked is None:
-            return take_rows(self._features, self._encoded, askings_B)
+        requests = self._requests
+        if requests is None:
+            return take_rows(self._features, self._encoded, requests_B)
         inputs: Inputs = {}
         for feature in self._features:
-            if feature.origin == "row" and asked.contexts is not None:
-                rows_B = asked.contexts[askings_B]
-            elif feature.name == self._query_id or asked.attributes is None:
-                rows_B = asked.queries[askings_B]
+            if feature.origin == "row" and requests.contexts is not None:
+                rows_B = requests.contexts[requests_B]
+            elif feature.name == self._query_id or requests.attributes is None:
+                rows_B = requests.queries[requests_B]
             else:
-                rows_B = asked.attributes[askings_B]
+                rows_B = requests.attributes[requests_B]
             inputs |= take_rows([feature], self._encoded, rows_B)
         return inputs
 
@@ -167,7 +164,7 @@ class QueryFeatures:
     def _history_of_pairs(
         self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
     ) -> Inputs:
-        """Return the histories that training pairs are asked with."""
+        """Return the histories of training pairs."""
         history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         moments, encoder = self._moments, feature.encoder
@@ -261,80 +258,40 @@ def take_rows(
 def epoch_batches(
     pairs: Pairs,
     features: QueryFeatures,
+    methods: Sequence[Method] = (),
     *,
     batch_size: int,
-    one_label_per_query: bool,
     seed: int,
     epoch: int,
-    first: int,
-    known: KnownPositives | None = None,
-    impressions: Bags | None = None,
-    retrieved: Retrieved | None = None,
-    replay: Replay | None = None,
-    grouped: int = 0,
-    sized: bool = False,
+    first: int = 0,
+    visits: Callable[[np.random.Generator], Int64] | None = None,
     packs: bool = True,
-    numbered: bool = False,
-    audience: Audience | None = None,
-    nearest: Nearest | None = None,
 ) -> Iterator[tuple[int, Inputs]]:
-    """Shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
+    """Make shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
-    A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B]
-    (label rows) and `_weight` float32 [B]. Where they are asked for, also known positives, `_known` and `_known_rows`,
-    int32 [K] (`KnownPositives.of_queries`), impressions and after them what is drawn of retrieved labels, `_shown`,
-    int32 [B, S], filled up with the positive, groups, `_group`, int32 [B] (`_groups`), what the pairs of a row's query
-    weigh, `_pairs`, float32 [B], and numbers of what is asked, `_asking`, int32 [B]; with objectives `_objective`,
-    int32 [B]; with audiences `_own`, int32 [B, 2] (`Audience.own`); with neighbours what `Nearest.columns` says.
-    With sequences it holds the pairs of whole queries, but for the first and the last, and the sequences are packed.
-    The same arguments give the same batches.
+    A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B] (label
+    rows), `_weight` float32 [B], and the columns of the methods. With sequences it holds the pairs of whole queries,
+    but for the first and the last, and the sequences are packed. The same arguments give the same batches.
 
     Args:
-        one_label_per_query: visit every query once, with one of its labels drawn, instead of every pair.
-        seed: the job's seed; with `epoch` it decides the order and every draw.
-        known: positives of every query, for a loss that masks them.
-        impressions: label rows of what was shown with the interactions, for a loss that weighs them.
-        retrieved: lists of the queries' best labels, for a loss that takes negatives of them.
-        grouped: say which rows ask the same within each of so many parts of a batch, for a loss that pools them.
-        sized: say what the pairs of every row's query weigh together, for a loss whose negatives they share.
+        methods: optional parts of the loss.
+        seed: with `epoch` it decides the order and every draw.
+        visits: rows of the training pairs in the order of an epoch, int64; by default all of them.
         packs: pack sequences; not where a batch is taken in parts.
-        numbered: say what every row asks (`Pairs.asked_for`), for a loss that keeps something of it.
-        audience: of the labels, for a label tower that reads it: say where a row's own query is in its positive's.
-        nearest: neighbours of queries and labels, for a loss that holds them to these.
     """
-    order = _visits(pairs, replay, one_label_per_query=one_label_per_query, seed=seed, epoch=epoch)
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(pairs)) if visits is None else visits(rng)
     packed = packs and features.has_sequences
     if packed:
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
-    unasked = np.empty(0, np.int64)  # the numbers of all pairs are made where a loss asks for them
-    owners = unasked if known is None else pairs.owners
-    asked_for = pairs.asked_for if grouped or numbered else unasked
-    weight_N = pairs.weight_of_owners(None if replay is None else replay.chances()) if sized else None
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
         batch["_pair"] = rows_B.astype(np.int32)
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
-        if known is not None:
-            batch["_known"], batch["_known_rows"] = known.of_queries(owners[rows_B])
-        if pairs.objectives is not None:
-            batch["_objective"] = pairs.objectives[rows_B]
-        if grouped:
-            batch["_group"] = _groups(asked_for[rows_B], parts=grouped)
-        if weight_N is not None:
-            batch["_pairs"] = weight_N[rows_B]
-        if numbered:
-            batch["_asking"] = asked_for[rows_B].astype(np.int32)
-        if audience is not None:
-            batch["_own"] = audience.own[rows_B]
-        if impressions is not None and pairs.shown is not None:
-            batch["_shown"] = impressions.filled(pairs.shown[rows_B], batch["_positive"])
-        if retrieved is not None:
-            drawn_BS = retrieved.draw(rows_B, batch["_positive"], np.random.default_rng([seed, epoch, step, 1]))
-            batch["_shown"] = np.concatenate([batch["_shown"], drawn_BS], axis=1) if "_shown" in batch else drawn_BS
-        if nearest is not None:
-            batch |= nearest.columns(pairs, rows_B, features.of_queries, np.random.default_rng([seed, epoch, step, 2]))
+        for method in methods:
+            batch |= method.columns(rows_B, batch, np.random.default_rng([seed, epoch, step, method.stream]))
         yield step, batch
 
 
@@ -347,20 +304,8 @@ def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inp
             yield batch
 
 
-def _groups(asked_B: Int64, *, parts: int) -> Int32:
-    """Return equal where rows of a part ask the same, from 0 in every part; int32 [B]."""
-    of_parts = [np.unique(part, return_inverse=True)[1] for part in np.split(asked_B, parts)]
-    return np.concatenate(of_parts).astype(np.int32)
-
-
-def _visits(pairs: Pairs, replay: Replay | None = None, *, one_label_per_query: bool, seed: int, epoch: int) -> Int64:
-    """Return rows of the training pairs in the order in which an epoch visits them, int64: all, those that are
-    replayed, or one drawn per query."""
-    rng = np.random.default_rng([seed, epoch])
-    if replay is not None:
-        return replay.rows(rng)
-    if not one_label_per_query:
-        return rng.permutation(len(pairs))
+def one_per_query(pairs: Pairs, rng: np.random.Generator) -> Int64:
+    """Draw one pair of every query, in a random order; rows of the pairs, int64."""
     starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
 

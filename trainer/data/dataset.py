@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -18,18 +19,21 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Float64, Int32, Int64
 from longtail.bundle.elapsed import TimeUnit
+from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import DataConfig
-from longtail.trainer.data.askings import ask, impressions_of, versions_of
+from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.files import DataFile, find_files
 from longtail.trainer.data.ids import distinct_ids
-from longtail.trainer.data.interactions import CONTEXT
-from longtail.trainer.data.pairs import Asked, Pairs, occurrences
-from longtail.trainer.data.problems import RowReport
-from longtail.trainer.data.reading import read_files
+from longtail.trainer.data.interactions import CONTEXT, nothing_in, read_interactions
+from longtail.trainer.data.pairs import Pairs, Requests, occurrences
+from longtail.trainer.data.problems import RowReport, settle
+from longtail.trainer.data.requests import impressions_of, number_requests, versions_of
 from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.data.split import cut, keep_smallest_label, without_repeats
-from longtail.trainer.data.tables import IdTable
+from longtail.trainer.data.tables import IdTable, read_feature_table
+from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20
@@ -59,7 +63,7 @@ class Dataset:
         query_table, label_table: feature tables, one row per id in the ids' order; None without a file. Of queries
             whose attributes change, one row per version, and after the last one without values.
         ordered: whether a query's pairs are in time order, so that a history is what came before.
-        asked: the ways in which queries are asked; None where it is one of each.
+        requests: the distinct ways in which queries are asked; None where it is one of each.
         contexts: distinct contexts, by the names of their columns; None without.
         impressions: label rows of what was shown with an interaction; None without.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
@@ -74,7 +78,7 @@ class Dataset:
     query_table: pa.Table | None
     label_table: pa.Table | None
     ordered: bool
-    asked: Asked | None = None
+    requests: Requests | None = None
     contexts: pa.Table | None = None
     impressions: Bags | None = None
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -106,9 +110,9 @@ class Dataset:
         return np.bincount(self.train.labels, pairs_N, minlength=len(self.label_ids)).astype(np.float64)
 
     @property
-    def askers(self) -> Int32 | None:
+    def request_queries(self) -> Int32 | None:
         """Return query row of every way to ask, int32 [A]; None where it is one of each."""
-        return None if self.asked is None else self.asked.queries
+        return None if self.requests is None else self.requests.queries
 
     def training_queries(self) -> int:
         """Return distinct queries with training pairs."""
@@ -137,10 +141,10 @@ class Dataset:
             digest.update(f"\npairs {len(pairs)}\n".encode())
             for array in (pairs.queries, pairs.labels, pairs.weights, pairs.times):
                 digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
-            for array in (pairs.events, pairs.asked, pairs.shown, pairs.objectives):
+            for array in (pairs.events, pairs.requests, pairs.shown, pairs.objectives):
                 digest.update(b"" if array is None else np.ascontiguousarray(array).data)
-        if self.asked is not None:
-            for array in (self.asked.queries, self.asked.contexts, self.asked.attributes):
+        if self.requests is not None:
+            for array in (self.requests.queries, self.requests.contexts, self.requests.attributes):
                 digest.update(b"none" if array is None else array.tobytes())
         if self.impressions is not None:
             digest.update(self.impressions.offsets.tobytes() + self.impressions.ids.tobytes())
@@ -194,7 +198,9 @@ def load_dataset(
         attributes = None if data.valid_from else query_table.aligned(query_ids)
         if data.valid_from:
             attributes, versions = versions_of(data, query_table, query_ids, list(raw.values()))
-    pairs, asked, contexts = ask(pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions)
+    pairs, requests, contexts = number_requests(
+        pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions
+    )
     del raw
     pa.default_memory_pool().release_unused()
     if data.reduction == "smallest":
@@ -220,7 +226,7 @@ def load_dataset(
         query_table=attributes,
         label_table=None if label_table is None else label_table.aligned(label_ids),
         ordered=data.ordered,
-        asked=asked,
+        requests=requests,
         contexts=contexts,
         impressions=None if shown is None else impressions_of(shown, label_ids),
         read_at=read_at,
@@ -283,3 +289,99 @@ def _with_shown(pairs: dict[str, Pairs], raw: dict[str, pa.Table]) -> tuple[dict
 
 def _contexts(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table.select([CONTEXT + name for name in names]).rename_columns(list(names))
+
+
+def read_files(
+    data: DataConfig, places: dict[str, Places], report: RowReport, *, strings: Sequence[str],
+    columns: Mapping[str, Sequence[str]] | None, now: datetime, context: Sequence[str] = (),
+    scratch: Scratch = IN_MEMORY,
+) -> tuple[dict[str, pa.Table], dict[str, IdTable | None]]:  # fmt: skip
+    """Return interactions by split, and the feature tables by side, `query` and `label`; None without a file.
+
+    Args:
+        report: gets what was read, what was left out, and why.
+        strings: columns of features that text formats must not read as numbers or dates.
+        columns: columns that are needed of each feature table; None reads all.
+        context: columns of the interactions that query features are read from.
+    """
+    errors: list[str] = []
+    files: dict[str, list[DataFile]] = {}
+    for name, place in places.items():
+        try:
+            files[name] = find_files(place, data.format)
+        except DataError as error:
+            errors.append(str(error))
+    of_queries: IdTable | None = None
+    if data.format == "xmc":
+        if errors:
+            raise DataError("\n".join(errors))
+        raw, of_queries = _read_xmc(files)
+        report.read = sum(table.num_rows for table in raw.values())
+        id_types: dict[str, dict[str, str]] = {}
+    else:
+        interactions = read_interactions(
+            files, data, report, now=now, context=context, strings=strings, scratch=scratch
+        )
+        raw, id_types = interactions.tables, interactions.id_types
+        errors += interactions.errors
+    tables: dict[str, IdTable | None] = {"query": of_queries, "label": None}
+    sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
+    for side, table_places, id_column in sides:
+        if table_places is None or (side == "query" and data.format == "xmc"):
+            continue
+        try:
+            table = read_feature_table(
+                table_places,
+                id_column,
+                data,
+                report,
+                strings=strings,
+                columns=None if columns is None else columns[side],
+                valid_from=data.valid_from if side == "query" else None,
+            )
+        except DataError as error:
+            errors.append(str(error))
+        else:
+            tables[side] = table
+            id_types.setdefault(id_column, {}).update(table.id_types)
+    rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
+    settle(report, data, errors, rows=rows)
+    for name, of_split in files.items():
+        if name not in raw:  # every row was bad, and so many may be
+            raise DataError(nothing_in(of_split, report))
+    for name, types in id_types.items():
+        if len(set(types.values())) > 1:
+            found = ", ".join(f"{kind} in {path}" for path, kind in types.items())
+            raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
+    _check_display(data, tables["label"])
+    return raw, tables
+
+
+def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
+    """Refuse display columns that the label table lacks or that a bundle's own columns are named like."""
+    columns = [] if label_table is None else label_table.table.column_names
+    for name in data.display:
+        if name not in columns:
+            raise DataError(
+                f"data.display: expected columns of {shown(data.labels) if data.labels else 'a label table'}, "
+                f"found {', '.join(columns) or 'none'}, received {name!r}"
+            )
+        if name in RESERVED_COLUMNS:
+            raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
+
+
+def _read_xmc(files: dict[str, list[DataFile]]) -> tuple[dict[str, pa.Table], IdTable]:
+    """Return pairs by split, and all rows' features."""
+    every = [file for of_split in files.values() for file in of_split]
+    stems = [Path(file.path).stem for file in every]
+    if len(set(stems)) < len(stems):
+        raise DataError(f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}")
+    raw, features = {}, []
+    for split, of_split in files.items():
+        read = [read_xmc(Path(file.path)) for file in of_split]
+        raw[split] = pa.concat_tables([rows.pairs for rows in read]).unify_dictionaries().combine_chunks()
+        features += [rows.queries for rows in read]
+        if not raw[split].num_rows:
+            raise DataError(f"{of_split[0].name}: expected at least one interaction, found none")
+    table = pa.concat_tables(features)
+    return raw, IdTable(table["query"].combine_chunks(), table.select(["features"]), {})

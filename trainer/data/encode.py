@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtail.bundle import Feature, Inputs, Vocabulary
-from longtail.bundle.arrays import Float32, Int32
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryFeatures, take_rows
-from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, encode_column
+from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, bags_of, encode_column, strings_of
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.label_vectors import encode_by_label
-from longtail.trainer.data.measures import Numbers, Vectors
-from longtail.trainer.data.moments import Moments
-from longtail.trainer.data.vocabularies import build_vocabularies
+from longtail.trainer.data.histories import Moments
+from longtail.trainer.data.measures import Numbers, Vectors, VectorsOfLabels
+from longtail.trainer.data.pairs import occurrences
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,13 @@ class Encoding:
             vocabularies: of an exported model, to encode as it does; by default they are built.
             exported: query features of that model, for means, ranges and dates; by default they are fitted.
         """
-        data, train, asked = recipe.data, dataset.train, dataset.asked
+        data, train, requests = recipe.data, dataset.train, dataset.requests
         of_model = {feature.name: feature for feature in exported}
         every_label = np.arange(len(dataset.label_ids))
-        versions_N = None if asked is None or asked.attributes is None else asked.attributes[train.askings]
-        contexts_N = None if asked is None or asked.contexts is None else asked.contexts[train.askings]
+        versions_N = (
+            None if requests is None or requests.attributes is None else requests.attributes[train.request_rows]
+        )
+        contexts_N = None if requests is None or requests.contexts is None else requests.contexts[train.request_rows]
         query = FeatureTable(
             dataset.query_ids, dataset.query_table, data.query_id, _path(data.queries),
             distinct(train.queries if versions_N is None else versions_N), by_id=versions_N is None,
@@ -134,7 +137,7 @@ class Encoding:
             train,
             queries=len(dataset.query_ids),
             ordered=dataset.ordered,
-            asked=asked,
+            requests=requests,
             query_id=data.query_id,
             events=_event_codes(recipe),
             moments=(
@@ -209,3 +212,108 @@ def _described(feature: FeatureConfig, column: Encoded | None, unit: TimeUnit) -
         times=unit if feature.reads_times else None,
         **measured,
     )
+
+
+def encode_by_label(
+    feature: FeatureConfig, source: FeatureTable, label_ids: pa.Array, of_labels: Vectors
+) -> VectorsOfLabels | None:
+    """Return a column of label ids as their vectors; None for a column of something else, such as the vectors
+    themselves.
+
+    Args:
+        feature: a `vector` with `of_label`.
+        label_ids: string [L].
+    """
+    column = source.column(feature)
+    if not (
+        pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_integer(column.type)
+    ):
+        return None
+    ids = strings_of(feature, source)
+    labels_R = np.asarray(pc.fill_null(pc.index_in(ids, value_set=label_ids), -1), np.int64)
+    given = np.asarray(ids.is_valid())
+    if given.any() and (labels_R < 0).all():
+        row = int(given.argmax())
+        raise source.wrong(feature, "ids of labels", f"{ids[row].as_py()!r} and no id that is one", row)
+    return VectorsOfLabels(labels_R, of_labels)
+
+
+def kept_vectors(features: list[FeatureConfig], label_inputs: Inputs) -> dict[str, Float32]:
+    """Return what a bundle keeps for query features that are given by label id: float32 [L, D] by label feature, NaN
+    without."""
+    names = dict.fromkeys(feature.of_label for feature in features if feature.of_label is not None)
+    return {
+        name: np.where(label_inputs[f"{name}__missing"][:, None] > 0, np.float32(np.nan), label_inputs[name])
+        for name in names
+    }
+
+
+def build_vocabularies(
+    recipe: Recipe, dataset: Dataset, query: FeatureTable, context: FeatureTable, label: FeatureTable
+) -> dict[str, Vocabulary]:
+    """Return one vocabulary per embedding table of ids, by the table's name.
+
+    A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
+    the own id's `min_count` where it is among them; that of histories of label embeddings holds all labels; any other,
+    the ids that at least `min_count` of the training queries, of the training pairs (a context's), or of the labels,
+    have. An `audience` counts queries as their own id does, whose `min_count` holds where they share a table.
+
+    Args:
+        query, context, label: where their features are read, and by which rows.
+    """
+    counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
+    of_labels: dict[str, int] = {}
+    of_queries: set[str] = set()
+    pairs_per_query = occurrences(dataset.train.queries, len(dataset.query_ids))
+    for side, features in ((query, recipe.query.features), (label, recipe.label.features)):
+        for feature in features:
+            source = context if feature.origin == "row" else side
+            if feature.kind not in ("id", "history", "audience", "bag"):
+                continue
+            if feature.kind == "audience":
+                if feature.table_name not in of_queries:
+                    kept = query.ids.filter(pa.array(pairs_per_query >= feature.min_count))
+                    counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
+                continue
+            if feature.kind == "history" or feature.name == recipe.data.label_id:
+                least, name = feature.min_count, feature.table_name
+                if feature.reads_label_tower:
+                    of_labels[name] = 0
+                    if feature.entry_table is None:
+                        continue
+                    name = feature.entry_table
+                if source is query:
+                    least = min(of_labels.get(name, least), least)
+                of_labels[name] = least
+            elif feature.name == recipe.data.query_id:
+                of_queries.add(feature.table_name)
+                kept = source.ids.filter(pa.array(pairs_per_query >= feature.min_count))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(kept), 1))
+            else:
+                rows = source.training_rows
+                if feature.kind == "id":
+                    values = strings_of(feature, source).take(pa.array(rows))
+                else:
+                    offsets, keys, _ = bags_of(feature, source)
+                    times = np.repeat(np.bincount(rows, minlength=len(offsets) - 1), np.diff(offsets))
+                    values = keys if (times == 1).all() else keys.take(pa.array(np.repeat(np.arange(len(keys)), times)))
+                counted.setdefault(feature.table_name, []).append((*_occurrences(values), feature.min_count))
+    counts_L = dataset.label_counts()
+    vocabularies = {
+        name: Vocabulary(dataset.label_ids.filter(pa.array(counts_L >= least))) for name, least in of_labels.items()
+    }
+    for name, parts in counted.items():
+        if name not in vocabularies:
+            ids = pa.concat_arrays([ids for ids, _, _ in parts]).dictionary_encode()
+            counts = np.bincount(ids.indices.to_numpy(), np.concatenate([counts for _, counts, _ in parts]))
+            enough = counts >= min(count for _, _, count in parts)
+            vocabularies[name] = Vocabulary(ids.dictionary.filter(pa.array(enough)))
+    return vocabularies
+
+
+def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
+    """Return distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
+    counted = pc.value_counts(values)
+    ids = counted.field("values").cast(pa.string())
+    known = ids.is_valid()
+    return ids.filter(known), counted.field("counts").filter(known).to_numpy()

@@ -22,6 +22,7 @@ from longtail.trainer.errors import DataError
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 _BY_ENDING = ("auto", "table")
 _PACKED = (".gz", ".bz2", ".zst")
+_OBJECT_STORES = ["s3", "s3a", "gs", "az", "abfs"]
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -209,13 +210,18 @@ def _local(place: Path, file_format: str) -> list[DataFile]:
 
 
 def _remote(url: str, file_format: str) -> list[DataFile]:
-    """Return files of a URL, by fsspec."""
+    """Find the files of a URL, by fsspec; those at object stores by obstore."""
     try:
         import fsspec
+        import obstore.fsspec
+
+        from longtail.bundle.objects import options_of
     except ImportError as error:
         raise DataError(f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}") from error
     try:
-        system, path = fsspec.core.url_to_fs(url)
+        obstore.fsspec.register(_OBJECT_STORES)
+        options = options_of(url) if url.startswith(tuple(f"{name}://" for name in _OBJECT_STORES)) else {}
+        system, path = fsspec.core.url_to_fs(url, **options)
         tops = sorted(system.glob(path)) if re.search(r"[*?\[]", path) else [path]
         paths = []
         for top in tops:

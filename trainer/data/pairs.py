@@ -1,6 +1,6 @@
 """Interactions as integer pairs.
 
-Legend: `N` pairs, `Q` queries, `A` queries as they are asked.
+Legend: `N` pairs, `Q` queries, `A` requests: a query in one context, with the attributes of one time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def occurrences(rows_N: Int32, rows: int) -> Int64:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Queries as they are asked: who asks, in which context, with the attributes of which time. Distinct.
+class Requests:
+    """Distinct requests: a query, its context, and its attributes at a time.
 
     Attributes:
         queries: int32 [A], rows of `Dataset.query_ids`.
@@ -51,7 +51,7 @@ class Pairs:
         weights: float32 [N], or None where every pair weighs 1.
         times: float64 [N], or None.
         events: int32 [N], each pair's place among the types of `data.events.weights`; None where these have no column.
-        asked: int32 [N], rows of `Dataset.asked`; None where a query is asked in one way alone.
+        requests: int32 [N], rows of `Dataset.requests`; None where a query is asked in one way alone.
         shown: int32 [N], rows of `Dataset.impressions`; None without.
         objectives: int32 [N], places in `Recipe.objectives`; None without.
     """
@@ -61,7 +61,7 @@ class Pairs:
     weights: Float32 | None = None
     times: Float64 | None = None
     events: Int32 | None = None
-    asked: Int32 | None = None
+    requests: Int32 | None = None
     shown: Int32 | None = None
     objectives: Int32 | None = None
 
@@ -69,28 +69,28 @@ class Pairs:
         return len(self.queries)
 
     @property
-    def askings(self) -> Int32:
-        """Return rows of the queries as they are asked, int32 [N]: of `Dataset.asked`, or of `Dataset.query_ids`
+    def request_rows(self) -> Int32:
+        """Get the request of every pair, int32 [N]: rows: of `Dataset.requests`, or of `Dataset.query_ids`
         without."""
-        return self.queries if self.asked is None else self.asked
+        return self.queries if self.requests is None else self.requests
 
     @property
-    def owners(self) -> Int64:
+    def owner_keys(self) -> Int64:
         """Whose positive the label is: a number for each query, or for each query and objective, int64 [N]."""
         return self._of_objectives(self.queries)
 
     @property
-    def asked_for(self) -> Int64:
-        """Return what is asked: a number for each of `askings`, or for each of them and objective, int64 [N]."""
-        return self._of_objectives(self.askings)
+    def request_keys(self) -> Int64:
+        """Get a number for each request, or for each request and objective, int64 [N]."""
+        return self._of_objectives(self.request_rows)
 
-    def weight_of_owners(self, chances_N: Float64 | None = None) -> Float32:
+    def weight_of_owner(self, chances_N: Float64 | None = None) -> Float32:
         """Return what the pairs of each pair's owner weigh together in an epoch, float32 [N]; 1 where that is nothing.
 
         Args:
             chances_N: float64, how often an epoch visits each pair; None: once.
         """
-        owners = self.owners
+        owners = self.owner_keys
         weight_N = np.ones(len(self)) if self.weights is None else self.weights.astype(np.float64)
         total_N = np.bincount(owners, weight_N if chances_N is None else weight_N * chances_N)[owners]
         return np.where(total_N > 0, total_N, 1).astype(np.float32)

@@ -27,7 +27,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.files import find_files
-from longtail.trainer.data.pairs import Asked, Pairs
+from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.problems import Problem, RowReport
 from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.devices import first_before_others
@@ -117,8 +117,8 @@ def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
 
 def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
     """Arrays by the names of their files; those that the data set lacks are left out."""
-    parts: dict[str, Pairs | Asked | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
-    for part, values in (parts | {"asked": dataset.asked, "impressions": dataset.impressions}).items():
+    parts: dict[str, Pairs | Requests | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
+    for part, values in (parts | {"asked": dataset.requests, "impressions": dataset.impressions}).items():
         for field in fields(values) if values is not None else ():
             if (array := getattr(values, field.name)) is not None:
                 yield f"{part}.{field.name}.npy", array
@@ -175,7 +175,7 @@ def _read(folder: Path) -> Dataset:
         query_ids=query_ids,
         label_ids=label_ids,
         ordered=manifest["ordered"],
-        asked=part(Asked, "asked"),
+        requests=part(Requests, "asked"),
         impressions=part(Bags, "impressions"),
         read_at=datetime.fromisoformat(manifest["read_at"]),
         repeats=manifest["repeats"],

@@ -209,7 +209,7 @@ def without_repeats(pairs: Pairs, scratch: Scratch = IN_MEMORY) -> Pairs:
 
 
 def _once(pairs: Pairs) -> Pairs:
-    keys = pairs.owners * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
+    keys = pairs.owner_keys * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
     distinct, last_from_end, inverse = np.unique(keys[::-1], return_index=True, return_inverse=True)
     if len(distinct) == len(keys):
         return pairs

@@ -212,7 +212,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     popular_L = np.argsort(-data.popularity, kind="stable")
     newcomer_Q = data.newcomers
     if isinstance(scores, SameForAll):
-        top_NK, newcomer_N = _unseen(task, data, _ranked(scores.scores_L, popular_L)), newcomer_Q[task.askers_N]
+        top_NK, newcomer_N = _unseen(task, data, _ranked(scores.scores_L, popular_L)), newcomer_Q[task.queries_N]
         if newcomer_N.any():
             top_NK[newcomer_N] = _unseen(task, data, popular_L)[newcomer_N]
         return top_NK
@@ -223,7 +223,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     selection = Selection(np.zeros((data.labels, 1)), np.zeros((1, 1)), task.k)
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
     for start in range(0, len(task.rows_N), block):
-        rows_B = task.askers_N[start : start + block]
+        rows_B = task.queries_N[start : start + block]
         scores_BL = scores(rows_B)
         scores_BL[newcomer_Q[rows_B]] = data.popularity
         write = _writer(scores_BL, popular_L[selection.order])
@@ -240,14 +240,14 @@ def _ranked(scores_L: Float32, popular_L: Int64) -> Int64:
 def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
     """Of one order of all labels, the first K that each query has not seen, int32 [N, K]; −1 where none is left."""
     seen_keys = np.append(task.seen_keys, np.iinfo(np.int64).max)
-    top_NK = np.full((len(task.askers_N), task.k), -1, np.int32)
+    top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
     rows_M, width = np.arange(len(top_NK)), _FIRST_LOOK * task.k
     while len(rows_M):
         candidates_C, short = order_L[:width], []
         block = max(1, _AT_ONCE // len(candidates_C))
         for start in range(0, len(rows_M), block):
             rows_B = rows_M[start : start + block]
-            keys_BC = task.askers_N[rows_B, None] * np.int64(data.labels) + candidates_C
+            keys_BC = task.queries_N[rows_B, None] * np.int64(data.labels) + candidates_C
             unseen_BC = seen_keys[np.searchsorted(seen_keys, keys_BC)] != keys_BC
             place_BC = np.cumsum(unseen_BC, axis=1) - 1
             row, column = np.nonzero(unseen_BC & (place_BC < task.k))

@@ -153,7 +153,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
         ),
         _config(bundle, recipe),
         queries=len(dataset.query_ids),
-        askers=dataset.askers,
+        request_queries=dataset.request_queries,
         seed=recipe.seed,
         settings=with_default(lines(recipe.evaluation, noise, default.bias_removal), default),
         log_proposal=log_proposal_of(bundle.proposal, features),

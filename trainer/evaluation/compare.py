@@ -15,7 +15,7 @@ from longtail.bundle import CurvePoint, Interval
 from longtail.bundle.integrity import read_manifest
 from longtail.bundle.manifest import Manifest, dial_words
 from longtail.trainer.errors import DataError
-from longtail.trainer.lists import k_of
+from longtail.trainer.metric_registry import k_of
 from longtail.trainer.trackers import flattened
 
 _RECIPE = "recipe.json"

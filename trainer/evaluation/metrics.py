@@ -18,7 +18,7 @@ from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
 from longtail.bundle.sets import distinct
-from longtail.trainer.lists import Lists, Metric, measured
+from longtail.trainer.metric_registry import Lists, Metric, measured
 
 _INTERVAL = (2.5, 97.5)
 

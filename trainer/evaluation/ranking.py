@@ -1,6 +1,6 @@
 """Exact top-k over the whole catalogue for settings of λ and μ, through the rows and queries that serve.
 
-A query that is asked in several ways (`Pairs.askings`: another context, attributes of another time) is ranked once for
+A query with several requests (another context, attributes of another time) is ranked once for
 each, with the held-out pairs of that way as its positives and the labels the query had in training left out of all.
 
 Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length, `G` settings.
@@ -118,7 +118,7 @@ def bias_removal_curve(
     *,
     queries: int,
     seed: int,
-    askers: Int32 | None = None,
+    request_queries: Int32 | None = None,
     max_queries: int | None = None,
     settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None,
@@ -130,9 +130,9 @@ def bias_removal_curve(
 
     Args:
         known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
-        embed_queries: rows of queries as they are asked, int32 [B] → float32 [B, D].
+        embed_queries: rows of requests, int32 [B] → float32 [B, D].
         seed: of the bootstrap and of the choice of queries.
-        askers: query row of every way to ask, int32 [A]; None where it is one of each.
+        request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
         max_queries: measure at most this many queries, drawn by seed.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
@@ -141,7 +141,13 @@ def bias_removal_curve(
             nor held-out pairs of them are in the likelihood.
     """
     task = Task.of(
-        held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries, askers=askers
+        held_out,
+        known,
+        config,
+        labels=len(label_side.counts),
+        seed=seed,
+        max_queries=max_queries,
+        request_queries=request_queries,
     )
     settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
     never_L = label_side.counts == 0 if described else None
@@ -154,7 +160,7 @@ def bias_removal_curve(
         settings,
         k=task.k,
         queries=queries,
-        askers=askers,
+        request_queries=request_queries,
         log_proposal=log_proposal,
         likely=likely,
         likely_at=[Setting(calibrated_at)],
@@ -193,7 +199,7 @@ def rank(
     *,
     k: int,
     queries: int,
-    askers: Int32 | None = None,
+    request_queries: Int32 | None = None,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
     likely_at: Collection[Setting] | None = None,
@@ -206,7 +212,7 @@ def rank(
 
     Args:
         seen_keys: `query · L + label` to leave out, sorted.
-        askers: as `bias_removal_curve` takes them.
+        request_queries: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries whose log-likelihood is asked for.
         likely_at: the settings that it is asked for at; None for all.
@@ -233,7 +239,7 @@ def rank(
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
         queries_EB = augmentation.queries(embed_queries(rows_B), 0.0).T
-        places = seen.places(rows_B if askers is None else askers[rows_B])
+        places = seen.places(rows_B if request_queries is None else request_queries[rows_B])
         noise_PB: Float32 | None = None
         if log_proposal is not None:
             noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[selection.order]

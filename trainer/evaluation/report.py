@@ -18,7 +18,7 @@ from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.lists import k_of
+from longtail.trainer.metric_registry import k_of
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")

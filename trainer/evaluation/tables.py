@@ -12,7 +12,7 @@ from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.bundle.page import scrolled
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.lists import k_of
+from longtail.trainer.metric_registry import k_of
 
 
 def baseline_table(compared: Comparison) -> Table:

@@ -17,9 +17,79 @@ from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.held_out import seen_pairs, to_find
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
-from longtail.trainer.lists import METRICS, Metric, k_of
+from longtail.trainer.metric_registry import METRICS, Metric, k_of
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """How many pairs of a split are measured, and why not all.
+
+    Attributes:
+        seen: of these, those that training has too, which `evaluation.exclude_seen` leaves out; 0 where it is off.
+        queries: that have such a pair, each as often as it is asked in a way of its own.
+    """
+
+    pairs: int
+    distinct: int
+    seen: int
+    measured: int
+    queries: int
+
+    @classmethod
+    def of(
+        cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, request_queries: Int32 | None = None
+    ) -> HeldOut:
+        """Of a split.
+
+        Args:
+            request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
+        """
+        seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen, held_out=held_out)
+        keys_P = to_find(held_out, seen, labels=labels, request_queries=request_queries)
+        once = len(to_find(held_out, seen[:0], labels=labels, request_queries=request_queries))
+        queries = len(distinct(keys_P // labels))
+        return cls(len(held_out), once, once - len(keys_P), len(keys_P), queries)
+
+    def __str__(self) -> str:
+        repeats = f", {self.pairs - self.distinct:,} repeats" if self.pairs > self.distinct else ""
+        seen = f", {self.seen:,} seen in training (evaluation.exclude_seen)" if self.seen else ""
+        return f"{self.pairs:,} pairs → {self.measured:,} to find of {self.queries:,} queries{repeats}{seen}"
+
+
+def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs | None = None) -> Int64:
+    """`query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
+
+    Args:
+        held_out: pairs whose queries are ranked for; None where all are.
+    """
+    if not exclude_seen:
+        return np.zeros(0, np.int64)
+    if held_out is not None:
+        asked_Q = np.zeros(int(max(known.queries.max(initial=-1), held_out.queries.max(initial=-1))) + 1, np.bool_)
+        asked_Q[held_out.queries] = True
+        known = known.take(asked_Q[known.queries])
+    return distinct(_keys(known, labels))
+
+
+def to_find(held_out: Pairs, seen: Int64, *, labels: int, request_queries: Int32 | None = None) -> Int64:
+    """`query · L + label` of distinct held-out pairs that are not seen, int64 [P], rising.
+
+    With `request_queries`, requests (`Pairs.request_rows`): what a query has seen is left out of all of its.
+
+    Args:
+        seen: keys to leave out, int64 [P].
+        request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
+    """
+    if request_queries is None:
+        keys = distinct(_keys(held_out, labels))
+        return keys[~is_among(keys, seen)]
+    keys = distinct(held_out.request_rows.astype(np.int64) * labels + held_out.labels)
+    return keys[~is_among(request_queries[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
+
+
+def _keys(pairs: Pairs, labels: int) -> Int64:
+    return pairs.queries.astype(np.int64) * labels + pairs.labels
 
 
 @dataclass(frozen=True)
@@ -27,15 +97,15 @@ class Task:
     """The queries of an evaluation: every model and every baseline answers the same ones.
 
     Attributes:
-        rows_N: rows of queries as they are asked (`Pairs.askings`), int32 [N], ascending.
-        askers_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
+        rows_N: rows of requests (`Pairs.request_rows`), int32 [N], ascending.
+        queries_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
         seen_keys: `query row · L + label` to leave out of the lists, int64, sorted.
         ks: list lengths that the catalogue has labels for.
         own: registered metrics that the recipe names, their parameters bound.
     """
 
     rows_N: Int32
-    askers_N: Int32
+    queries_N: Int32
     positives: Positives
     seen_keys: Int64
     ks: list[int]
@@ -46,7 +116,7 @@ class Task:
     @classmethod
     def of(
         cls, held_out: Pairs, known: Pairs, config: EvaluationConfig, *, labels: int, seed: int,
-        max_queries: int | None = None, askers: Int32 | None = None,
+        max_queries: int | None = None, request_queries: Int32 | None = None,
     ) -> Task:  # fmt: skip
         """From pairs.
 
@@ -55,11 +125,11 @@ class Task:
             config: list lengths, resamples, and whether seen labels may be answered.
             seed: of the bootstrap and of the choice of queries.
             max_queries: at most this many queries, drawn by seed.
-            askers: query row of every way to ask, int32 [A]; None where it is one of each.
+            request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
         """
         check_metric(config, labels=labels)
         seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen, held_out=held_out)
-        keys = to_find(held_out, seen_keys, labels=labels, askers=askers)
+        keys = to_find(held_out, seen_keys, labels=labels, request_queries=request_queries)
         rows_N = distinct(keys // labels).astype(np.int32)
         if len(rows_N) == 0:
             raise DataError("evaluation: expected held-out pairs that are not in training, found none")
@@ -72,8 +142,8 @@ class Task:
         bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
         ks = [k for k in config.ks if k <= labels]
         own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
-        askers_N = rows_N if askers is None else askers[rows_N]
-        return cls(rows_N, askers_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
+        queries_N = rows_N if request_queries is None else request_queries[rows_N]
+        return cls(rows_N, queries_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
 
     def metrics(
         self, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None

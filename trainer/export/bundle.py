@@ -19,7 +19,7 @@ from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.label_vectors import kept_vectors
+from longtail.trainer.data.encode import kept_vectors
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
@@ -35,7 +35,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
     """Return the bundle of a trained model, not yet written.
 
     Args:
-        held_out_rows: rows of queries, as `Pairs.askings` has them, to draw calibration queries from, int32 [n].
+        held_out_rows: rows of queries, as `Pairs.request_rows` has them, to draw calibration queries from, int32 [n].
         folder: where the towers are written, and the tables that the bundle's are links to.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model

@@ -2,12 +2,13 @@
 
 `hits.py` says which candidates are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest,
 `families.py` has the losses of what is left; `objective.py` combines these over logits, and `batch_loss.py` computes
-the logits from embeddings.
+the logits from embeddings. `method.py` says what an optional part is.
 """
 
 from longtail.trainer.losses.batch_loss import BatchLoss, Candidates, Embedded
 from longtail.trainer.losses.families import LOSSES, Family
-from longtail.trainer.losses.hits import Hits, known_among
+from longtail.trainer.losses.hits import Hits
+from longtail.trainer.losses.method import Method
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective, SampledLogits, balance
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, LogWeight, pair_weights
@@ -23,10 +24,10 @@ __all__ = [
     "Hits",
     "LogProbabilities",
     "LogWeight",
+    "Method",
     "Mining",
     "Objective",
     "SampledLogits",
     "balance",
-    "known_among",
     "pair_weights",
 ]

@@ -1,22 +1,25 @@
 """The loss of a batch's logits: masks, weights, mining, family. Knows no model and no sampler.
 
-Legend: `B` batch, `M` negatives per row, `S` impressions of a row.
+Legend: `B` batch, `M` negatives per row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.losses.families import LOSSES, next_log_eta, pooled
+from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.losses.families import LOSSES, next_log_eta
 from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.top_k import truncation
 from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities
+
+if TYPE_CHECKING:
+    from longtail.trainer.losses.method import Method
 
 
 class SampledLogits(NamedTuple):
@@ -32,16 +35,7 @@ class SampledLogits(NamedTuple):
         log_q_negative: the same of the negatives, float32 [M] or [B, M].
         m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
         log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
-        shown_BS: logits of the row's impressions and retrieved negatives, any float type; None without. No sampler drew
-            them: they are in no m, take no mining and no regularizer.
-        log_weight_shown_BS: float32, the log of their weight as it stands, `MASKED` where it is 0; None without.
-        ranks_BN: what `Mining.ranks` drew, int32; None unless mining samples its ϑ.
-        groups_B: int32, below B: rows of equal number ask the same query; None if the family pools none.
-        log_pairs_B: float32, log n of the row's query, whose pairs weigh n and share their negatives, 1/n with each;
-            None where every pair has its own.
-        beta_B: float32, the K-th highest score of the row's query; None unless positives are held to it.
-        share_BM: float32, shares of the catalogue that the negatives stand for, 1 in total on average, masked ones too;
-            None unless targets are smoothed.
+        rows: what methods know of the rows, and of their negatives, by name.
     """
 
     positive_B: Tensor
@@ -53,13 +47,7 @@ class SampledLogits(NamedTuple):
     log_q_negative: Tensor
     m_B: Tensor | None = None
     log_miss_B: Tensor | None = None
-    shown_BS: Tensor | None = None
-    log_weight_shown_BS: Tensor | None = None
-    ranks_BN: Tensor | None = None
-    groups_B: Tensor | None = None
-    log_pairs_B: Tensor | None = None
-    beta_B: Tensor | None = None
-    share_BM: Tensor | None = None
+    rows: Tensors = {}  # noqa: RUF012 (never written)
 
     def in_float32(self) -> SampledLogits:
         """Return the same, logits as float32."""
@@ -83,8 +71,7 @@ class Objective:
         regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
             for a shifted family, whose f needs no log q to be a softmax's. f is without the offset.
         offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.
-        label_smoothing: ε, the part of the target that is spread over the catalogue.
-        tau: temperature of the weight of positives that are held to the K-th highest score, in logits.
+        methods: optional parts of the loss, in the order of their changes.
     """
 
     family: str = "softmax"
@@ -94,8 +81,7 @@ class Objective:
     mining: Mining | None = None
     regularizer: float = 0.0
     offset: float = 0.0
-    label_smoothing: float = 0.0
-    tau: float = 1.0
+    methods: tuple[Method, ...] = ()
 
     def __call__(self, logits: SampledLogits) -> Tensor:
         """Loss of every row, float32 [B], nats."""
@@ -117,12 +103,9 @@ class Objective:
         return self._of_target(losses_B, logits) + self._penalty(logits), new_B
 
     def _of_target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
-        """Return the losses with ε of their target on all labels alike [METHODS §2.6], weighed by how far their
-        positives are above the K-th highest scores, where they are held to these [METHODS §2.5]."""
-        if logits.share_BM is not None:
-            gaps_BM = logits.positive_B[:, None] - logits.negative_BM
-            losses_B = losses_B + self.label_smoothing * ops.sum(logits.share_BM * gaps_BM, axis=1)
-        return losses_B if logits.beta_B is None else losses_B * truncation(logits.positive_B, logits.beta_B, self.tau)
+        for method in self.methods:
+            losses_B = method.target(losses_B, logits)
+        return losses_B
 
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits and log-weights as a family takes them."""
@@ -139,8 +122,8 @@ class Objective:
             m=log_m_B,
         )
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
-        if logits.log_pairs_B is not None:
-            weight = weight._replace(row=weight.row - logits.log_pairs_B)
+        for method in self.methods:
+            weight = method.weight(weight, logits.rows)
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
         if self.offset:
             positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
@@ -148,14 +131,11 @@ class Objective:
             positive_B = positive_B - (log_m_B + logits.log_q_positive_B)
             negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
         if self.mining is not None:
-            negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM, logits.ranks_BN)
-        if logits.shown_BS is not None:
-            shown_BS = ops.cast(logits.shown_BS, "float32") + self.offset
-            negative_BM = ops.concatenate([negative_BM, shown_BS], axis=1)
-            log_weight_BM = ops.concatenate([log_weight_BM, logits.log_weight_shown_BS], axis=1)
-        if logits.groups_B is not None:
-            positive_B = pooled(positive_B, logits.groups_B)
-        return positive_B, negative_BM, log_weight_BM
+            negative_BM, log_weight_BM = self.mining(negative_BM, log_weight_BM, logits.rows.get("ranks"))
+        weighted = positive_B, negative_BM, log_weight_BM
+        for method in self.methods:
+            weighted = method.negatives(weighted, logits.rows, offset=self.offset)
+        return weighted
 
     def _penalty(self, logits: SampledLogits) -> Tensor | float:
         """[BM20 eq. 6], float32 [B]; 0 without a regularizer."""
@@ -202,3 +182,45 @@ def balance(
     row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
     log_total = np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L)
     return float(np.log(pairs_per_query) - log_total)
+
+
+_OF_THE_BRACKET = ("softmax", "bilateral_softmax", "augment_and_reduce")
+
+
+def log_terms(
+    objective: Objective, log_pi_L: Tensor, positive_B: Tensor, logits_BL: Tensor, *, never_L: Tensor | None = None
+) -> Tensor:
+    """log(ρ_yy' φ(−f_y')) of every label as a negative, float32 [B, L], nats; `MASKED` or less where it is 0.
+
+    Of the softmax families the terms are those inside the logarithm, ρ e^f_y' or ρ σ(d)^c; pairwise they are
+    ρ φ(f_y − f_y').
+
+    Args:
+        objective: family, weight and offset; the weight is a margin [R21 Prop. 4].
+        log_pi_L: log label frequencies, float32 [L].
+        positive_B: label rows of the positives, int32.
+        logits_BL: logits of all labels, float32.
+        never_L: labels that are no negatives of any row, bool [L]; None if there are none.
+    """
+    rows, labels = logits_BL.shape
+    zero_B, zero_L = ops.zeros((rows,)), ops.zeros((labels,))
+    # With q = 1 and m = 1, w = ρ (1 − q_y) / (m q_y') is ρ where a miss is certain.
+    log = LogProbabilities(ops.take(log_pi_L, positive_B), log_pi_L, zero_B, zero_L, miss=zero_B, m=zero_B)
+    log_rho_BL = WEIGHTS[objective.weight](log, **objective.weight_arguments).matrix()
+    if never_L is not None:
+        log_rho_BL = ops.where(never_L, MASKED, log_rho_BL)
+    logits_BL = logits_BL + objective.offset
+    if objective.family in _OF_THE_BRACKET:
+        return log_rho_BL + logits_BL
+    loss = LOSSES[objective.family].loss
+    own_B = ops.take_along_axis(logits_BL, positive_B[:, None], axis=1)
+    own_N = ops.reshape(ops.broadcast_to(own_B, (rows, labels)), (-1,))
+    negative_N1, weight_N1 = ops.reshape(logits_BL, (-1, 1)), ops.zeros((rows * labels, 1))
+    if objective.family == "pairwise_softmax":  # of one negative, the log of its term
+        return log_rho_BL + ops.reshape(
+            loss(own_N, negative_N1, weight_N1, **objective.family_arguments), (rows, labels)
+        )
+    alone_N = loss(own_N, negative_N1, weight_N1 + MASKED, **objective.family_arguments)
+    phi_N = loss(own_N, negative_N1, weight_N1, **objective.family_arguments) - alone_N
+    log_phi_N = ops.where(phi_N > 0, ops.log(ops.maximum(phi_N, 1e-30)), MASKED)
+    return log_rho_BL + ops.reshape(log_phi_N, (rows, labels))

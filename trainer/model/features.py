@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import keras
 
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.config.own_layers import KindChoice
+from longtail.trainer.config.towers import KindChoice
 from longtail.trainer.layers import FeatureSetup, Side
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.measures import OrMissing, SignedLog

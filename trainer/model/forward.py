@@ -15,7 +15,6 @@ import keras
 
 from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.data.nearest import OF_NEIGHBOUR
 from longtail.trainer.losses import Embedded
 from longtail.trainer.model.embedding import Dropout, InputKey, compact_rows, dropout_masks, read_distinct
 from longtail.trainer.model.towers import draw_masks
@@ -23,6 +22,8 @@ from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 
 Read = Mapping[str, Tensor]
 """Distinct rows of label embeddings that histories of a batch read, by the name of these, int32 [R] each."""
+OF_NEIGHBOUR = "_neighbour "
+"""Before the name of what the query tower reads of neighbours."""
 Masks = list[dict[Dropout, Tensor]]
 """Of the batch, and of the queries that are its neighbours."""
 
@@ -71,8 +72,6 @@ class Forward:
             batch: as a step is called with, columns [B, …] or of packed histories.
             labels_C: label rows, int32.
         """
-        if missing := [f"_near_{side}" for side in self._sides if f"_near_{side}" not in batch]:
-            raise ValueError(f"a step with neighbours: expected {missing[0]} in its batch, received none")
         inputs, read = self._distinct_of_histories(batch)
         labels_E = labels_C
         if "label" in self._sides:
@@ -132,8 +131,6 @@ class Forward:
         batch: dict[str, Tensor],
     ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
         """Get inputs of both towers, and which of them hold ids, of which table; of the label tower E, then every R."""
-        if self._model.drawn_audience is not None and "_own" not in batch:
-            raise ValueError("a step with audiences: expected _own in its batch, received none")
         label_inputs = self._model.inputs_of_labels(labels_E, self._seed, batch.get("_own"))
         for feature in self._recipe.label.features:
             rate = self._recipe.label_unknown_rate(feature)

@@ -10,8 +10,8 @@ import numpy as np
 
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor
-from longtail.trainer.model.two_tower import untrained_variable
 from longtail.trainer.sampling import DrawContext, Sampler
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 

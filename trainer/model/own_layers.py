@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from longtail.trainer.config.own_layers import KindChoice, TowerChoice
+from longtail.trainer.config.towers import KindChoice, TowerChoice
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import TOWERS, FeatureSetup, TowerSetup
 

@@ -3,14 +3,16 @@
 Any sampler × weight × family takes the same path: draw candidates, embed what is touched, mask those that are no
 negatives, weigh the others, update the touched rows.
 
-Legend: `B` batch, `M` candidates, `S` impressions of a row, then its retrieved negatives, `C` labels embedded in a step
-(the B positives, then what was drawn, then all S of every row), `D` dimensions, `L` labels, `N` training pairs.
+Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positives, then what was drawn, then all that
+rows bring along), `D` dimensions, `L` labels, `N` training pairs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import keras
 import numpy as np
@@ -18,22 +20,21 @@ import numpy as np
 from longtail.bundle import Inputs, log_frequencies
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.check.limits import check_negatives
-from longtail.trainer.config.nearest import NeighboursConfig
-from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, known_among, pair_weights
-from longtail.trainer.losses.batch_loss import Visited
-from longtail.trainer.losses.neighbours import NeighbourLoss
-from longtail.trainer.losses.terms import log_terms
+from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, pair_weights
+from longtail.trainer.losses.families import LOSSES
+from longtail.trainer.losses.method import Method, Visit, check_columns
+from longtail.trainer.losses.objective import log_terms
+from longtail.trainer.losses.row_methods import Eta, LabelSmoothing, SampledRanks
 from longtail.trainer.model.forward import Forward
 from longtail.trainer.model.frequencies import Frequencies
-from longtail.trainer.model.kept import Askings, Kept
-from longtail.trainer.model.objectives import by_objective
-from longtail.trainer.model.parts import Gradients, mean_gradients, parts_of
 from longtail.trainer.model.sequences import packed_histories
-from longtail.trainer.model.two_tower import TwoTower, untrained_variable
-from longtail.trainer.model.updates import Updates
-from longtail.trainer.own_rows import check_family, check_sampler, check_weight
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.model.updates import Gradients, Updates, mean_gradients, parts_of
+from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from longtail.trainer.sampling.streaming import StreamingFrequencies
 
@@ -46,7 +47,10 @@ class TrainStep:
         weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
         pairs: N; pair rows of batches are below it.
         pairs_per_query: how many share one set of negatives, on average.
-        askings: queries that a K-th highest score is kept of; None where the loss has no `top_k`.
+        methods: of `methods_of`, optional parts of the loss with columns of their own.
+
+    Attributes:
+        methods: all optional parts of the loss.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class TrainStep:
         pairs: int,
         pairs_per_query: float = 1.0,
         weighted_L: Float64 | None = None,
-        askings: Askings | None = None,
+        methods: Sequence[Method] = (),
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         steps_per_epoch = max(pairs // batch_size, 1)
@@ -95,31 +99,35 @@ class TrainStep:
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m, pairs_per_query=pairs_per_query)
-        self._kept = Kept(recipe, pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch, askings=askings)
-        of_batches = self.sampler.draw is None or self.sampler.remember is not None
-        drawn_L = ~never_L if never or of_batches else np.ones(labels, bool)
-        self._smoothed = int(drawn_L.sum())
+        self.methods = list(methods)
+        if LOSSES[objective.family].stateful:
+            self.methods.append(Eta(pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch))
+        if recipe.loss.label_smoothing:
+            of_batches = self.sampler.draw is None or self.sampler.remember is not None
+            drawn_L = ~never_L if never or of_batches else np.ones(labels, bool)
+            self.methods.insert(0, LabelSmoothing(recipe.loss.label_smoothing, int(drawn_L.sum())))
+        if recipe.loss.mining is not None and recipe.loss.mining.draw is not None:
+            self.methods.append(SampledRanks(recipe.loss.mining.mining()))
         self._batch_loss = backend.compile_loss(
             BatchLoss(
-                objective=replace(objective, offset=offset),
+                objective=replace(objective, offset=offset, methods=tuple(self.methods)),
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
-                impressions=recipe.loss.impressions,
-                retrieved=recipe.loss.retrieved,
-                top_k=self._kept.top_k,
-                smoothed=self._smoothed,
             )
         )
-        near = recipe.loss.neighbours or NeighboursConfig()
-        self._neighbour_loss = backend.compile_loss(NeighbourLoss(near.temperature, near.weight))
         self._seed = keras.random.SeedGenerator(recipe.seed)
         self._forward = Forward(model, self._seed)
         self.updates = Updates(model, recipe.optimizer, total_steps=total_steps)
         self._compiled = backend.compile_step(self._update, [*self.variables, *self._constants])
 
     def __call__(self, batch: Inputs) -> Tensor:
-        """Return one update; returns the mean loss, float32 scalar on the device, nats."""
+        """Take one step; return the mean loss, float32 scalar on the device, nats.
+
+        Args:
+            batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair` int32 [B],
+                rows of the training pairs; and the columns that `methods` need.
+        """
         return self._compiled(batch)
 
     @property
@@ -131,7 +139,7 @@ class TrainStep:
             *self._model.dense_variables,
             *self.updates.variables,
             *self._frequencies.variables,
-            *self._kept.variables,
+            *(variable for method in self.methods for variable in method.variables),
             *([*self.sampler.variables, *self._label_rows] if self.sampler.changes else []),
         ]
 
@@ -147,7 +155,7 @@ class TrainStep:
             *self._frequencies.constants,
             *([] if self._pair_weight_L is None else [self._pair_weight_L]),
             *([] if self._never_L is None else [self._never_L]),
-            *self._kept.constants,
+            *(constant for method in self.methods for constant in method.constants),
             *([] if learned else [self._model.log_temperature]),
             *([] if self.sampler.changes else [*self.sampler.variables, *self._label_rows]),
         ]
@@ -168,8 +176,11 @@ class TrainStep:
         parts = self._recipe.training.accumulate
         made = []
         for part in parts_of(batch, parts) if parts > 1 else [batch]:
+            check_columns(self.methods, part)
             tower = self._model.towers.query
-            with by_objective(tower, part.get("_objective")), packed_histories(tower, part):
+            with ExitStack() as stack:
+                for context in (packed_histories(tower, part), *(m.context(tower, part) for m in self.methods)):
+                    stack.enter_context(context)
                 made.append(self._gradients(part))
         mean = mean_gradients(self._model.tables, made)
         self.updates.apply(mean)
@@ -181,45 +192,34 @@ class TrainStep:
         context = self._draw_context(batch, positive_B)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
         self._frequencies.update(positive_B)
-        shown_BS = ops.convert_to_tensor(batch["_shown"]) if self._recipe.loss.comes_with_rows else None
         recalled = None if self.sampler.recall is None else self.sampler.recall()
-        embedded_now = (drawn if recalled is None else None, shown_BS)
-        more = [ops.reshape(labels, (-1,)) for labels in embedded_now if labels is not None]
-        labels_C = ops.concatenate([positive_B, *more]) if more else positive_B
-        reading = self._forward.read(batch, labels_C)
+        brought = [method.brought(batch) for method in self.methods if method.brings_labels]
+        if drawn is not None and recalled is None:
+            brought.insert(0, drawn)
+        more = [ops.reshape(labels, (-1,)) for labels in brought]
+        reading = self._forward.read(batch, ops.concatenate([positive_B, *more]) if more else positive_B)
         candidates = self._candidates(context, drawn, batch)
-        if shown_BS is not None:
-            candidates = candidates._replace(shown_BS=shown_BS, excluded_shown_BS=self._no_negatives(shown_BS, batch))
         masks = self._forward.draw_masks(reading)
 
-        def loss(rows: list[Tensor]) -> tuple[Tensor, tuple[Visited, Embedded]]:
+        def loss(rows: list[Tensor]) -> tuple[Tensor, tuple[Tensors, Embedded]]:
             embedded, neighbours = self._forward.embed(reading, rows, masks)
             if recalled is not None:
                 embedded = embedded.with_recalled(*recalled, after=positive_B.shape[0])
             value, visited = self._batch_loss(embedded, candidates)
-            for side, neighbours_BD in neighbours.items():
-                value = value + self._of_neighbours(side, neighbours_BD, embedded, candidates, batch)
+            for method in self.methods:
+                for term in method.added(embedded, neighbours, candidates, batch):
+                    value = value + term
             return value, (visited, embedded)
 
         rows = [rows_UD for _, rows_UD in reading.distinct]
         dense = self._model.dense_variables
         (value, (visited, embedded)), row_gradients, gradients = backend.value_and_gradients(loss, rows, dense)
-        self._kept.keep(batch, visited)
+        for method in self.methods:
+            method.keep(batch, visited)
         if self.sampler.remember is not None:
             start = positive_B.shape[0]
             self.sampler.remember(positive_B, embedded.labels_CD[:start], embedded.bias_C[:start])
         return Gradients(value, reading.distinct, row_gradients, gradients)
-
-    def _of_neighbours(
-        self, side: str, neighbours_BD: Tensor, embedded: Embedded, candidates: Candidates, batch: dict[str, Tensor]
-    ) -> Tensor:
-        """Return what the neighbours of one side add to the loss, float32 scalar."""
-        positive_B = candidates.positive_B
-        anchors_BD = embedded.queries_BD if side == "query" else embedded.labels_CD[: positive_B.shape[0]]
-        ids_B = ops.convert_to_tensor(batch["_query"]) if side == "query" else positive_B
-        near_BK = ops.convert_to_tensor(batch[f"_near_{side}"])
-        value: Tensor = self._neighbour_loss(anchors_BD, neighbours_BD, ids_B, near_BK, candidates.weight_B)
-        return value
 
     def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
         """Return what the sampler may look at."""
@@ -236,11 +236,18 @@ class TrainStep:
             candidates = ops.concatenate([positive_B, drawn]) if self.sampler.in_batch else drawn
         log_pi, log_q = self._frequencies.log_pi, self._frequencies.log_q
         log_pi_positive_B, log_pi_candidates = log_pi(positive_B), log_pi(candidates)
-        log_eta_B, rate = self._kept.eta(batch, self.updates.steps_done.value)
         log_q_positive_B = log_q(context, positive_B, log_pi_positive_B)
         weight_B = ops.convert_to_tensor(batch["_weight"])
         if self._pair_weight_L is not None:
             weight_B = weight_B * backend.gather(self._pair_weight_L, positive_B)
+        of_candidates = {} if self._never_L is None else {"excluded": backend.gather(self._never_L, candidates)}
+        rows: Tensors = {}
+        visit = Visit(
+            batch, positive_B, candidates, partial(self._excluded, batch), self._seed, self.updates.steps_done.value
+        )
+        for method in self.methods:
+            of_candidates |= method.of_candidates(candidates)
+            rows |= method.of_rows(visit)
         return Candidates(
             positive_B=positive_B,
             candidates=candidates,
@@ -250,54 +257,13 @@ class TrainStep:
             log_q_candidates=log_q(context, candidates, log_pi_candidates),
             weight_B=weight_B,
             log_miss_B=None if self.sampler.log_miss is None else self.sampler.log_miss(log_q_positive_B),
-            excluded=None if self._never_L is None else backend.gather(self._never_L, candidates),
-            known_BM=self._known(candidates, batch),
-            log_eta_B=log_eta_B,
-            eta_rate=rate,
-            ranks_BN=self._ranks(positive_B.shape[0], candidates.shape[-1]),
-            groups_B=self._groups(batch),
-            log_pairs_B=self._log_pairs(batch),
-            queries=self._kept.queries(batch, candidates),
+            of_candidates=of_candidates,
+            rows=rows,
         )
 
-    def _ranks(self, rows: int, negatives: int) -> Tensor | None:
-        """Return which of a row's hardest negatives count, int32 [B, N]; None unless mining samples them."""
-        mining = self._recipe.loss.mining
-        return None if mining is None or mining.draw is None else mining.mining().ranks(rows, negatives, self._seed)
-
-    def _groups(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Return which rows ask the same query, int32 [B]; None unless the loss pools them."""
-        if not self._recipe.loss.pools:
-            return None
-        if "_group" not in batch:
-            raise ValueError(
-                f"a step with family {self._recipe.loss.family.name!r}: expected _group in its batch, received none"
-            )
-        return ops.convert_to_tensor(batch["_group"])
-
-    def _log_pairs(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """log n, what the training pairs of the rows' queries weigh, float32 [B]; None where these share nothing."""
-        if self._recipe.loss.negatives_per == "pair":
-            return None
-        if "_pairs" not in batch:
-            raise ValueError("a step with negatives per query: expected _pairs in its batch, received none")
-        return ops.log(ops.convert_to_tensor(batch["_pairs"]))
-
-    def _known(self, candidates: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
-        """Return candidates that are known positives of the row's query, bool [B, M]; None unless these are masked."""
-        if self._recipe.loss.resolved_hits != "mask_known":
-            return None
-        if "_known" not in batch:
-            raise ValueError(
-                "a step with hits 'mask_known': expected _known and _known_rows in its batch, received neither"
-            )
-        known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in ("_known", "_known_rows"))
-        return known_among(candidates, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self._model.labels)
-
-    def _no_negatives(self, shown_BS: Tensor, batch: dict[str, Tensor]) -> Tensor | None:
-        """Impressions that are known positives of the row's query, or labels that no pair has, bool [B, S]."""
-        known_BS = self._known(shown_BS, batch)
-        if self._never_L is None:
-            return known_BS
-        never_BS = backend.gather(self._never_L, shown_BS)
-        return never_BS if known_BS is None else ops.logical_or(known_BS, never_BS)
+    def _excluded(self, batch: Tensors, labels_BS: Tensor) -> Tensor | None:
+        """Find labels that no pair has, or that are known positives of the row's query, bool [B, S]."""
+        found = [method.among(labels_BS, batch) for method in self.methods]
+        never = [] if self._never_L is None else [backend.gather(self._never_L, labels_BS)]
+        masks = [*never, *(mask for mask in found if mask is not None)]
+        return reduce(ops.logical_or, masks) if masks else None

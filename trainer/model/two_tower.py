@@ -11,9 +11,9 @@ import keras
 import numpy as np
 
 from longtail.bundle import Inputs, Proposal
-from longtail.bundle.arrays import Array, Float32, Int32
+from longtail.bundle.arrays import Float32, Int32
 from longtail.trainer import backend
-from longtail.trainer.arrays import assign, values_of
+from longtail.trainer.arrays import assign, untrained_variable, values_of
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding
@@ -132,8 +132,3 @@ class TwoTower:
             return None
         biases: Float32 = values_of(self.tables[LABEL_BIAS].table)[1:, 0]
         return biases
-
-
-def untrained_variable(column: Array, name: str) -> keras.Variable:
-    """Return a column of any shape on the device that no optimiser changes."""
-    return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)

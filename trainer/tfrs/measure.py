@@ -20,8 +20,8 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by, lines
-from longtail.trainer.evaluation.held_out import HeldOut
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
+from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.tfrs.columns import Columns, Ids, strings
 
 _BY_THE_CALLER = "the caller of export_tfrs"

@@ -16,16 +16,16 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.trainer.choosing import check_choice, choose_dial
 from longtail.trainer.config import Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised, objectives_of, prunes
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.dial_selection import check_choice, choose_dial
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.lists import k_of
+from longtail.trainer.metric_registry import k_of
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flattened
 from longtail.trainer.train import train

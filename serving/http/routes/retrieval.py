@@ -11,10 +11,11 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from longtail.serving.core import experiments
+from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.body import RequestRoute, read_body
 from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import json_response, results_json, service_of, to_json
+from longtail.serving.http.responses import json_response, service_of, to_json
 from longtail.serving.http.schemas.retrieval import (
     EmbedAnswer,
     EmbedRequest,
@@ -74,7 +75,7 @@ async def retrieve(request: Request) -> Response:
         results, release = await experiments.retrieve(
             service, body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
         )
-    return json_response(results_json(results, release, own, id_))
+    return json_response(to_json({"results": results, "release": release, "answer_id": own}, id_))
 
 
 @router.post(
@@ -88,8 +89,8 @@ async def similar(request: Request) -> Response:
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
     async with _while_connected(request):
         retriever = service.retriever(body.release)
-        results = await service.search(retriever, body, own, id_, preview=body.preview)
-    return json_response(results_json(results, retriever.name, own, id_))
+        results = await service.search(retriever, Search(body, own, id_), preview=body.preview)
+    return json_response(to_json({"results": results, "release": retriever.name, "answer_id": own}, id_))
 
 
 @router.post(
@@ -112,7 +113,7 @@ async def embed(request: Request) -> Response:
             field="queries" if body.labels is None else "labels",
         )
     async with _while_connected(request):
-        vectors = await service.embed(retriever, body)
+        vectors = await service.search(retriever, Search(body), preview=True)
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
     answer = {"vectors": vectors, **described, "release": retriever.name}
     return json_response(to_json(answer, request.state.request_id))

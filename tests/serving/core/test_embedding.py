@@ -16,6 +16,7 @@ from longtail.bundle import Bundle, Upsert
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.embedding import ToEmbed
 from longtail.serving.core.queries import Query
+from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
@@ -176,8 +177,8 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) ->
     ]
 
     async def together() -> list[Any]:
-        first = asyncio.create_task(service.embed(retriever, asked[0]))
-        rest = [asyncio.create_task(service.embed(retriever, each)) for each in asked]
+        first = asyncio.create_task(service.search(retriever, Search(asked[0]), preview=True))
+        rest = [asyncio.create_task(service.search(retriever, Search(each), preview=True)) for each in asked]
         return await asyncio.gather(first, *rest, return_exceptions=True)
 
     _, b, unknown, east, unreadable = asyncio.run(together())

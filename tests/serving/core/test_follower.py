@@ -20,7 +20,6 @@ from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.service import Service
-from longtail.serving.errors import RefusedReleaseError
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.state import LabelStore
@@ -60,7 +59,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 
 def point_to(root: Path, name: str) -> None:
-    (root / "CURRENT").write_text(f"{name}\n")
+    (root / "CURRENT").write_text(f'{{"current": "{name}"}}')
 
 
 def figure(service: Service, name: str) -> str:
@@ -127,7 +126,7 @@ def test_after_a_refusal_another_name_is_loaded_at_once_and_a_repaired_one_at_it
     assert service.retriever().name == "bad"
 
 
-@pytest.mark.parametrize("content", [b"", b"../../etc", b"\xff\xfe", b"missing"])
+@pytest.mark.parametrize("content", [b"", b'{"current": "../../etc"}', b"\xff\xfe", b'{"current": "missing"}'])
 def test_a_current_that_names_no_release_is_a_refusal(tmp_path: Path, service: Service, content: bytes) -> None:
     follower = ReleaseFollower(tmp_path, service)
     (tmp_path / "CURRENT").write_bytes(content)
@@ -215,31 +214,6 @@ def test_swaps_amid_requests_fail_none_and_every_answer_is_of_one_release(tmp_pa
         assert ids == [f"{answer['release']}-{id_}" for id_ in ("a", "c/é", "b", "4")] * 3
     assert seen == {"one", "two"}
     service.close()
-
-
-def test_damage_that_is_found_while_a_release_is_served_is_told_and_serving_goes_on(
-    tmp_path: Path, service: Service
-) -> None:
-    make_bundle().write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path, spec=IndexSpec("flat"), name="good")
-    point_to(tmp_path, "good")
-    follower = ReleaseFollower(tmp_path, service)
-    follower.check()
-    assert service.problem is None
-    Releases(tmp_path).verified("good", tmp_path / ".state").note_damage("embeddings.npy: expected sha256 aa, found bb")
-    follower.check()
-    assert service.problem == "the published release, good, is damaged since it was loaded; the log says why"
-    assert service.retriever().name == "good"
-    assert follower.reload() is False
-    assert service.problem is None
-    Releases(tmp_path).verified("good", tmp_path / ".state").note_damage("embeddings.npy: expected sha256 aa, found bb")
-    embeddings = tmp_path / "good" / "bundle" / "embeddings.npy"
-    embeddings.write_bytes(embeddings.read_bytes()[:-1] + b"?")
-    with pytest.raises(RefusedReleaseError):
-        follower.reload()
-    refused = "the published release, good, could not be loaded, the one before is served; the log says why"
-    assert service.problem == refused
-    assert service.retriever().name == "good"
 
 
 def test_label_changes_are_followed_while_a_release_loads(tmp_path: Path, service: Service) -> None:

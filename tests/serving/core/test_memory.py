@@ -134,7 +134,7 @@ def test_memory_of_a_worker_is_level_over_swaps(tmp_path: Path) -> None:
         with httpx.Client(base_url=process.url, timeout=20) as client:
             for swap in range(25):
                 name = "BA"[swap % 2]
-                replace_file(releases.root / "CURRENT", f"{name}\n".encode())
+                replace_file(releases.root / "CURRENT", f'{{"current": "{name}"}}'.encode())
                 until(lambda name=name: client.get("/v1/release").json()["name"] == name)  # type: ignore[misc]
                 client.post("/v1/retrieve", json=QUERY).raise_for_status()
                 time.sleep(0.1)  # for what was freed to be given back

@@ -48,10 +48,10 @@ def test_the_verdict_says_what_is_broken(tmp_path: Path, app: FastAPI, client: h
         verdict = client.get("/v1/monitoring").json()["verdict"]
         return [found["signal"] for found in verdict["findings"] if found["severity"] == "act"]
 
-    (tmp_path / "CURRENT").write_text("plane-2\n")
+    (tmp_path / "CURRENT").write_text('{"current": "plane-2"}')
     follower.check()
     assert broken() == []
-    (tmp_path / "CURRENT").write_text("broken\n")
+    (tmp_path / "CURRENT").write_text('{"current": "broken"}')
     follower.check()
     assert broken() == ["refused_release"]
     assert series(client)['longtail_verdict{signal="refused_release"}'] == 2
@@ -60,7 +60,7 @@ def test_the_verdict_says_what_is_broken(tmp_path: Path, app: FastAPI, client: h
     assert (broken(), verdict["severity"]) == (["label_log", "refused_release"], "act")
     assert verdict["headline"].startswith("The changes of labels cannot be read")
     app.state.service.set_unreadable(False)
-    (tmp_path / "CURRENT").write_text("plane-2\n")
+    (tmp_path / "CURRENT").write_text('{"current": "plane-2"}')
     follower.check()
     assert broken() == []
 
@@ -72,7 +72,7 @@ def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
     assert client.delete("/v1/labels/b").status_code == 200
     kept = service.settings.state_directory / "labels.sqlite"
     written = kept.with_name("written")
-    (tmp_path / "CURRENT").write_text("plane-1\n")
+    (tmp_path / "CURRENT").write_text('{"current": "plane-1"}')
     follower = ReleaseFollower(tmp_path, service, load=Loads())
     follower.start()
 

@@ -107,12 +107,12 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: Fa
         return client.post("/v1/release/reload")
 
     for current, changed in (("plane-2", True), ("plane-2", False), ("plane-3", True)):
-        (tmp_path / "CURRENT").write_text(f"{current}\n")
+        (tmp_path / "CURRENT").write_text(f'{{"current": "{current}"}}')
         answer = reload()
         ReloadAnswer.model_validate_json(answer.content, strict=True)
         assert (answer.status_code, answer.json()["release"], answer.json()["changed"]) == (200, current, changed)
     for current, found in (("broken", "broken"), ("../..", "none"), ("broken", "broken")):
-        (tmp_path / "CURRENT").write_text(f"{current}\n")
+        (tmp_path / "CURRENT").write_text(f'{{"current": "{current}"}}')
         message = refused(reload(), 409, "release_refused", None)
         assert message == (
             f"expected CURRENT to name a release that can be served, found {found}; the log says why not; "
@@ -120,7 +120,7 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: Fa
         )
         assert retrieve(client).json()["release"] == "plane-3"
     assert series(client)["longtail_release_load_failures_total"] == 3
-    (tmp_path / "CURRENT").write_text("plane-3\n")
+    (tmp_path / "CURRENT").write_text('{"current": "plane-3"}')
     assert reload().json()["changed"] is False
 
 

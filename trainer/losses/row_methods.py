@@ -1,0 +1,73 @@
+"""Parts of a loss that need no column of their own: smoothed targets, η of every pair, ranks that mining draws.
+
+Legend: `B` batch, `M` candidates, `N` training pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from longtail.trainer import backend
+from longtail.trainer.backend import Tensor, keras, ops
+from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.losses.method import Method, Visit
+from longtail.trainer.losses.mining import Mining
+from longtail.trainer.losses.objective import SampledLogits
+
+
+class LabelSmoothing(Method):
+    """ε of the target is spread over all labels alike [METHODS §2.6].
+
+    Args:
+        labels: that the target is spread over.
+    """
+
+    weighs_draws = True
+
+    def __init__(self, epsilon: float, labels: int) -> None:
+        self._epsilon, self.labels = epsilon, labels
+
+    def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
+        """Add ε times the mean gap between the positive and all labels."""
+        stands_BM = logits.rows["stands"]
+        if "excluded" in logits.rows:
+            stands_BM = ops.where(logits.rows["excluded"], 0.0, stands_BM)
+        gaps_BM = logits.positive_B[:, None] - logits.negative_BM
+        return losses_B + self._epsilon * ops.sum(stands_BM / self.labels * gaps_BM, axis=1)
+
+
+class Eta(Method):
+    """log η of every training pair, for `augment_and_reduce`; `Objective.with_eta` moves it.
+
+    Args:
+        pairs: N.
+        labels: L, at which η begins.
+    """
+
+    def __init__(self, *, pairs: int, labels: int, steps_per_epoch: int) -> None:
+        self._log_eta_N = keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
+        self._steps_per_epoch, self.variables = steps_per_epoch, [self._log_eta_N]
+
+    def of_rows(self, visit: Visit) -> Tensors:
+        """Get log η and its step size."""
+        log_eta_B = backend.gather(self._log_eta_N, visit.batch["_pair"])
+        epochs_done = visit.steps_done // self._steps_per_epoch
+        rate = ops.minimum(ops.power(1.0 + ops.cast(epochs_done, "float32"), -0.9), 1 - 1e-6)
+        return {"log_eta": log_eta_B, "eta_rate": ops.zeros_like(log_eta_B) + rate}
+
+    def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
+        """Write the new log η."""
+        backend.scatter(self._log_eta_N, batch["_pair"], visited["log_eta"])
+
+
+class SampledRanks(Method):
+    """Ranks that mining draws by its ϑ, in place of all that it weighs [Re19 §3.1]."""
+
+    def __init__(self, mining: Mining) -> None:
+        self._mining = mining
+
+    def of_rows(self, visit: Visit) -> Tensors:
+        """Draw them, int32 [B, N]."""
+        return {"ranks": self._mining.ranks(visit.positive_B.shape[0], visit.candidates.shape[-1], visit.seed)}

@@ -1,0 +1,178 @@
+"""Negatives that rows bring along: impressions, and labels that the model itself retrieved (ANCE).
+
+No sampler drew them: they weigh what the recipe says, and take no mining and no regularizer.
+
+Legend: `N` training pairs, `B` batch, `S` negatives that a row brings, `A` requests, `K` length of a
+list, `L` labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from longtail.bundle import Inputs
+from longtail.bundle.arrays import Int32, Int64
+from longtail.bundle.sets import distinct
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.checkpoint import Checkpoints
+from longtail.trainer.config import Recipe
+from longtail.trainer.config.loss import RetrievedConfig
+from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.replay import Replay
+from longtail.trainer.errors import CheckpointError
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, rank
+from longtail.trainer.evaluation.task import seen_pairs
+from longtail.trainer.losses.hits import hits_of
+from longtail.trainer.losses.method import Method, Visit, Weighted
+from longtail.trainer.losses.weights import MASKED
+
+
+class Brought(Method):
+    """Negatives in a column of their own, each of one weight; places left over hold the row's positive."""
+
+    brings_labels = True
+
+    def __init__(self, name: str, weight: float) -> None:
+        self.name, self.needs, self._weight = name, (f"_{name}",), weight
+
+    def brought(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Get them, int32 [B, S]."""
+        return ops.convert_to_tensor(batch[self.needs[0]])
+
+    def of_rows(self, visit: Visit) -> Tensors:
+        """Get them, and find those that are no negatives."""
+        labels_BS = self.brought(visit.batch)
+        masked_BS = hits_of("mask", labels_BS, visit.positive_B, in_batch=False)
+        excluded_BS = visit.excluded(labels_BS)
+        if excluded_BS is not None:
+            masked_BS = ops.logical_or(masked_BS, excluded_BS)
+        return {self.name: labels_BS, f"{self.name} masked": masked_BS}
+
+    def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:
+        """Put them after the sampled ones."""
+        positive_B, negative_BM, log_weight_BM = weighted
+        logits_BS = ops.cast(rows[f"{self.name} logits"], "float32") + offset
+        log_weight_BS = ops.where(rows[f"{self.name} masked"], MASKED, np.float32(math.log(self._weight)))
+        return (
+            positive_B,
+            ops.concatenate([negative_BM, logits_BS], axis=1),
+            ops.concatenate([log_weight_BM, log_weight_BS], axis=1),
+        )
+
+
+class Impressions(Brought):
+    """What was shown with a row and not chosen [METHODS §2.3].
+
+    Args:
+        shown: label rows of what was shown with an interaction; None without.
+    """
+
+    def __init__(self, weight: float, train: Pairs, shown: Bags | None) -> None:
+        super().__init__("shown", weight)
+        self._shown, self._row_of_N = shown, train.shown
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Make `_shown`, int32 [B, S]."""
+        if self._shown is None or self._row_of_N is None:
+            return {}
+        return {"_shown": self._shown.filled(self._row_of_N[rows_B], batch["_positive"])}
+
+
+class Retrieved(Brought):
+    """Labels that the model ranks high for a row's query when the epoch begins [METHODS §3.1].
+
+    Lists are exact, over the whole catalogue, of every query as it stands after all its training pairs. Left out are
+    its training positives, and labels that are no negatives.
+
+    Args:
+        replay: which pairs epochs visit; None where it is all.
+
+    Attributes:
+        lists_AK: label rows, best first, int32; −1 where a list ends early.
+        list_of_N: the list of every training pair, int32.
+    """
+
+    stream = 1
+
+    def __init__(self, recipe: Recipe, config: RetrievedConfig, dataset: Dataset, replay: Replay | None) -> None:
+        super().__init__("retrieved", config.weight)
+        self._config, self._dataset = config, dataset
+        visited = dataset.train if replay is None or replay.drawn else dataset.train.take(replay.new)
+        self._rows_A = distinct(visited.request_rows)
+        weighed_L = np.bincount(visited.labels, visited.weights, minlength=len(dataset.label_ids))
+        self._negatives_L = (weighed_L > 0) | (not recipe.describes_labels)
+        self._searched: int | None = None
+        self.lists_AK = np.full((1, 1), -1, np.int32)
+        self.list_of_N = np.zeros(len(dataset.train), np.int32)
+
+    def begin_epoch(
+        self,
+        epoch: int,
+        checkpoints: Checkpoints,
+        embed_queries: EmbedQueries,
+        label_side: Callable[[], LabelSide],
+        *,
+        within: bool,
+    ) -> None:
+        """Search the lists of an epoch, or read those beside the checkpoint; there are none while it warms up."""
+        before = self._config.searched_before(epoch)
+        if before == self._searched:
+            return
+        kept = checkpoints.read(self.name)
+        if kept is not None and kept[1]["epoch"] == before:
+            self.lists_AK = kept[0]
+        elif within or before != epoch:  # the weights are no longer those of that time
+            raise CheckpointError(
+                f"{checkpoints.root}: expected the lists of retrieved negatives from before epoch "
+                f"{(before or 0) + 1} beside the checkpoint, found none: remove the folder to begin again"
+            )
+        else:
+            self.lists_AK = self._search(embed_queries, label_side())
+            checkpoints.save(self.name, [self.lists_AK], {"epoch": before})
+        self._searched = before
+        # A pair that is not visited has any list.
+        rows_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).clip(max=len(self._rows_A) - 1)
+        self.list_of_N = rows_N.astype(np.int32)
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
+        """Make `_retrieved`, int32 [B, S]: each list in S equal parts, and a label drawn of each.
+
+        Every entry is drawn alike often, S/K times; a list no longer than S is taken whole.
+        """
+        size = self._config.negatives
+        lists_BK = self.lists_AK[self.list_of_N[rows_B]]
+        lengths_B1 = np.sum(lists_BK >= 0, axis=1, keepdims=True)
+        drawn_B1 = np.minimum(lengths_B1, size)
+        places_S = np.arange(size)
+        random_BS = rng.random((len(rows_B), size))
+        at_BS = ((places_S + random_BS) * lengths_B1 / np.maximum(drawn_B1, 1)).astype(np.int64)
+        at_BS = np.clip(at_BS, 0, np.maximum(lengths_B1 - 1, 0))
+        labels_BS = np.take_along_axis(lists_BK, at_BS, axis=1)
+        return {"_retrieved": np.where(places_S < drawn_B1, labels_BS, batch["_positive"][:, None]).astype(np.int32)}
+
+    def _search(self, embed_queries: EmbedQueries, label_side: LabelSide) -> Int32:
+        """Find the best labels of every query, int32 [A, K]; −1 where fewer are left."""
+        dataset = self._dataset
+        among = np.flatnonzero(self._negatives_L).astype(np.int32)
+        place_L = np.cumsum(self._negatives_L) - 1
+        seen = dataset.train.take(self._negatives_L[dataset.train.labels])
+        seen = replace(seen, labels=place_L[seen.labels].astype(np.int32))
+        ranked, _ = rank(
+            self._rows_A,
+            embed_queries,
+            label_side.among(among),
+            seen_pairs(seen, labels=len(among), exclude_seen=True),
+            [Setting(self._config.bias_removal)],
+            k=min(self._config.depth, len(among)),
+            queries=len(dataset.query_ids),
+            request_queries=dataset.request_queries,
+        )
+        return np.where(ranked[0] < 0, np.int32(-1), among[ranked[0]])

@@ -1,0 +1,171 @@
+"""Supervised contrast with nearest neighbours in the training pairs (NESCL, Sun et al. 2023) [METHODS §10.3].
+
+Legend: `Q` queries, `L` labels, `R` either, `N` training pairs, `B` batch, `D` dimensions, `K` neighbours of a row.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from longtail.bundle import Inputs
+from longtail.bundle.arrays import Int32, Int64
+from longtail.trainer import backend
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.config.loss import NeighboursConfig
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.losses import Candidates, Embedded
+from longtail.trainer.losses.method import Method
+from longtail.trainer.losses.weights import MASKED
+from longtail.trainer.model.forward import OF_NEIGHBOUR
+
+
+@dataclass(frozen=True)
+class NeighbourLoss:
+    """Each of a batch's queries, or of its labels, with one of its neighbours against the others of the batch.
+
+    Attributes:
+        temperature: T of the cosines.
+    """
+
+    temperature: float
+    weight: float
+
+    def __call__(
+        self, anchors_BD: Tensor, neighbours_BD: Tensor, ids_B: Tensor, near_BK: Tensor, weight_B: Tensor
+    ) -> Tensor:
+        """Compute what the term adds to the mean loss of a batch, float32 scalar, nats.
+
+        Args:
+            anchors_BD: embeddings, of any length, float32.
+            neighbours_BD: embeddings of the neighbours drawn, one of each anchor, float32.
+            ids_B: rows of the anchors, int32: where they are equal, or one a neighbour, they are no negatives.
+            near_BK: rows of all neighbours of each, int32, −1 after the last; one without any has no term.
+            weight_B: weights of the pairs, float32.
+        """
+        anchors_BD, neighbours_BD = _unit(anchors_BD), _unit(neighbours_BD)
+        positive_B = ops.sum(anchors_BD * neighbours_BD, axis=1) / self.temperature
+        others_BB = ops.matmul(anchors_BD, ops.transpose(anchors_BD)) / self.temperature
+        masked_BB = ops.equal(ids_B[:, None], ids_B)
+        for at in range(near_BK.shape[1]):
+            masked_BB = ops.logical_or(masked_BB, ops.equal(near_BK[:, at : at + 1], ids_B))
+        gaps_BB = ops.where(masked_BB, MASKED, others_BB - positive_B[:, None])
+        gaps = ops.concatenate([ops.zeros_like(gaps_BB[:, :1]), gaps_BB], axis=1)
+        losses_B = weight_B * ops.logsumexp(gaps, axis=1)
+        return self.weight * ops.mean(ops.where(near_BK[:, 0] >= 0, losses_B, 0.0))
+
+
+class Neighbours(Method):
+    """Holds a row's query and its label to one of their neighbours each; a query or label without any to itself.
+
+    Args:
+        of_queries: the tower's inputs of query rows, int32 [B], as they stand after all training pairs.
+
+    Attributes:
+        nearest: by side, `query` and `label`, the nearest of each, nearest first, int32 [R, K]; −1 after the last.
+    """
+
+    name, stream = "neighbours", 2
+
+    def __init__(self, config: NeighboursConfig, dataset: Dataset, of_queries: Callable[[Int32], Inputs]) -> None:
+        train = dataset.train
+        self._of_queries, self._loss = (
+            of_queries,
+            backend.compile_loss(NeighbourLoss(config.temperature, config.weight)),
+        )
+        self._rows = {"query": train.queries, "label": train.labels}
+        sizes = {"query": len(dataset.query_ids), "label": len(dataset.label_ids)}
+        others = {"query": "label", "label": "query"}
+        self.nearest = {
+            side: nearest_rows(
+                self._rows[side], self._rows[others[side]], shape=(sizes[side], sizes[others[side]]), k=config.k
+            )
+            for side in sorted(config.sides)[::-1]
+        }
+        self.needs = tuple(f"_near_{side}" for side in config.sides)
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Draw one neighbour for each row.
+
+        `_near_label` int32 [B, K], those of the positives, and `_neighbour` int32 [B], the label drawn of them;
+        `_query` int32 [B], the rows' queries, `_near_query` int32 [B, K], and of the queries drawn the tower's inputs
+        by `OF_NEIGHBOUR` and their names.
+        """
+        columns: Inputs = {}
+        if "label" in self.nearest:
+            labels_B = self._rows["label"][rows_B]
+            columns["_near_label"] = self.nearest["label"][labels_B]
+            columns["_neighbour"] = _drawn(columns["_near_label"], labels_B, rng)
+        if "query" in self.nearest:
+            columns["_query"] = self._rows["query"][rows_B]
+            columns["_near_query"] = self.nearest["query"][columns["_query"]]
+            inputs = self._of_queries(_drawn(columns["_near_query"], columns["_query"], rng))
+            columns |= {OF_NEIGHBOUR + name: column for name, column in inputs.items()}
+        return columns
+
+    def added(
+        self, embedded: Embedded, neighbours: Mapping[str, Tensor], candidates: Candidates, batch: Mapping[str, Tensor]
+    ) -> list[Tensor]:
+        """Compute the term of each side."""
+        positive_B, terms = candidates.positive_B, []
+        for side, neighbours_BD in neighbours.items():
+            anchors_BD = embedded.queries_BD if side == "query" else embedded.labels_CD[: positive_B.shape[0]]
+            ids_B = ops.convert_to_tensor(batch["_query"]) if side == "query" else positive_B
+            near_BK = ops.convert_to_tensor(batch[f"_near_{side}"])
+            terms.append(self._loss(anchors_BD, neighbours_BD, ids_B, near_BK, candidates.weight_B))
+        return terms
+
+
+def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: int) -> Int32:
+    """Return the rows of a sparse matrix of ones with the highest cosines to each row, int32 [R, K]; −1 where these are
+    0.
+
+    Σ n² products over columns of n entries each, and memory of the entries and of what is found.
+
+    Args:
+        rows_N, columns_N: where the ones are; what comes twice is one.
+
+    Example:
+        >>> nearest_rows(np.int32([0, 0, 1, 1, 2]), np.int32([0, 1, 0, 1, 1]), shape=(4, 2), k=2)
+        array([[ 1,  2],
+               [ 0,  2],
+               [ 0,  1],
+               [-1, -1]], dtype=int32)
+    """
+    # Neither has to be there where a recipe is only checked, or a model of TFRS exported.
+    from implicit.nearest_neighbours import CosineRecommender
+    from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+
+    entries = csr_matrix((np.ones(len(rows_N), np.float32), (columns_N, rows_N)), shape=shape[::-1])
+    entries.data[:] = 1  # what came twice was added up
+    knn = CosineRecommender(K=k + 1)  # a row is among its own nearest
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its advice on what it hands itself
+        knn.fit(entries, show_progress=False)
+    found = knn.similarity.tocoo()
+    kept = (found.row != found.col) & (found.data > 0)
+    row, col, cosine = found.row[kept], found.col[kept], found.data[kept]
+    order = np.lexsort((col, -cosine, row))
+    row, col = row[order], col[order]
+    place = np.arange(len(row)) - np.searchsorted(row, row)
+    nearest_RK = np.full((shape[0], k), -1, np.int32)
+    inside = place < k
+    nearest_RK[row[inside], place[inside]] = col[inside]
+    return nearest_RK
+
+
+def _drawn(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
+    """Return one of each row's neighbours, int32 [B], each alike often; its own row where it has none."""
+    lengths_B = np.sum(near_BK >= 0, axis=1)
+    at_B = (rng.random(len(own_B)) * lengths_B).astype(np.int64)
+    drawn_B = np.take_along_axis(near_BK, at_B[:, None], axis=1)[:, 0]
+    return np.where(lengths_B > 0, drawn_B, own_B).astype(np.int32)
+
+
+def _unit(x_BD: Tensor) -> Tensor:
+    """Divide rows by their norm, float32 [B, D]; a zero row stays one, and its gradient is as if its norm were 1."""
+    squares_B1 = ops.sum(ops.square(x_BD), axis=1, keepdims=True)
+    return x_BD * ops.rsqrt(ops.where(squares_B1 > 0, squares_B1, 1.0))

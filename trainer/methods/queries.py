@@ -1,0 +1,112 @@
+"""What rows of one query share: a positive term, negatives, and an objective or an audience that they belong to.
+
+Legend: `B` batch, `N` training pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import keras
+import numpy as np
+
+from longtail.bundle import Inputs
+from longtail.bundle.arrays import Float64, Int64
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.data.audience import Audience
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.losses.families import pooled
+from longtail.trainer.losses.method import Method, Visit, Weighted
+from longtail.trainer.losses.weights import LogWeight
+from longtail.trainer.model.objectives import by_objective
+
+
+class PooledPositives(Method):
+    """Rows of a batch that ask the same query share one positive term.
+
+    Args:
+        parts: in which a step takes its batch; rows are pooled within each.
+    """
+
+    joins_rows = True
+    needs = ("_group",)
+
+    def __init__(self, family: str, train: Pairs, parts: int) -> None:
+        self.name, self._request_keys, self._parts = f"family {family!r}", train.request_keys, parts
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Make `_group`, int32 [B]: equal where rows of a part ask the same, from 0 in every part."""
+        parts = np.split(self._request_keys[rows_B], self._parts)
+        return {"_group": np.concatenate([np.unique(part, return_inverse=True)[1] for part in parts]).astype(np.int32)}
+
+    def of_rows(self, visit: Visit) -> Tensors:
+        """Get the groups."""
+        return {"group": ops.convert_to_tensor(visit.batch["_group"])}
+
+    def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:  # noqa: ARG002
+        """Pool the positives."""
+        positive_B, negative_BM, log_weight_BM = weighted
+        return pooled(positive_B, rows["group"]), negative_BM, log_weight_BM
+
+
+class NegativesPerQuery(Method):
+    """The negatives of a query count once for all its n training pairs, 1/n with each [METHODS §2.7].
+
+    Args:
+        chances_N: float64, how often an epoch visits each pair; None: once.
+    """
+
+    name = "negatives per query"
+    needs = ("_pairs",)
+
+    def __init__(self, train: Pairs, chances_N: Float64 | None) -> None:
+        self._weight_N = train.weight_of_owner(chances_N)
+        weight_N = np.ones(len(train)) if train.weights is None else train.weights
+        weight_N = weight_N if chances_N is None else weight_N * chances_N
+        self.pairs_per_query = float(weight_N.sum() / (weight_N / self._weight_N).sum())
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Make `_pairs`, float32 [B]: what the pairs of the row's query weigh."""
+        return {"_pairs": self._weight_N[rows_B]}
+
+    def of_rows(self, visit: Visit) -> Tensors:
+        """Get log n."""
+        return {"log_pairs": ops.log(ops.convert_to_tensor(visit.batch["_pairs"]))}
+
+    def weight(self, weight: LogWeight, rows: Tensors) -> LogWeight:
+        """Divide the weights by n."""
+        return weight._replace(row=weight.row - rows["log_pairs"])
+
+
+class ByObjective(Method):
+    """Each row's query is mapped by the row's own objective [METHODS §2.4]."""
+
+    name = "objectives"
+    needs = ("_objective",)
+
+    def __init__(self, train: Pairs) -> None:
+        self._objectives_N = train.objectives
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Make `_objective`, int32 [B]: places in the recipe."""
+        return {} if self._objectives_N is None else {"_objective": self._objectives_N[rows_B]}
+
+    def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+        """Map each row by its own objective inside the block."""
+        return by_objective(tower, batch["_objective"])
+
+
+class OwnInAudience(Method):
+    """A row's own query is left out of its positive's audience."""
+
+    name = "audiences"
+    needs = ("_own",)
+
+    def __init__(self, audience: Audience) -> None:
+        self._audience = audience
+
+    def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
+        """Make `_own`, int32 [B, 2], as `Audience.own`."""
+        return {"_own": self._audience.own[rows_B]}
