@@ -1,21 +1,19 @@
-"""Asks a staged release a share of what the service is asked, unseen, and counts how its answers differ.
+"""Shadow traffic: sends a share of live queries to the staged release, and counts how its answers differ.
 
-One thread of its own, of low priority, with a short queue: what does not fit is left out and counted, so no client ever
-waits for it. Counts are written every few seconds for `longtail-index staged` and `publish`
-(`longtail.index.StagedCounts`); a killed process loses those of the last ones.
+One low-priority thread with a short queue: what does not fit is counted as skipped, so no client waits for it. Counts
+are written for `longtail-index staged` and `publish` (`longtail.index.StagedCounts`) whenever the thread is idle, and
+every two seconds; a killed process loses the last ones.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import queue
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import copy_context
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -37,23 +35,8 @@ _WAITING = 64
 _WRITE_SECONDS = 2.0
 _NICENESS = 10
 
-
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """One query and what it was answered."""
-
-    query: Query
-    fingerprints_K: Array
-    buckets_K: Array
-    scores_K: Array
-
-
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """Organic choices of one request."""
-
-    events: Sequence[Event]
-    k: int
+Count = Callable[[Retriever, Retriever, StagedCounts], None]
+"""Counts some queries on the staged and the current release."""
 
 
 class Mirror:
@@ -63,6 +46,9 @@ class Mirror:
         state: the service's state directory.
         worker: this process' number.
         chance: draws which queries are mirrored.
+
+    Attributes:
+        staged: the release that gets shadow traffic.
     """
 
     def __init__(self, state: Path, worker: int, chance: random.Random | None = None) -> None:
@@ -71,31 +57,25 @@ class Mirror:
         self._chance = chance or random.Random()
         self.staged: Retriever | None = None
         self._current: Retriever | None = None
-        self._counts: StagedCounts | None = None
-        self._skipped = 0
-        self._unwritten = False
+        self._counts = StagedCounts(staged="", current="")
+        self._waiting = self._skipped = 0
+        self._written_at = 0.0
         self._trouble: str | None = None
-        self._work: queue.Queue[Sequence[_Served] | _Chosen | None] = queue.Queue(_WAITING)
         self._changing = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mirror", initializer=_lower_priority)
 
     def use(self, staged: Retriever | None, current: Retriever | None) -> None:
-        """Ask this release beside that from now on; None: none. Counts of the same two go on."""
+        """Compare this release with the current one from now on; counts of the same two go on."""
         with self._changing:
             if staged is None or current is None or staged.name == current.name:
-                self.staged, self._counts = None, None
+                self.staged = None
                 return
-            before = self._counts
+            names = staged.name, current.name
             self.staged, self._current = staged, current
-            if before is None or (before.staged, before.current) != (staged.name, current.name):
+            if (self._counts.staged, self._counts.current) != names:
                 kept = StagedCounts.read(self._state / STAGED_COUNTS / f"{self._worker}.json")
-                fits = kept is not None and (kept.staged, kept.current) == (staged.name, current.name)
-                self._counts = kept if fits else StagedCounts(staged=staged.name, current=current.name)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=copy_context().run, args=(self._run,), name="mirror", daemon=True
-                )
-                self._thread.start()
+                fits = kept is not None and (kept.staged, kept.current) == names
+                self._counts = kept if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
 
     def offer(self, retriever: Retriever, queries: Sequence[Query], retrieval: Retrieval, share: float) -> None:
         """Mirror some of the queries of a batch; returns at once.
@@ -109,118 +89,79 @@ class Mirror:
         """
         if self.staged is None or self._current is None or retriever.name != self._current.name:
             return
-        drawn = [
-            place
-            for place, query in enumerate(queries)
-            if self._chance.random() < share and not query.explore and query.vector is None
-        ]
-        if not drawn:
-            return
-        catalogue, starts_B = retriever.catalogue, [0, *retrieval.ends_B[:-1]]
-        served = []
-        for place in drawn:
-            rows_K = retrieval.rows_N[starts_B[place] : retrieval.ends_B[place]]
-            scores_K = retrieval.scores_N[starts_B[place] : retrieval.ends_B[place]]
-            served.append(_Served(queries[place], catalogue.fingerprints(rows_K), catalogue.buckets(rows_K), scores_K))
-        self._put(served, len(served))
+        catalogue, served = retriever.catalogue, list[tuple[Query, Array, Array, Array]]()
+        for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
+            if self._chance.random() < share and not query.explore and query.vector is None:
+                rows_K = retrieval.rows_N[start:end]
+                fingerprints_K, buckets_K = catalogue.fingerprints(rows_K), catalogue.buckets(rows_K)
+                served.append((query, fingerprints_K, buckets_K, retrieval.scores_N[start:end]))
+
+        def count(staged: Retriever, _: Retriever, counts: StagedCounts) -> None:
+            for each in served:
+                _count_query(*each, staged, counts)
+
+        if served:
+            self._put(len(served), count)
 
     def offer_choices(self, events: Sequence[Event], k: int) -> None:
-        """Ask both releases what they would have answered before organic choices; returns at once.
-
-        Args:
-            events: events of one request that were recorded.
-            k: labels retrieved.
-        """
+        """Count which organic choices each release would have answered among k labels; returns at once."""
         organic = [event for event in events if event.features is not None]
-        if self.staged is not None and organic:
-            self._put(_Chosen(organic, k), 0)
 
-    def counts(self, staged: str, current: str) -> StagedCounts:
-        """Get the counts of one release against another, of all processes of this replica."""
-        return StagedCounts.read_all(self._state, staged, current)
+        def count(staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
+            for event in organic:
+                _count_choice(event, k, staged, current, counts)
+
+        if self.staged is not None and organic:
+            self._put(0, count)
 
     def close(self) -> None:
-        """Finish what is under way, and write the counts."""
-        if self._thread is not None:
-            with suppress(queue.Full):
-                self._work.put(None, timeout=1)
-            self._thread.join(timeout=5)
+        """Finish what waits, and write the counts."""
+        self._thread.shutdown(wait=True)
 
-    def _put(self, work: Sequence[_Served] | _Chosen, queries: int) -> None:
-        try:
-            self._work.put_nowait(work)
-        except queue.Full:
-            self._skipped += queries
-
-    def _run(self) -> None:
-        with suppress(OSError, AttributeError):  # of a system that has no priorities of threads
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        written_at = monotonic()
-        while True:
-            try:
-                work = self._work.get(timeout=_WRITE_SECONDS)
-            except queue.Empty:
-                self._write()
-                continue
-            if work is None:
-                self._write()
-                return
-            with self._changing:
-                staged, current, counts = self.staged, self._current, self._counts
-            if staged is not None and current is not None and counts is not None:
-                try:
-                    self._count(work, staged, current, counts)
-                except Exception:
-                    logger.exception("a mirrored query could not be counted")
-            if monotonic() - written_at >= _WRITE_SECONDS:
-                self._write()
-                written_at = monotonic()
-
-    def _count(
-        self, work: Sequence[_Served] | _Chosen, staged: Retriever, current: Retriever, counts: StagedCounts
-    ) -> None:
-        if isinstance(work, _Chosen):
-            self._count_choices(work, staged, current, counts)
-        else:
-            for served in work:
-                _count_query(served, staged, counts)
-        counts.skipped, self._skipped = counts.skipped + self._skipped, 0
-        self._unwritten = True
-
-    def _count_choices(self, work: _Chosen, staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
-        """Which organic choices each of the two would have answered; of a release that refuses the query none."""
-        for event in work.events:
-            found = [_fingerprints(release, queries_of([event], work.k, release)) for release in (staged, current)]
-            ids = [str(id_) for id_ in event.labels]
-            rows_R = current.catalogue.rows(ids)[0]
-            for fingerprint, bucket in zip(
-                current.catalogue.fingerprints(rows_R), current.catalogue.buckets(rows_R), strict=True
-            ):
-                by_staged, by_current = (fingerprint in answered for answered in found)
-                counts.positives[bucket] += 1
-                counts.hits_of_both[bucket] += by_staged and by_current
-                counts.hits[bucket] += by_staged and not by_current
-                counts.hits_of_current[bucket] += by_current and not by_staged
-
-    def _write(self) -> None:
+    def _put(self, queries: int, count: Count) -> None:
         with self._changing:
-            counts, unwritten = self._counts, self._unwritten
-            self._unwritten = False
-        if counts is None or not unwritten:
-            return
+            if self._waiting > _WAITING:
+                self._skipped += queries
+                return
+            self._waiting += 1
+        self._thread.submit(self._run, count)
+
+    def _run(self, count: Count) -> None:
+        with self._changing:
+            staged, current, counts = self.staged, self._current, self._counts
+        try:
+            if staged is not None and current is not None:
+                count(staged, current, counts)
+        except Exception:
+            logger.exception("a mirrored query could not be counted")
+        with self._changing:
+            self._waiting -= 1
+            counts.skipped, self._skipped = counts.skipped + self._skipped, 0
+            due = not self._waiting or monotonic() - self._written_at >= _WRITE_SECONDS
+        if staged is not None and due:
+            self._write(counts)
+
+    def _write(self, counts: StagedCounts) -> None:
+        self._written_at = monotonic()
         try:
             counts.write(self._state, self._worker)
+            self._trouble = None
         except OSError as error:
             if str(error) != self._trouble:
                 logger.error("counts of the staged release cannot be written: %s", error)
-            self._trouble, self._unwritten = str(error), True
-        else:
-            self._trouble = None
+            self._trouble = str(error)
 
 
-def _count_query(served: _Served, staged: Retriever, counts: StagedCounts) -> None:
+def _lower_priority() -> None:
+    with suppress(OSError, AttributeError):  # of a system that has no priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+
+
+def _count_query(
+    query: Query, fingerprints_K: Array, buckets_K: Array, scores_K: Array, staged: Retriever, counts: StagedCounts
+) -> None:
     try:
-        retrieval = staged.retrieve([served.query])
+        retrieval = staged.retrieve([query])
     except EngineUnavailableError:  # which is no word about the release
         counts.skipped += 1
         return
@@ -232,18 +173,29 @@ def _count_query(served: _Served, staged: Retriever, counts: StagedCounts) -> No
     counts.queries += 1
     catalogue = staged.catalogue
     found = catalogue.fingerprints(retrieval.rows_N)
-    overlap = float(np.isin(served.fingerprints_K, found).mean()) if len(served.fingerprints_K) else 1.0
+    overlap = float(np.isin(fingerprints_K, found).mean()) if len(fingerprints_K) else 1.0
     counts.overlap += overlap
     counts.overlap_squares += overlap**2
-    if len(served.scores_K) and len(retrieval.scores_N):
-        counts.shift += float(retrieval.scores_N.mean() - served.scores_K.mean())
+    if len(scores_K) and len(retrieval.scores_N):
+        counts.shift += float(retrieval.scores_N.mean() - scores_K.mean())
     counts.seconds += retrieval.seconds["encode"] + retrieval.seconds["search"]
     for sums, buckets in (
         (counts.exposures, catalogue.buckets(retrieval.rows_N)),
-        (counts.exposures_of_current, served.buckets_K),
+        (counts.exposures_of_current, buckets_K),
     ):
         for bucket, shown in enumerate(np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()):
             sums[bucket] += shown
+
+
+def _count_choice(event: Event, k: int, staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
+    """Count which labels chosen each of the two would have answered; a release that refuses the query, none."""
+    by_staged, by_current = (_fingerprints(release, queries_of([event], k, release)) for release in (staged, current))
+    rows_R = current.catalogue.rows([str(id_) for id_ in event.labels])[0]
+    for chosen, bucket in zip(current.catalogue.fingerprints(rows_R), current.catalogue.buckets(rows_R), strict=True):
+        counts.positives[bucket] += 1
+        counts.hits_of_both[bucket] += chosen in by_staged and chosen in by_current
+        counts.hits[bucket] += chosen in by_staged and chosen not in by_current
+        counts.hits_of_current[bucket] += chosen in by_current and chosen not in by_staged
 
 
 def _fingerprints(release: Retriever, queries: Sequence[Query]) -> set[int]:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
@@ -33,7 +34,7 @@ async def release(request: Request) -> Response:
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})
 async def staged(request: Request) -> Response:
     """How a staged release would have answered a share of live queries: its overlap with what was served, exposure by
-    bucket, and shadow recall. All workers' counts, those of replicas that share a database among them, written every
+    bucket, and shadow recall. The counts of all workers of this replica, written every
     few seconds.
     """
     service = service_of(request)
@@ -42,7 +43,7 @@ async def staged(request: Request) -> Response:
         raise UnknownReleaseError("expected a staged release, found none; see longtail-index stage")
 
     def figures() -> dict[str, Any]:
-        return service.mirror.counts(other.name, current.name).figures()
+        return StagedCounts.read_all(service.settings.state_directory, other.name, current.name).figures()
 
     found = await service.read(lambda: service.read_figures(figures))
     return json_response(to_json(found, request_id(request)))

@@ -76,7 +76,7 @@ def test_shown_labels_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) ->
     for start in range(0, 400, 40):
         shown = catalogue.json_beginnings(np.arange(start, start + 40))
         assert shown[-1].startswith(f'{{"id":"item-{start + 39}","bucket"'.encode())
-        assert len(catalogue._json_of_row) <= 50
+        assert len(catalogue._shown_of_row) <= 50
 
 
 def test_a_history_over_the_labels_shares_their_ids(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with() -> None
 
     before = asked()
     catalogue.forget()
-    assert (catalogue._json_of_row, catalogue.row_of._kept, catalogue.attributes._of_labels._read) == ({}, {}, {})
+    assert (catalogue._shown_of_row, catalogue.row_of._kept, catalogue.attributes._of_labels._read) == ({}, {}, {})
     assert not catalogue.attributes._selections._values
     assert asked() == before == (before[0], [3], [7])
 

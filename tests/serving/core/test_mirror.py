@@ -48,13 +48,12 @@ def mirror(tmp_path: Path) -> Iterator[Mirror]:
     mirror.close()
 
 
-def mirrored(mirror: Mirror, tmp_path: Path, enough: Callable[[StagedCounts], bool]) -> StagedCounts:
+def mirrored(tmp_path: Path, enough: Callable[[StagedCounts], bool]) -> StagedCounts:
     """The counts on disk, once there are enough."""
     found = StagedCounts(staged="", current="")
 
     def counted() -> bool:
         nonlocal found
-        mirror._write()
         found = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
         return enough(found)
 
@@ -71,7 +70,7 @@ def ask(mirror: Mirror, *queries: dict, retriever: Retriever | None = None, shar
 def test_a_query_is_counted_by_hand(mirror: Mirror, tmp_path: Path) -> None:
     mirror.use(other_plane(), plane_retriever())
     ask(mirror, EAST, EAST)
-    found = mirrored(mirror, tmp_path, lambda counts: counts.queries == 2)
+    found = mirrored(tmp_path, lambda counts: counts.queries == 2)
     assert (found.refused, found.overlap, found.overlap_squares) == (0, 1.0, 0.5)
     assert found.shift == pytest.approx(2 * ((3 + 2) - (2 + 1.5)) / 2)
     assert found.exposures_of_current == [2, 0, 2, 0]
@@ -86,7 +85,7 @@ def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, t
     ask(mirror, {"vector": [1.0, 0.0], "k": 3})
     ask(mirror, EAST, share=0.0)
     ask(mirror, EAST)
-    assert mirrored(mirror, tmp_path, lambda counts: counts.queries > 0).queries == 1
+    assert mirrored(tmp_path, lambda counts: counts.queries > 0).queries == 1
 
 
 def test_about_the_share_is_mirrored(mirror: Mirror, tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_what_the_staged_release_refuses_is_counted_with_its_reason(
     monkeypatch.setattr(staged, "retrieve", refuse)
     mirror.use(staged, plane_retriever())
     ask(mirror, EAST)
-    found = mirrored(mirror, tmp_path, lambda counts: counts.queries == 1)
+    found = mirrored(tmp_path, lambda counts: counts.queries == 1)
     assert (found.refused, found.reason) == (1, "expected a user, received none")
 
 
@@ -117,7 +116,7 @@ def test_organic_choices_are_shadow_recall_of_both(mirror: Mirror, tmp_path: Pat
     mirror.use(other_plane(), plane_retriever())
     organic = Event(features={"user": "east"}, labels=["a", "c/é", "4", "nobody"], bias_removal=0)
     mirror.offer_choices([organic, Event(answer_id="x", labels=["a"])], 2)
-    found = mirrored(mirror, tmp_path, lambda counts: sum(counts.positives) > 0)
+    found = mirrored(tmp_path, lambda counts: sum(counts.positives) > 0)
     assert found.positives == [1, 0, 2, 0]
     assert (found.hits_of_both, found.hits, found.hits_of_current) == ([1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0])
     assert found.queries == 0
@@ -137,7 +136,7 @@ def test_a_busy_mirror_lets_nobody_wait(mirror: Mirror, tmp_path: Path, monkeypa
         ask(mirror, EAST)
     assert StagedCounts.read_all(tmp_path, "plane-2", "plane-1").queries == 0
     go_on.set()
-    found = mirrored(mirror, tmp_path, lambda counts: counts.queries + counts.skipped == 100)
+    found = mirrored(tmp_path, lambda counts: counts.queries + counts.skipped == 100)
     assert 64 <= found.queries <= 66
 
 
