@@ -14,8 +14,7 @@ from longtail.bundle import BundleInvariantError, Hide, Upsert
 from longtail.bundle.display import DisplayColumns
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
-from longtail.serving.core.attribute_columns import NumberColumn, ValueColumn
-from longtail.serving.core.attributes import LabelAttributes
+from longtail.serving.core.attributes import LabelAttributes, NumberColumn
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
@@ -42,17 +41,6 @@ def test_masks_equal_conditions_told_label_by_label() -> None:
         passed.append(int(selection.mask.sum()))
     assert {0, LABELS} < set(passed)
     assert sum(0 < count < LABELS for count in passed) > 60
-
-
-def test_a_column_of_many_values_is_searched_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = shop_columns()
-    few = ValueColumn(columns["tags"]), ValueColumn(columns["title"])
-    monkeypatch.setattr("longtail.serving.core.attribute_columns._BITMAPS_UPTO", 2)
-    many = ValueColumn(columns["tags"]), ValueColumn(columns["title"])
-    for values in (["t1"], ["t0", "all"], ["Title 0", "Title 399", "Title 4"], ["", "zz", "none"]):
-        for one, other in zip(few, many, strict=True):
-            assert one.having(values).tolist() == other.having(values).tolist()
-    assert np.flatnonzero(few[1].having(["Title 0", "Title 399", "x"])).tolist() == [0, 399]
 
 
 LARGE = 2**60

@@ -58,12 +58,12 @@ def test_a_label_takes_bytes_and_no_objects() -> None:
         bias=None,
         display=pa.table({"title": [f"Title of the label {row}" for row in range(COUNT)]}),
     )
-    Catalogue(make_bundle().labels, np.zeros((60, 1), np.float32)).json_beginnings(np.arange(9))  # imports on first use
+    Catalogue(make_bundle().labels, np.zeros((60, 1), np.float32)).shown(np.arange(9))  # imports on first use
     arrow = pa.total_allocated_bytes()
     tracemalloc.start()
     catalogue = Catalogue(labels, np.zeros((COUNT, 1), np.float32))
     assert catalogue.rows(["item-49999", "x"])[0].tolist() == [49_999]
-    catalogue.json_beginnings(np.arange(100))
+    catalogue.shown(np.arange(100))
     held = tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes() - arrow
     tracemalloc.stop()
     assert held / COUNT <= 30
@@ -74,8 +74,8 @@ def test_shown_labels_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) ->
     bundle = make_bundle(labels=400)
     catalogue = Catalogue(bundle.labels, bundle.embeddings)
     for start in range(0, 400, 40):
-        shown = catalogue.json_beginnings(np.arange(start, start + 40))
-        assert shown[-1].startswith(f'{{"id":"item-{start + 39}","bucket"'.encode())
+        shown = catalogue.shown(np.arange(start, start + 40))
+        assert shown[-1]["id"] == f"item-{start + 39}"
         assert len(catalogue._shown_of_row) <= 50
 
 
@@ -95,15 +95,16 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with() -> None
     def asked() -> tuple[object, ...]:
         chosen, _ = catalogue.attributes.select({"title": "Title 7"}, "filter")
         return (
-            catalogue.json_beginnings(np.arange(9)),
+            catalogue.shown(np.arange(9)),
             catalogue.rows(["item-3", "x"])[0].tolist(),
             np.flatnonzero(chosen.mask).tolist(),
         )
 
     before = asked()
     catalogue.forget()
-    assert (catalogue._shown_of_row, catalogue.row_of._kept, catalogue.attributes._of_labels._read) == ({}, {}, {})
-    assert not catalogue.attributes._selections._values
+    attributes = catalogue.attributes
+    assert (catalogue._shown_of_row, catalogue.row_of._kept, attributes._of_labels._read) == ({}, {}, {})
+    assert attributes._selected.cache_info().currsize == 0
     assert asked() == before == (before[0], [3], [7])
 
 
