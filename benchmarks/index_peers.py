@@ -33,9 +33,9 @@ from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import ExactRows, IndexSpec
-from longtail.index.construct.bands import train_index
+from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import tune_index
-from longtail.index.search.band import pad
+from longtail.index.search.faiss_index import pad
 
 LAMBDAS, KS = (0.0, 0.5, 1.0), (10, 100)
 TIMED, TURNS = 60, 3
@@ -201,7 +201,7 @@ def of_longtail(spec: str) -> Callable[[Bundle, Float32], Built]:
     def build(bundle: Bundle, _: Float32) -> Built:
         tuned = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
         searcher = tuned.searcher(bundle)
-        size = sum(_size(lambda path, band=band: faiss.write_index(band.index, path)) for band in tuned.bands)
+        size = _size(lambda path: faiss.write_index(tuned.index.index, path))
         return Built(lambda _: lambda query_1E, k: searcher.search(query_1E, k)[1], [tuned.kind], size)
 
     return build

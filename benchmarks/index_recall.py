@@ -33,12 +33,12 @@ from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.manifest import dial_words
 from longtail.index import ExactRows, Filter, IndexSpec, PriorTable, Releases, Searcher, build
-from longtail.index.construct.bands import by_reach, bytes_per_label, make_bands, train_index
-from longtail.index.construct.choice import rates
 from longtail.index.construct.recall import Calibration
+from longtail.index.construct.settings import rates
+from longtail.index.construct.training import by_reach, bytes_per_label, head_of, make_index, train_index
 from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort, Kind, RecallAt
-from longtail.index.search.band import Band, pad
+from longtail.index.search.faiss_index import FaissIndex, pad
 from tests.bundles import make_bundle
 
 DIM = 64
@@ -129,12 +129,12 @@ def print_recall_table(bundle: Bundle) -> None:
         started = time.perf_counter()
         index = train_index(factory, rows.shape[1], rows, "cpu")
         seconds = time.perf_counter() - started
-        band = Band("all", kind, factory, index, np.arange(len(rows)))
-        searcher = Searcher(bundle, [band], Effort(probes=probes))
-        _print_row(name, f"probes {probes}", bytes_per_label(band), seconds, calibration, searcher)
+        made = FaissIndex(kind, factory, index)
+        searcher = Searcher(bundle, made, Effort(probes=probes))
+        _print_row(name, f"probes {probes}", bytes_per_label(made), seconds, calibration, searcher)
     for factory, width in raw_kinds(cells)[1:]:
         started = time.perf_counter()
-        raw = RawFaiss(train_index(factory, width, rows, "cpu"), len(rows))
+        raw = RawFaiss(train_index(factory, width, rows, "cpu"))
         seconds = time.perf_counter() - started
         for raw.probes in (SINGLE_PROBES, 16 * SINGLE_PROBES):
             _print_row(f"raw {factory}", f"probes {raw.probes}", raw.bytes_per_label, seconds, calibration, raw)
@@ -145,7 +145,7 @@ def print_recall_table(bundle: Bundle) -> None:
         searcher = built.searcher(bundle)
         _print_row(f"banded {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
         if text == "ivf_flat":
-            banded, everywhere = searcher, Searcher(bundle, built.bands, effort)
+            banded, everywhere = searcher, Searcher(bundle, built.index, effort)
     print_effort_table(calibration, banded, everywhere)
     print_filter_table(bundle, banded)
 
@@ -155,14 +155,12 @@ class RawFaiss:
 
     Args:
         index: over all label rows; at `RFlat`, four candidates a result are scored again.
-        labels: how many they are.
     """
 
-    def __init__(self, index: Any, labels: int) -> None:
+    def __init__(self, index: Any) -> None:
         self._index = index
         self.probes = 1
-        band = Band("all", "factory", "", index, np.arange(labels))
-        self.bytes_per_label = bytes_per_label(band)
+        self.bytes_per_label = bytes_per_label(FaissIndex("factory", "", index))
 
     def search(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
         """The k best, best first."""
@@ -197,7 +195,7 @@ def print_code_table(bundle: Bundle) -> None:
         speed = trial.queries_per_second or 0
         row(f"banded {trial.kind}{chosen}", setting, trial.bytes_per_label, trial.recall, speed)
     for factory, width in raw_kinds(round(4 * np.sqrt(len(rows)))):
-        raw = RawFaiss(train_index(factory, width, rows, "cpu"), len(rows))
+        raw = RawFaiss(train_index(factory, width, rows, "cpu"))
         for raw.probes in (SINGLE_PROBES, 16 * SINGLE_PROBES):
             recall, _ = calibration.measure(raw)  # type: ignore[arg-type]  # it searches
             speed = rates([raw], calibration)[0]  # type: ignore[list-item]
@@ -240,14 +238,15 @@ def print_prior_table(bundle: Bundle) -> None:
         "most frequent": np.argsort(-bundle.labels.log_pi, kind="stable"),
         "any corner": by_reach(bundle, rows, calibration),
     }
+    index = make_index(IndexSpec("ivf_flat"), rows, "cpu")
     print("| head of | labels | probes | lowest recall@100 | where | mean | queries/s |")
     print("|---|---:|---:|---:|---|---:|---:|")
     for share in (0.01, 0.04):
         for name, order in orders.items():
             head = int(labels * share)
-            bands = make_bands(IndexSpec("ivf_flat"), rows, order, head, "cpu")
+            made = dataclasses.replace(index, head=head_of(rows, order[:head]))
             for probes in (16, 64, 256):
-                recall, rate = calibration.measure(Searcher(bundle, bands, Effort(probes=probes)))
+                recall, rate = calibration.measure(Searcher(bundle, made, Effort(probes=probes)))
                 lowest, mean = min(recall, key=lambda at: at.recall), np.mean([at.recall for at in recall])
                 figures = f"{lowest.recall:.3f} | {lowest.where} | {mean:.3f} | {rate:,.0f}"
                 print(f"| {name} | {head:,} | {probes} | {figures} |", flush=True)
@@ -311,7 +310,7 @@ def print_release_times(bundle: Bundle) -> None:
         _print_row(f"banded {manifest.kind}", setting, size, built, calibration, release.searcher)
         for trial in release.index.kinds:
             print(trial.model_dump_json(exclude={"recall"}), f"lowest recall {trial.lowest.recall:.4f}")
-        print_effort_table(calibration, release.searcher, Searcher(release.bundle, release.searcher.bands, effort))
+        print_effort_table(calibration, release.searcher, Searcher(release.bundle, release.searcher.index, effort))
 
 
 def _print_row(

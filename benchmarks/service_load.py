@@ -159,7 +159,7 @@ def _write_bodies(directory: Path, name: str, labels: int, k: int) -> Path:
 
 
 def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
-    """Seconds a query of the tower and of the bands' FAISS indexes: the work that no service can save."""
+    """Seconds a query of the tower, the FAISS index and the exact head: the work that no service can save."""
     name = Releases(releases).current() or ""
     release = Releases(releases).open(name)
     bundle, searcher = release.bundle, release.searcher
@@ -170,8 +170,10 @@ def _raw(releases: Path, labels: int, k: int) -> tuple[float, float]:
     onnx = _seconds(lambda turn: encoder.embed(inputs[turn]))
     queries = [bundle.augmentation.queries(encoder.embed(each), 0.5) for each in inputs]
     effort = faiss.SearchParametersIVF(nprobe=searcher.effort.probes)
-    indexes = [(band.index, effort if band.kind == "ivf_flat" else None) for band in searcher.bands]
-    search = _seconds(lambda turn: [index.search(queries[turn], k, params=params) for index, params in indexes])
+    index = searcher.index
+    head_HE = np.empty((0, index.index.d), np.float32) if index.head is None else index.head.vectors_HE
+    params = effort if index.kind == "ivf_flat" else None
+    search = _seconds(lambda turn: (index.index.search(queries[turn], k, params=params), queries[turn] @ head_HE.T))
     return onnx, search
 
 

@@ -8,12 +8,11 @@ Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Float32, Int8, Int64
@@ -24,7 +23,6 @@ from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
 from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
 from longtail.bundle.label_changes import Upsert
-from longtail.bundle.labels import Labels
 from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
 
@@ -97,22 +95,6 @@ class AddedLabels:
             self.display + more.display,
             {name: np.concatenate([vectors, more.vectors[name]]) for name, vectors in self.vectors.items()},
             joined(self.priors, more.priors),
-        )
-
-    def alone(self, bundle: Bundle) -> Bundle:
-        """These labels with the model that they were added to, for an index of them: not to be written, for the
-        manifest is the model's."""
-        priors = bundle.priors
-        if priors is not None and self.priors is not None:
-            priors = replace(priors, values_LP=self.priors)
-        ids, nothing_shown = pa.array(self.ids, pa.string()), pa.table({})
-        return replace(
-            bundle,
-            labels=Labels(ids, self.counts, self.log_pn, self.buckets, self.bias, nothing_shown, self.log_popularity),
-            embeddings=self.embeddings,
-            label_vectors={},
-            priors=priors,
-            path=None,
         )
 
 

@@ -44,7 +44,6 @@ from longtail.index.search.filters import Condition, Filter, Selection, without_
 from longtail.index.search.milvus import MilvusServer
 
 if TYPE_CHECKING:
-    from longtail.index.construct.added import index_in_memory
     from longtail.index.release.building import build, refresh_priors, update
     from longtail.index.release.release import Release
     from longtail.index.release.releases import Releases, publish
@@ -55,7 +54,6 @@ _NEED_FAISS = {
     "Releases": "release.releases",
     "Searcher": "search.searcher",
     "build": "release.building",
-    "index_in_memory": "construct.added",
     "publish": "release.releases",
     "refresh_priors": "release.building",
     "update": "release.building",
@@ -102,7 +100,6 @@ __all__ = [
     "StagedFloors",
     "StagedReport",
     "build",
-    "index_in_memory",
     "kth_best",
     "merge_labels",
     "no_results",

@@ -23,13 +23,12 @@ class Effort(Record):
     """Search effort: the settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
-    """Cells an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""
+    """Lists an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""
     refine: int = Field(default=1, ge=1)
     """Candidates fetched per result and scored again exactly, for indexes that compress rows; of `ivf_sq` and
     `ivf_fastscan` for a hundred results at the least."""
     head: int | None = Field(default=None, ge=0)
-    """Most frequent labels of the exact head that are scored whatever the query, where `ivf_flat` finds the others in
-    its cells; None: the whole head."""
+    """Labels of the exact head that every query scores; the others are found by the index. None: the whole head."""
 
     @property
     def words(self) -> str:
@@ -72,7 +71,7 @@ class Trial(Record):
 
     kind: Kind
     head: int = Field(ge=0)
-    """Labels in the exact head band."""
+    """Labels in the exact head."""
     effort: Effort
     recall: list[RecallAt]
     queries_per_second: float
@@ -89,7 +88,7 @@ class KindTrial(Record):
 
     kind: Kind
     head: int = Field(ge=0)
-    """Labels in the exact head band."""
+    """Labels in the exact head."""
     effort: Effort
     recall: list[RecallAt]
     queries_per_second: float | None
@@ -162,22 +161,6 @@ class Partition(Record):
     """The same when they were trained."""
 
 
-class BandRecord(Record):
-    """One popularity band: a FAISS file and the label row of each of its index ids."""
-
-    name: str
-    kind: Kind
-    factory: str
-    """The FAISS factory string that was built, metric inner product."""
-    labels: int = Field(ge=1)
-    index_file: str
-    rows_file: str
-    cells_file: str | None = None
-    """The cell of each of its index ids, int32 [N], of an inverted file; None: to be read from the index."""
-    vectors_file: str | None = None
-    """What an exact head's index holds, float32 [N, width], aligned; None: to be copied from the index."""
-
-
 class CollectionColumn(Record):
     """A display column that requests may filter by, as two fields of a collection."""
 
@@ -220,12 +203,12 @@ class IndexManifest(Record):
     """Coordinates of an augmented row [METHODS §6]."""
     priors: list[Prior] = Field(default=[])
     """Their values stand in `priors.npy` beside the manifest, float32 [L, P]."""
-    bands: list[BandRecord]
-    """None of an index that is a collection."""
+    factory: str | None
+    """The FAISS factory string that was built, metric inner product; its ids are label rows. None of a collection."""
+    head: int = Field(ge=0)
+    """Labels of the exact head, which every query is multiplied with."""
     collection: CollectionRecord | None = None
     """Where the rows are, if Milvus holds them."""
-    positions_file: str | None = None
-    """Every label's index id, counted on from one band to the next, int32 [L]; None: to be made of the bands' rows."""
     effort: Effort
     """What suffices at every place on the dials, and under filters."""
     efforts: list[EffortAt] = Field(default=[])
@@ -234,7 +217,7 @@ class IndexManifest(Record):
     recall_queries: int = Field(ge=1)
     recall_floor: float
     bytes_per_label: float | None = None
-    """Bytes of the approximate band's index file per label of it, or of the one index."""
+    """Bytes of the FAISS file per label; None of a collection."""
     bytes_per_label_limit: float | None = None
     """What it was to be at most."""
     kinds: list[KindTrial] = Field(default=[])

@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from longtail.bundle import Bundle, sha256_of
 from longtail.bundle.filterable import filter_kind
-from longtail.index.construct.bands import by_reach
 from longtail.index.construct.collection_rows import MOST_FIELDS, OWN_FIELDS, write_rows
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.settings import TARGET
 from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.training import by_reach
 from longtail.index.construct.tuning import TunedIndex, check_floor
 from longtail.index.errors import LongtailIndexError, SpecError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort, Kind, Trial
@@ -97,7 +97,7 @@ def tune_collection(
     return TunedIndex(
         kind=kind,
         dim=dim,
-        bands=[],
+        index=None,
         chosen=max(trials, key=lambda trial: trial.lowest.recall),
         efforts=[],
         trials=trials,

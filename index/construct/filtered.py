@@ -11,7 +11,7 @@ Legend: `L` labels, `Q` queries, `R` selected labels, `K` results, `E` coordinat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal
 
 import faiss
@@ -22,9 +22,8 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.recall import TOLERANCE, Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.manifests import Effort, FilteredEffort, FilteredRecall, FilteredSearch
-from longtail.index.search.band import Band
-from longtail.index.search.cells import MEASURED_DEPTH
 from longtail.index.search.exact import ExactRows
+from longtail.index.search.faiss_index import MEASURED_DEPTH, FaissIndex
 from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.searcher import Searcher
 
@@ -42,17 +41,17 @@ _Name = Literal["random", "near", "rare"]
 
 
 def tune_filtered(
-    bundle: Bundle, rows_LE: Float32, bands: Sequence[Band], effort: Effort, spec: IndexSpec, progress: Progress
+    bundle: Bundle, rows_LE: Float32, index: FaissIndex, effort: Effort, spec: IndexSpec, progress: Progress
 ) -> FilteredSearch:
     """Measure recall under filters, and look harder where it is below the floor.
 
     Args:
         bundle: whose labels are indexed.
         rows_LE: float32, their augmented rows.
-        bands: the index.
+        index: over them.
         effort: how hard it is searched without filters.
         spec: has the floor.
-        progress: told what is being done, one line at a time.
+        progress: called with what is being done, one line at a time.
     """
     trial = FilteredTrial(bundle, rows_LE)
     efforts: list[FilteredEffort] = []
@@ -60,7 +59,7 @@ def tune_filtered(
     for selectivity in SELECTIVITIES:
         selections = list(trial.selections(selectivity))
         for chosen in _efforts(selectivity):
-            searcher = Searcher(bundle, bands, effort, [chosen])
+            searcher = Searcher(bundle, index, effort, [chosen])
             measured = [at for selection in selections for at in trial.measure(searcher, selectivity, *selection)]
             lowest = min(recall.lowest for recall in measured)
             progress(f"{selectivity:.1%} of the labels, boost {chosen.boost:g}: lowest recall {lowest:.4f}")

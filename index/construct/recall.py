@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from typing import Any
 
 import faiss
 import numpy as np
@@ -17,9 +16,9 @@ from longtail.bundle import Bundle, Prior
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.manifests import RecallAt
 from longtail.index.search.candidates import no_results, top_k
-from longtail.index.search.cells import MEASURED_DEPTH
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filtering import FilteringSearcher
+from longtail.index.search.faiss_index import MEASURED_DEPTH
+from longtail.index.search.searcher import Searcher
 
 Progress = Callable[[str], None]
 """Told what is being done, one line at a time."""
@@ -74,7 +73,7 @@ class Calibration:
         tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
-    def measure(self, searcher: FilteringSearcher[Any], k: int | None = None) -> tuple[list[RecallAt], float]:
+    def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
         """Recall@k at every place on the dials, and queries per second in one batch.
 
         A label that is found counts when its exact score reaches the exact k-th best: ties count. What a search fills
@@ -102,7 +101,7 @@ class Calibration:
             for (bias_removal, popularity, weights), recall in zip(self.places, recalls, strict=True)
         ]
 
-    def found(self, searcher: FilteringSearcher[Any], k: int) -> tuple[Int64, Bools]:
+    def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
         """What a search of every query finds: label rows int64 [Q, k], and which of them count, bool [Q, k]."""
         _, rows_QK = searcher.found(self.queries_QE, k)
         hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]

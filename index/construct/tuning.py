@@ -1,33 +1,45 @@
 """Build an index and choose its settings by measured recall: how large the exact head, how hard the search.
 
-One approximate index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms.
-Within a band of similar popularity they vary little, so the most frequent labels go to an exact head and the rest to
-an approximate tail; every query searches both. With priors the head holds what any corner of their weights lifts most.
-The build chooses the head whose queries score the fewest rows, starts with the cheapest effort, looks harder, then
-widens the head, until recall reaches the target everywhere.
+One FAISS index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms. So every
+query is multiplied with an exact head as well: the most frequent labels, and with priors those that any corner of their
+weights lifts most. The index is the same whatever the head, so one search of it at each effort gives the recall of
+every size: of an exact answer, what ranks in the head counts, and of the others what was found. The build chooses the
+head whose queries score the fewest rows, starts with the cheapest effort, looks harder, then widens the head, until
+recall reaches the target everywhere.
 
-Legend: `L` labels, `E` coordinates of an augmented row.
+Legend: `L` labels, `Q` queries, `K` results.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32, Int64
-from longtail.index.construct.bands import KnownCells, by_reach, bytes_per_label, make_bands
-from longtail.index.construct.choice import choose, rates
+from longtail.bundle.arrays import Int64
 from longtail.index.construct.filtered import tune_filtered
-from longtail.index.construct.head import choose_head, head_sizes
 from longtail.index.construct.recall import Calibration, Progress
-from longtail.index.construct.settings import TARGET, curve_of, efforts_at, efforts_of, trial_at
+from longtail.index.construct.settings import (
+    TARGET,
+    curve_of,
+    efforts_at,
+    efforts_of,
+    half_decades,
+    kind_trial,
+    rates,
+    rows_scored,
+    trial_at,
+)
 from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.training import by_reach, bytes_per_label, head_of, make_index
 from longtail.index.errors import RecallFloorError, SpecError
 from longtail.index.manifests import (
     CollectionRecord,
     Device,
+    Effort,
     EffortAt,
     FilteredSearch,
     Kind,
@@ -36,9 +48,14 @@ from longtail.index.manifests import (
     RecallAt,
     Trial,
 )
-from longtail.index.search.band import Band
+from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
+
+MARGIN = 1.25
+"""Times as many queries a second as the first kind that another must answer to be taken: a close call, or a timing
+that was disturbed, is no reason to do without the rows themselves."""
+_LEAST_HEAD, _MOST_HEAD_SHARE = 1_000, 0.16
 
 
 @dataclass(frozen=True)
@@ -46,26 +63,26 @@ class TunedIndex:
     """An index in memory whose settings were chosen, and what was measured on the way.
 
     Attributes:
-        kind: kind of the index, or of its tail band.
+        kind: kind of the index.
         dim: coordinates of an augmented row.
-        bands: the bands of the chosen setting.
+        index: the index with the chosen head; None of a collection.
         chosen: the setting that suffices everywhere.
         efforts: the least effort of every place on the dials and depth; empty where there is none less.
         trials: every setting that was tried, in order.
         recall_k: results per query that recall was measured at.
         recall_queries: calibration queries that it was measured with.
         seconds: duration of the whole build.
-        bytes_per_label: of the last band's index file; None of a collection.
+        bytes_per_label: of the index file; None of a collection.
         kinds: what `auto` had to choose from; empty where it had no choice.
         curve: what less and more effort recalls and how quick it is, of every kind that was built.
         filtered: what search under filters takes and recalls; None of an exact index.
-        partition: where the cells come from; None if this build trained them, or there are none.
-        collection: where the rows are, in place of bands.
+        partition: where the lists come from; None if this build trained them, or there are none.
+        collection: where the rows are, in place of an index.
     """
 
     kind: Kind
     dim: int
-    bands: list[Band]
+    index: FaissIndex | None
     chosen: Trial
     efforts: list[EffortAt]
     trials: list[Trial]
@@ -86,21 +103,32 @@ class TunedIndex:
         return [RecallAt(**at.model_dump(exclude={"k", "effort"})) for at in served] or self.chosen.recall
 
     def searcher(self, bundle: Bundle) -> Searcher:
-        """A searcher as a release of this index has it, if FAISS holds it."""
+        """Create a searcher as a release of this index has it, if FAISS holds it."""
+        assert self.index is not None
         filtered = self.filtered.efforts if self.filtered else ()
-        return Searcher(bundle, self.bands, self.chosen.effort, filtered, self.efforts)
+        return Searcher(bundle, self.index, self.chosen.effort, filtered, self.efforts)
+
+
+@dataclass(frozen=True)
+class _Tuned:
+    """A kind at the setting of it that recalls best, or enough."""
+
+    index: FaissIndex
+    bytes: float
+    chosen: Trial
+    trials: list[Trial]
 
 
 def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
     """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
 
-    An `auto` that has a choice builds every kind that fits, over the same cells, and takes the quickest.
+    An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest.
 
     Args:
         bundle: whose augmented rows are indexed.
         spec: the kind, the recall floor and the memory.
         device: where FAISS trains and adds.
-        progress: told what is being done, one line at a time.
+        progress: called with what is being done, one line at a time.
 
     Raises:
         SpecError: the spec does not fit the catalogue, FAISS refuses it, or every kind takes too many bytes.
@@ -110,40 +138,72 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     check_device(device)
     started = time.perf_counter()
     rows_LE = bundle.rows()
+    labels = len(rows_LE)
     candidates = _fitting(spec, device, *rows_LE.shape)
-    names = ", ".join(candidate.kind(len(rows_LE)) for candidate in candidates)
-    progress(f"exact answers for the recall of {names} over {len(rows_LE):,} labels")
+    names = ", ".join(candidate.kind(labels) for candidate in candidates)
+    progress(f"exact answers for the recall of {names} over {labels:,} labels")
     calibration = Calibration(bundle, rows_LE)
-    site = _Site(bundle, rows_LE, by_reach(bundle, rows_LE, calibration), calibration, device, progress)
+    order_L = by_reach(bundle, rows_LE, calibration)
+    target, sizes = max(TARGET, spec.recall_floor), dict[Kind, float]()
     tried: list[_Tuned] = []
+    first: FaissIndex | None = None
     for candidate in candidates:
-        tried += _tune(site, candidate, tried[0] if tried else None)
+        kind, plainer = candidate.kind(labels), tried[0] if tried else None
+        heads = [0] if kind in ("flat", "factory") else head_sizes(labels, candidate.least_labels())
+        progress(f"train and fill {kind}")
+        outside = np.sort(order_L[heads[0] :]) if heads[0] else None
+        index = make_index(candidate, rows_LE, device, outside=outside, like=first)
+        first = first or index
+        sizes[kind] = bytes_per_label(index)
+        if spec.bytes_per_label is not None and sizes[kind] > spec.bytes_per_label:
+            continue
+        # Codes find no more than the plainer kind did with as large a head and as many probes: they begin there.
+        least, sought = Effort(), target
+        if plainer is not None:
+            heads, least = [plainer.chosen.head], plainer.chosen.effort
+            sought = min(target, plainer.chosen.lowest.recall)
+        elif len(heads) > 1:
+            enough = choose_head(bundle, index, heads, order_L, calibration, target)
+            heads = [head for head in heads if head >= enough]
+        best: Trial | None = None
+        trials: list[Trial] = []
+        for headed in (replace(index, head=head_of(rows_LE, order_L[:head])) for head in heads):
+            for effort in (effort for effort in efforts_of(index) if effort.probes >= least.probes):
+                trials.append(trial_at(bundle, calibration, headed, effort))
+                lowest = trials[-1].lowest.recall
+                progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {lowest:.4f}")
+                if best is None or lowest > best.lowest.recall:
+                    best, chosen_index = trials[-1], headed
+                if lowest >= sought:
+                    break
+            if best is not None and best.lowest.recall >= sought:
+                break
+        assert best is not None
+        tried.append(_Tuned(chosen_index, sizes[kind], best, trials))
     if not tried:
-        raise _too_large(spec, site.bytes)
+        raise _too_large(spec, sizes)
     check_floor(tried[0].chosen.lowest, spec, calibration, len(tried[0].trials), "Use --spec flat")
-    kinds = _timed(site, spec, tried) if len(tried) > 1 else []
+    kinds = _timed(bundle, calibration, target, tried, progress) if len(tried) > 1 else []
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
-    efforts = efforts_at(
-        bundle, taken.bands, taken.chosen, trials, calibration, progress, max(TARGET, spec.recall_floor)
-    )
+    efforts = efforts_at(bundle, taken.index, taken.chosen, trials, calibration, progress, target)
     curve = []
     for each in tried:
-        curve += curve_of(bundle, each.bands, each.chosen, trials, calibration, site.bytes[each.kind])
+        curve += curve_of(bundle, each.index, each.chosen, trials, calibration, each.bytes)
     filtered = None
-    if taken.kind != "flat":
-        filtered = tune_filtered(bundle, rows_LE, taken.bands, taken.chosen.effort, spec, progress)
+    if taken.index.kind != "flat":
+        filtered = tune_filtered(bundle, rows_LE, taken.index, taken.chosen.effort, spec, progress)
     return TunedIndex(
-        kind=taken.kind,
+        kind=taken.index.kind,
         dim=rows_LE.shape[1],
-        bands=taken.bands,
+        index=taken.index,
         chosen=taken.chosen,
         efforts=efforts,
         trials=trials,
         recall_k=calibration.k,
         recall_queries=calibration.queries,
         seconds=time.perf_counter() - started,
-        bytes_per_label=site.bytes[taken.kind],
+        bytes_per_label=taken.bytes,
         kinds=kinds,
         curve=curve,
         filtered=filtered,
@@ -168,116 +228,76 @@ def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, tri
         )
 
 
-@dataclass(frozen=True)
-class _Site:
-    """What all settings of one build share.
+def head_sizes(labels: int, rest: int = 1) -> list[int]:
+    """Get the sizes of a head to choose from, smallest first; all but the first leave at least `rest` labels out."""
+    smallest, most = min(_LEAST_HEAD, labels // 10), min(int(labels * _MOST_HEAD_SHARE), labels - rest)
+    sizes = [smallest, *half_decades(_LEAST_HEAD, most)[1:]]
+    return [*sizes, most] if most > sizes[-1] else sizes
 
-    Attributes:
+
+def choose_head(
+    bundle: Bundle,
+    index: FaissIndex,
+    sizes: Sequence[int],
+    order_L: Int64,
+    calibration: Calibration,
+    target: float,
+) -> int:
+    """Choose the size whose queries score the fewest rows where each place on the dials reaches a recall.
+
+    Of `ivf_flat` each place may score less than the whole head, so the head is as large as the neediest place's; of
+    other kinds the mean over the places decides. Where no size suffices the smallest is taken.
+
+    Args:
         bundle: whose labels are indexed.
-        rows_LE: float32, their augmented rows.
-        by_reach_L: int64, label rows, those of the head first.
-        calibration: measures recall.
-        device: where FAISS trains.
-        progress: told what is being done.
-        cells: once they were trained.
-        bytes: bytes per label of every kind that was built.
+        index: without a head.
+        sizes: to choose from, smallest first.
+        order_L: int64 [L], label rows, those of the head first.
+        calibration: has the queries and their exact answers.
+        target: recall of the most results that are measured.
     """
-
-    bundle: Bundle
-    rows_LE: Float32
-    by_reach_L: Int64
-    calibration: Calibration
-    device: Device
-    progress: Progress
-    cells: list[KnownCells] = field(default_factory=list)
-    bytes: dict[Kind, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Tuned:
-    """A kind at the setting of it that recalls best, or enough."""
-
-    kind: Kind
-    bands: list[Band]
-    chosen: Trial
-    trials: list[Trial]
-
-
-def _tune(site: _Site, spec: IndexSpec, plainer: _Tuned | None) -> list[_Tuned]:
-    """The kind of a spec, at its cheapest setting that recalls enough; none if it takes too many bytes.
-
-    Codes find no more than the plainer kind did with as large a head and as many probes: they begin there.
-    """
-    target = max(TARGET, spec.recall_floor)
-    if plainer is not None:
-        target = min(target, plainer.chosen.lowest.recall)
-    best: tuple[Trial, list[Band]] | None = None
-    trials = []
-    for trial, bands in _settings(site, spec, target, plainer.chosen if plainer else None):
-        trials.append(trial)
-        if best is None or trial.lowest.recall > best[0].lowest.recall:
-            best = trial, bands
-        if trial.lowest.recall >= target:
+    rank_L = np.empty(len(order_L), np.int64)
+    rank_L[order_L] = np.arange(len(order_L))
+    exact_QK = rank_L[calibration.best_QK]
+    least_rows = np.full((len(sizes), len(calibration.places)), np.inf)
+    searcher = Searcher(bundle, index, Effort())
+    for effort in efforts_of(index):
+        found_QK, hits_QK = calibration.found(searcher.at(effort), calibration.k)
+        found_QK = rank_L[found_QK]
+        for place, size in enumerate(sizes):
+            in_head_Q = np.count_nonzero(exact_QK < size, axis=1)
+            hits_Q = in_head_Q + np.count_nonzero(hits_QK & (found_QK >= size), axis=1)
+            recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(len(calibration.places), -1).mean(axis=1).round(6)
+            rows = rows_scored(index, effort, size)
+            least_rows[place, recalls >= target] = np.minimum(least_rows[place, recalls >= target], rows)
+        if np.isfinite(least_rows).all():
             break
-    return [] if best is None else [_Tuned(spec.kind(len(site.rows_LE)), best[1], best[0], trials)]
+    if index.kind == "ivf_flat":
+        return sizes[int(least_rows.argmin(axis=0).max())]
+    return sizes[int(least_rows.mean(axis=1).argmin())]
 
 
-def _settings(site: _Site, spec: IndexSpec, target: float, least: Trial | None) -> Iterator[tuple[Trial, list[Band]]]:
-    """Measured settings and their bands, cheapest first; none of a kind that takes too many bytes."""
-    kind = spec.kind(len(site.rows_LE))
-    if least is not None:
-        heads = [least.head]
-    elif kind in ("flat", "factory"):
-        heads = [0]
-    else:
-        heads = head_sizes(len(site.rows_LE), spec.least_labels())
-    filled, bands = heads[0], _filled(site, spec, heads[0])
-    if spec.bytes_per_label is not None and site.bytes[kind] > spec.bytes_per_label:
-        return
-    if len(heads) > 1:
-        enough = choose_head(site.bundle, bands, heads, site.by_reach_L, site.calibration, target)
-        heads = [head for head in heads if head >= enough]
-    for head in heads:
-        if head != filled:
-            filled, bands = head, _filled(site, spec, head)
-        for effort in efforts_of(bands[-1]):
-            if least is not None and effort.probes < least.effort.probes:
-                continue
-            trial = trial_at(site.bundle, site.calibration, bands, effort, head)
-            site.progress(f"probes {effort.probes}, refine {effort.refine}: lowest recall {trial.lowest.recall:.4f}")
-            yield trial, bands
+def choose(trials: Sequence[KindTrial]) -> int:
+    """Choose the first kind, unless others are quicker by `MARGIN`; then the quickest of them.
+
+    Args:
+        trials: the plainest first; those that recall too little have no rate.
+    """
+    speeds = [trial.queries_per_second or 0.0 for trial in trials]
+    quickest = max(range(len(speeds)), key=speeds.__getitem__)
+    return quickest if speeds[quickest] >= MARGIN * speeds[0] else 0
 
 
-def _filled(site: _Site, spec: IndexSpec, head: int) -> list[Band]:
-    """The bands of a head, over cells that were trained for another head or kind if there are any."""
-    kind = spec.kind(len(site.rows_LE))
-    site.progress(f"train and fill {kind}" + (f", exact head of {head:,} labels" if head else ""))
-    known = site.cells[0] if site.cells else None
-    bands = make_bands(spec, site.rows_LE, site.by_reach_L, head, site.device, known)
-    site.bytes[kind] = bytes_per_label(bands[-1])
-    if known is None and (trained := KnownCells.of(bands, site.rows_LE.shape[1])) is not None:
-        site.cells.append(trained)
-    return bands
-
-
-def _timed(site: _Site, spec: IndexSpec, tried: Sequence[_Tuned]) -> list[KindTrial]:
+def _timed(
+    bundle: Bundle, calibration: Calibration, target: float, tried: Sequence[_Tuned], progress: Progress
+) -> list[KindTrial]:
     """The kinds that were tried, those timed that recall as much as is looked for, or as the plainest does."""
-    least = min(max(TARGET, spec.recall_floor), tried[0].chosen.lowest.recall)
+    least = min(target, tried[0].chosen.lowest.recall)
     enough = [tuned for tuned in tried if tuned.chosen.lowest.recall >= least]
-    site.progress(f"queries per second of {', '.join(tuned.kind for tuned in enough)}")
-    searchers = [Searcher(site.bundle, tuned.bands, tuned.chosen.effort) for tuned in enough]
-    speeds = dict(zip([tuned.kind for tuned in enough], rates(searchers, site.calibration), strict=True))
-    return [
-        KindTrial(
-            kind=tuned.kind,
-            head=tuned.chosen.head,
-            effort=tuned.chosen.effort,
-            recall=tuned.chosen.recall,
-            queries_per_second=round(speeds[tuned.kind], 1) if tuned.kind in speeds else None,
-            bytes_per_label=site.bytes[tuned.kind],
-        )
-        for tuned in tried
-    ]
+    progress(f"queries per second of {', '.join(tuned.index.kind for tuned in enough)}")
+    searchers = [Searcher(bundle, tuned.index, tuned.chosen.effort) for tuned in enough]
+    speeds = dict(zip([tuned.index.kind for tuned in enough], rates(searchers, calibration), strict=True))
+    return [kind_trial(tuned.chosen, speeds.get(tuned.index.kind), tuned.bytes) for tuned in tried]
 
 
 def _fitting(spec: IndexSpec, device: Device, labels: int, dim: int) -> list[IndexSpec]:

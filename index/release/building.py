@@ -2,8 +2,9 @@
 
 NAME/
   bundle/         every file of the bundle, hard-linked where the disk allows it
-  index/          manifest.json; per band NAME.faiss and NAME.rows.npy; with priors priors.npy; what is made once, to be
-                  mapped: NAME.cells.npy, NAME.vectors.npy, positions.npy, labels.arrow, lookup.arrow, vocabularies/
+  index/          manifest.json; index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
+                  head.rows.npy and head.vectors.npy, the exact head; with priors priors.npy; and to be mapped
+                  labels.arrow, lookup.arrow, vocabularies/
   release.json    which bundle, which index, the sha256 of every file of index/
 """
 
@@ -193,7 +194,7 @@ def update(
         What release.json says.
 
     Raises:
-        LongtailIndexError: no such release, rows of another width, a band without a label left, the priors, or a recall
+        LongtailIndexError: no such release, rows of another width, the priors, or a recall
             below the release's floor; nothing is left behind.
         StoreError: as `merge_labels`.
         BundleError: the bundle or the release's is not intact, the new release exists, or the bundle lacks a
@@ -245,11 +246,11 @@ def _refilled(
     spec, searcher, kept = before.spec, before.searcher, before.index.partition
     if isinstance(searcher, CollectionSearcher):
         return tune_collection(bundle, spec, there.milvus(), before.index.filterable, progress)
-    trained = imbalance_of(searcher.bands[-1])
-    tuned = refill_index(bundle, spec, searcher.bands, before.index.effort, progress, changes)
+    trained = imbalance_of(searcher.index)
+    tuned = refill_index(bundle, spec, searcher.index, before.index.effort, progress, changes)
     if changes is None:
         return replace(tuned, partition=kept)
-    now = imbalance_of(tuned.bands[-1])
+    now = None if tuned.index is None else imbalance_of(tuned.index)
     if trained is None or now is None:
         return tuned
     kept = kept or Partition(trained_by=before.name, newer=0, imbalance=trained, imbalance_trained=trained)

@@ -1,6 +1,6 @@
-"""The files of an index/: one FAISS index and one array of label rows per band, the bundle's tables, and manifest.json.
+"""The files of an index/: a FAISS index, its exact head, the bundle's tables, and manifest.json.
 
-Legend: `N` labels of a band, `L` labels.
+Legend: `L` labels, `H` labels of the head, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ import numpy as np
 from pydantic import BaseModel
 
 from longtail.bundle import Bundle, FileRecord, MappedTables, Priors, sha256_of
-from longtail.bundle.arrays import Array, Float32, Int32, Int64
+from longtail.bundle.arrays import Array
 from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex
 from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
-from longtail.index.manifests import SCHEMA_VERSION, BandRecord, Device, IndexManifest
-from longtail.index.search.band import ON_GPU, Band
-from longtail.index.search.eligible import positions_of
+from longtail.index.manifests import SCHEMA_VERSION, Device, IndexManifest
+from longtail.index.search.faiss_index import LISTS as LISTS_KINDS
+from longtail.index.search.faiss_index import ON_GPU, FaissIndex, Head
 from longtail.index.search.gpu import GpuIndex
 
 INDEX = "index"
 INDEX_MANIFEST = f"{INDEX}/manifest.json"
 PRIORS = f"{INDEX}/priors.npy"
-POSITIONS = f"{INDEX}/positions.npy"
+FAISS_FILE, LISTS = f"{INDEX}/index.faiss", f"{INDEX}/lists.npy"
+HEAD_ROWS, HEAD_VECTORS = f"{INDEX}/head.rows.npy", f"{INDEX}/head.vectors.npy"
 
 _Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
@@ -62,27 +63,14 @@ def write_index(
     """
     (root / INDEX).mkdir()
     files: dict[str, FileRecord] = {}
-    bands = []
-    for band in tuned.bands:
-        record = BandRecord(
-            name=band.name,
-            kind=band.kind,
-            factory=band.factory,
-            labels=len(band.rows_N),
-            index_file=f"{INDEX}/{band.name}.faiss",
-            rows_file=f"{INDEX}/{band.name}.rows.npy",
-            cells_file=f"{INDEX}/{band.name}.cells.npy" if band.has_cells else None,
-            vectors_file=f"{INDEX}/{band.name}.vectors.npy" if band.kind == "flat" and len(tuned.bands) > 1 else None,
-        )
-        bands.append(record)
-        files[record.index_file] = _write_faiss(root / record.index_file, band.index)
-        files[record.rows_file] = _write_array(root / record.rows_file, band.rows_N)
-        if record.cells_file is not None:
-            files[record.cells_file] = _write_array(root / record.cells_file, band.cells.of_ids)
-        if record.vectors_file is not None:
-            files[record.vectors_file] = _write_array(root / record.vectors_file, band.vectors)
-    if tuned.bands:
-        files[POSITIONS] = _write_array(root / POSITIONS, positions_of([band.rows_N for band in tuned.bands]))
+    index = tuned.index
+    if index is not None:
+        files[FAISS_FILE] = _write_faiss(root / FAISS_FILE, index.index)
+        if index.has_lists:
+            files[LISTS] = _write_array(root / LISTS, index.lists)
+        if index.head is not None:
+            files[HEAD_ROWS] = _write_array(root / HEAD_ROWS, index.head.rows_H)
+            files[HEAD_VECTORS] = _write_array(root / HEAD_VECTORS, index.head.vectors_HE)
     priors = bundle.priors
     if priors is not None:
         files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
@@ -96,9 +84,9 @@ def write_index(
         labels=len(bundle.embeddings),
         dim=tuned.dim,
         priors=[] if priors is None else list(priors.settings),
-        bands=bands,
+        factory=None if index is None else index.factory,
+        head=tuned.chosen.head,
         collection=tuned.collection,
-        positions_file=POSITIONS if bands else None,
         effort=tuned.chosen.effort,
         efforts=tuned.efforts,
         recall_k=tuned.recall_k,
@@ -121,64 +109,44 @@ def write_index(
     return manifest, files
 
 
-def read_bands(
+def read_index(
     root: Path, manifest: IndexManifest, bundle: Bundle, *, device: Device = "cpu", mapped: bool = True
-) -> list[Band]:
-    """The bands of an index whose files were verified.
+) -> FaissIndex:
+    """Open the index of a release whose files were verified.
 
     Args:
         root: the release.
         manifest: the manifest of the release's index.
         bundle: the bundle of the release.
-        device: on `gpu` flat and IVF bands are copied to the GPU; HNSW and factory strings stay on the CPU.
+        device: on `gpu` flat and IVF indexes are copied to the GPU; HNSW and factory strings stay on the CPU.
         mapped: share the files' pages with every process that opens them so. Files that are deleted meanwhile stay
             readable; they must never be written again in place.
 
     Raises:
-        ReleaseCorruptError: bands that do not cover the bundle's labels once each, or FAISS cannot read one.
-        DeviceError: FAISS cannot move a band to the GPU.
+        ReleaseCorruptError: files that do not fit the bundle's labels, or FAISS cannot read one.
+        DeviceError: FAISS cannot move the index to the GPU.
     """
-    dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
-    bands = []
-    seen_L = np.zeros(manifest.labels, np.bool_)
-    for record in manifest.bands:
-        rows_N = _read_rows(root / record.rows_file, manifest.labels)
-        # FAISS (1.15) copies the blocks of `ivf_fastscan`: from mapped pages a disk gives them one by one.
-        maps = mapped and record.kind != "ivf_fastscan"
-        index = _read_faiss(root / record.index_file, manifest.labels, mapped=maps)
-        if index.ntotal != len(rows_N) or index.d < dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise ReleaseCorruptError(
-                f"{root / record.index_file}: expected {len(rows_N)} rows of at least {dim} coordinates under the "
-                f"inner product, found {index.ntotal} of {index.d} (metric {index.metric_type})"
-            )
-        if seen_L[rows_N].any():
-            raise ReleaseCorruptError(f"{root / record.rows_file}: expected rows of no other band, found some")
-        seen_L[rows_N] = True
-        gpu = GpuIndex(index) if device == "gpu" and record.kind in ON_GPU else None
-        band = Band(record.name, record.kind, record.factory, index, rows_N, gpu)
-        if record.cells_file is not None:
-            band = band.knowing(cells_N=_read_int32(root / record.cells_file, len(rows_N), index.nlist))
-        if record.vectors_file is not None:
-            band = band.knowing(vectors_NE=_read_vectors(root / record.vectors_file, len(rows_N), index.d))
-        bands.append(band)
-    if len(seen_L) != len(bundle.embeddings) or not seen_L.all():
+    labels, dim = bundle.embeddings.shape[0], bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
+    # FAISS (1.15) copies the blocks of `ivf_fastscan`: from mapped pages a disk gives them one by one.
+    maps = mapped and manifest.kind != "ivf_fastscan"
+    index = _read_faiss(root / FAISS_FILE, labels, mapped=maps)
+    if index.ntotal != labels or index.d < dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise ReleaseCorruptError(
-            f"{root / INDEX_MANIFEST}: expected bands that cover {len(bundle.embeddings)} labels, "
-            f"found {int(seen_L.sum())}"
+            f"{root / FAISS_FILE}: expected {labels} rows of at least {dim} coordinates under the inner product, "
+            f"found {index.ntotal} of {index.d} (metric {index.metric_type})"
         )
-    return bands
-
-
-def read_positions(root: Path, manifest: IndexManifest) -> Int32 | None:
-    """Every label's id among the bands of a release whose files were verified, int32 [L], memory-mapped; None of one
-    that does not keep them.
-
-    Raises:
-        ReleaseCorruptError: values of another shape, type or range.
-    """
-    if manifest.positions_file is None:
-        return None
-    return _read_int32(root / manifest.positions_file, manifest.labels, manifest.labels)
+    head = None
+    if manifest.head:
+        rows_H = _read_numbers(root / HEAD_ROWS, np.int64, (manifest.head,), labels)
+        head = Head(rows_H, _read_numbers(root / HEAD_VECTORS, np.float32, (manifest.head, dim)))
+    return FaissIndex(
+        manifest.kind,
+        str(manifest.factory),
+        index,
+        head,
+        _read_numbers(root / LISTS, np.int32, (labels,), index.nlist) if manifest.kind in LISTS_KINDS else None,
+        GpuIndex(index) if device == "gpu" and manifest.kind in ON_GPU else None,
+    )
 
 
 def read_priors(root: Path, manifest: IndexManifest, *, verify: bool = True) -> Priors | None:
@@ -284,29 +252,14 @@ def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
         faiss.set_deserialization_loop_limit(before[1])
 
 
-def _read_rows(path: Path, labels: int) -> Int64:
-    rows_N: Int64 = _read_array(path)
-    if rows_N.dtype != np.int64 or rows_N.ndim != 1 or rows_N.size == 0:
-        raise ReleaseCorruptError(f"{path}: expected int64 [N], found {rows_N.dtype} {list(rows_N.shape)}")
-    if rows_N.min() < 0 or rows_N.max() >= labels:
-        raise ReleaseCorruptError(f"{path}: expected label rows 0..{labels - 1}, found {rows_N.min()}..{rows_N.max()}")
-    return rows_N
-
-
-def _read_vectors(path: Path, length: int, width: int) -> Float32:
-    vectors_NE: Float32 = _read_array(path)
-    if vectors_NE.dtype != np.float32 or vectors_NE.shape != (length, width):
+def _read_numbers(path: Path, dtype: type[np.generic], shape: tuple[int, ...], limit: int | None = None) -> Any:
+    """Map an array of a type and shape, whose numbers are below a limit if one is given."""
+    numbers = _read_array(path)
+    fits = numbers.dtype == dtype and numbers.shape == shape
+    if not fits or (limit is not None and (numbers.min() < 0 or numbers.max() >= limit)):
+        within = "" if limit is None else f" of 0..{limit - 1}"
         raise ReleaseCorruptError(
-            f"{path}: expected float32 [{length}, {width}], found {vectors_NE.dtype} {list(vectors_NE.shape)}"
-        )
-    return vectors_NE
-
-
-def _read_int32(path: Path, length: int, limit: int) -> Int32:
-    numbers: Int32 = _read_array(path)
-    if numbers.dtype != np.int32 or numbers.shape != (length,) or numbers.min() < 0 or numbers.max() >= limit:
-        raise ReleaseCorruptError(
-            f"{path}: expected int32 [{length}] of 0..{limit - 1}, found {numbers.dtype} {list(numbers.shape)}"
+            f"{path}: expected {np.dtype(dtype)} {list(shape)}{within}, found {numbers.dtype} {list(numbers.shape)}"
         )
     return numbers
 

@@ -29,9 +29,8 @@ from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
 from longtail.index.release.index_files import (
     INDEX,
     INDEX_MANIFEST,
-    read_bands,
+    read_index,
     read_manifest_file,
-    read_positions,
     read_priors,
 )
 from longtail.index.release.verified import verifying
@@ -138,9 +137,10 @@ def _open(
         collection.open(index.labels, index.dim)
         searcher = CollectionSearcher(bundle, collection, index.effort)
     else:
-        bands = read_bands(path, index, bundle, device=device, mapped=mapped)
-        filtered = index.filtered.efforts if index.filtered else ()
-        searcher = Searcher(bundle, bands, index.effort, filtered, index.efforts, read_positions(path, index))
+        opened = read_index(path, index, bundle, device=device, mapped=mapped)
+        searcher = Searcher(
+            bundle, opened, index.effort, index.filtered.efforts if index.filtered else (), index.efforts
+        )
     return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
 
 

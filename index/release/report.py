@@ -46,14 +46,11 @@ def _intro(index: IndexManifest) -> str:
 def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
     lowest = min(index.recall, key=lambda at: at.recall)
     served = next((point for point in index.curve if _is_served(point, index)), None)
-    head = next((band.labels for band in index.bands if band.name == "head"), 0)
-    if index.collection is not None:
-        head = index.collection.head
     facts = {
         "Bundle": release.bundle,
         "Labels": f"{index.labels:,} × {index.dim} coordinates",
         "Index": index.kind if index.kind == index.spec else f"{index.kind}, of {index.spec}",
-        "Exact head": f"{head:,} labels" if head else "",
+        "Exact head": f"{index.head:,} labels" if index.head else "",
         "Effort at the most": index.effort.words,
         f"Lowest recall@{index.recall_k}": f"{lowest.recall:.4f} at {lowest.where}",
         "Recall floor": f"{index.recall_floor:g}",
@@ -62,7 +59,7 @@ def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
         else "",
         "Bytes per label": "" if index.bytes_per_label is None else f"{index.bytes_per_label:g}",
         "Built in": f"{index.build_seconds:,.0f} s on the {index.device.upper()}, FAISS {index.faiss}",
-        "Cells trained by": index.partition.trained_by if index.partition else "",
+        "Lists trained by": index.partition.trained_by if index.partition else "",
     }
     return {name: value for name, value in facts.items() if value}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +34,6 @@ _AT_A_TIME = 16
 """Requests of one release under way for batches of several filters."""
 WHOLE = 1 << 16
 """Cells to visit for every cell: the most that Milvus takes, and more than a segment has."""
-_COUNTED, _COUNTED_LENGTH = 4_096, 1_000
-"""Expressions whose rows are counted once, and how long one of them may be: of a list of labels nobody asks twice."""
 
 
 class Collection:
@@ -56,7 +53,6 @@ class Collection:
         self.server, self.record = server, record
         self.columns = {column.name: column for column in record.columns}
         self._about = f"collection {record.name}"
-        self._counts = lru_cache(_COUNTED)(self._count)
         self.pool = ThreadPoolExecutor(_AT_A_TIME, "milvus")
 
     def open(self, labels: int, dim: int) -> None:
@@ -74,7 +70,7 @@ class Collection:
         described = self._ask(lambda client, seconds: client.describe_collection(name, timeout=seconds))
         self.server.wait_until(self._is_loaded, self.server.loading_seconds, self._about)
         found = next(field for field in described["fields"] if field["name"] == VECTOR)["params"]["dim"]
-        if (count := self._count("")) != labels or int(found) != dim:
+        if (count := self._count()) != labels or int(found) != dim:
             raise ReleaseMismatchError(
                 f"{self.server}, collection {name}: expected {labels} rows of {dim} coordinates, found {count} of "
                 f"{found}; drop it and build the release again"
@@ -121,10 +117,6 @@ class Collection:
                 )
 
         self._ask(look)
-
-    def count(self, expression: str) -> int:
-        """How many rows meet an expression; raises as `MilvusServer.ask`."""
-        return self._counts(expression) if len(expression) <= _COUNTED_LENGTH else self._count(expression)
 
     def point(self, alias: str) -> None:
         """Have an alias name it, whatever it named before; raises as `MilvusServer.ask`."""
@@ -185,11 +177,10 @@ class Collection:
     def _ask(self, work: Callable[[MilvusClient, float], Answer]) -> Answer:
         return self.server.ask(work, about=self._about)
 
-    def _count(self, expression: str) -> int:
-        """How many rows meet an expression."""
+    def _count(self) -> int:
         answer = self._ask(
             lambda client, seconds: client.query(
-                self.record.name, filter=expression, output_fields=["count(*)"], timeout=seconds
+                self.record.name, filter="", output_fields=["count(*)"], timeout=seconds
             )
         )
         return int(answer[0]["count(*)"])

@@ -11,20 +11,20 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from dataclasses import dataclass, replace
-from functools import cached_property
+from typing import Self
 
 import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.manifests import Effort
-from longtail.index.search.band import probes_for
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.index.search.collection import AT_ONCE, MOST_RESULTS, WHOLE, Collection
+from longtail.index.search.eligible import Eligible
 from longtail.index.search.expressions import among, both, but, in_buckets, meeting
-from longtail.index.search.filtering import EVERYTHING, FilteringSearcher
+from longtail.index.search.faiss_index import probes_for
 from longtail.index.search.filters import Filter, Selection
+from longtail.index.search.searcher import Found, Searcher
 
 _MARGIN = 100
 """Results fetched beyond those asked for, where hidden labels are dropped."""
@@ -36,64 +36,7 @@ _MOST_IN_EXPRESSION = 10_000
 """Label rows that an expression rules out one by one: some five microseconds each."""
 
 
-@dataclass(frozen=True)
-class EligibleRows:
-    """Labels of a collection that may be answered: those that meet an expression, but for some. Immutable.
-
-    Attributes:
-        collection: has them.
-        expression: of Milvus; empty: all.
-        mask: the same, bool [L], made where it is asked for.
-        but_R: int64, ascending, label rows that are not among them.
-        listed: rows that the expression names one by one, about; None: it does not.
-    """
-
-    collection: Collection
-    expression: str
-    mask: Callable[[], Bools]
-    but_R: Int64
-    listed: int | None = None
-
-    def without(self, rows_R: Int64) -> EligibleRows:
-        """The same but for some label rows, int64 [R]."""
-        return replace(self, but_R=np.union1d(self.but_R, rows_R.astype(np.int64)))
-
-    def narrowed(self, expression: str, mask: Callable[[], Bools], listed: int | None = None) -> EligibleRows:
-        """Those of them that meet another expression; its mask, and the rows that it lists, likewise."""
-        before = self.mask
-        return replace(
-            self, expression=both(self.expression, expression), mask=lambda: before() & mask(), listed=listed
-        )
-
-    @property
-    def share_of_all(self) -> float:
-        """About how many of all labels they are: hidden ones count."""
-        if not self.expression:
-            return 1.0
-        count = self.collection.count(self.expression) if self.listed is None else self.listed
-        return count / self.collection.count("")
-
-    @cached_property
-    def whole_expression(self) -> str:
-        """Of exactly these labels."""
-        return both(self.expression, but(self.but_R))
-
-    @cached_property
-    def count(self) -> int:
-        """How many they are."""
-        if len(self.but_R) > _MOST_IN_EXPRESSION:
-            return len(self.rows)
-        return self.collection.count(self.whole_expression)
-
-    @property
-    def rows(self) -> Int64:
-        """Their label rows, int64, ascending."""
-        mask_L = self.mask()
-        mask_L[self.but_R] = False
-        return np.flatnonzero(mask_L)
-
-
-class CollectionSearcher(FilteringSearcher[EligibleRows]):
+class CollectionSearcher(Searcher):
     """Top k labels for augmented queries [METHODS §6], found by a Milvus server.
 
     Lists of labels are scored here, exactly, from the bundle's own rows, and so is what is asked for beyond Milvus's
@@ -110,7 +53,7 @@ class CollectionSearcher(FilteringSearcher[EligibleRows]):
     """
 
     def __init__(self, bundle: Bundle, collection: Collection, effort: Effort) -> None:
-        super().__init__(bundle)
+        self._prepare(bundle)
         self.collection = collection
         self.effort = effort
 
@@ -127,58 +70,51 @@ class CollectionSearcher(FilteringSearcher[EligibleRows]):
         """While this lasts, no client waits for what is searched."""
         return self.collection.server.within(_PATIENT_SECONDS)
 
-    def search(
-        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
-    ) -> tuple[Float32, Int64]:
-        """As `FilteringSearcher.search`, all of it within the server's seconds for every 256 queries."""
-        with self.collection.server.within(
-            self.collection.server.seconds * max(1, math.ceil(len(queries_BE) / AT_ONCE))
-        ):
+    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
+        """Find as `Searcher.search`, all of it within the server's seconds for every 256 queries."""
+        seconds = self.collection.server.seconds * max(1, math.ceil(len(queries_BE) / AT_ONCE))
+        with self.collection.server.within(seconds):
             return super().search(queries_BE, k, filters)
 
-    def at(self, effort: Effort) -> CollectionSearcher:
-        """A searcher over the same collection that searches as hard."""
+    def at(self, effort: Effort) -> Self:
+        """Create a searcher over the same collection that searches as hard."""
         searcher = copy.copy(self)
         searcher.effort = effort
-        searcher._visible_of_buckets = dict(self._visible_of_buckets)
         return searcher
 
-    def found(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
-        """As `FilteringSearcher.found`."""
-        return self._best(queries_BE, k, self._bucket_labels(EVERYTHING))
-
-    def _each(self, searches: Sequence[Callable[[], tuple[Float32, Int64]]]) -> Iterable[tuple[Float32, Int64]]:
+    def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
         if len(searches) == 1:
             return [searches[0]()]
         begun = [self.collection.pool.submit(copy_context().run, search) for search in searches]
         return [search.result() for search in begun]
 
-    def _every_of(self, buckets: frozenset[int]) -> EligibleRows:
-        expression = "" if buckets == EVERYTHING else in_buckets(buckets)
-        nothing = np.empty(0, np.int64)
-        return EligibleRows(self.collection, expression, lambda: Filter(buckets=buckets).mask(self._buckets_L), nothing)
+    def _narrowed(self, eligible: Eligible, filter_: Filter) -> Eligible:
+        """Get the labels of a set that pass a filter, and Milvus's expression for them."""
+        parts = [eligible.expression]
+        if filter_.allow is not None:
+            parts.append(among(filter_.allowed(self._buckets_L)))
+        else:
+            if filter_.buckets is not None:
+                parts.append(in_buckets(filter_.buckets))
+            if filter_.selection is not None:
+                parts.append(self._expression_of(filter_.selection))
+        return eligible.where(filter_.mask(self._buckets_L), both(*parts))
 
-    def _selected(self, eligible: EligibleRows, selection: Selection) -> EligibleRows:
-        return eligible.narrowed(self._expression_of(selection), lambda: selection.mask)
-
-    def _allowed(self, eligible: EligibleRows, filter_: Filter) -> EligibleRows:
-        rows_R = filter_.allowed(self._buckets_L)
-        return eligible.narrowed(among(rows_R), lambda: filter_.mask(self._buckets_L), len(rows_R))
-
-    def _best(self, queries_bE: Float32, k: int, eligible: EligibleRows) -> tuple[Float32, Int64]:
-        share = eligible.share_of_all if self.collection.record.cells else 1.0
-        if not share:
+    def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
+        if not eligible.count:
             return no_results(len(queries_bE), k)
+        share = eligible.share if self.collection.record.cells else 1.0
         visible = max(1 - len(eligible.but_R) / self.labels, _LEAST_VISIBLE)
         fetch = math.ceil(k / visible) + min(len(eligible.but_R), _MARGIN)
         if fetch > MOST_RESULTS:
             return self._exact.top(queries_bE, eligible.rows, k)
         return self._but(queries_bE, k, fetch, probes_for(self.effort, k, share), eligible)
 
-    def _filled(self, query_1E: Float32, k: int, eligible: EligibleRows) -> tuple[Float32, Int64]:
+    def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
         enough, fetch = min(k, eligible.count), k
         if len(eligible.but_R) <= _MOST_IN_EXPRESSION:
-            found = self.collection.search(query_1E, min(k, MOST_RESULTS), WHOLE, eligible.whole_expression)
+            expression = both(eligible.expression, but(eligible.but_R))
+            found = self.collection.search(query_1E, min(k, MOST_RESULTS), WHOLE, expression)
             if np.count_nonzero(found[1] >= 0) == enough:
                 return top_k([found[0]], [found[1]], k)
         else:
@@ -188,9 +124,7 @@ class CollectionSearcher(FilteringSearcher[EligibleRows]):
                     return found
         return self._exact.top(query_1E, eligible.rows, k)
 
-    def _but(
-        self, queries_bE: Float32, k: int, fetch: int, probes: int, eligible: EligibleRows
-    ) -> tuple[Float32, Int64]:
+    def _but(self, queries_bE: Float32, k: int, fetch: int, probes: int, eligible: Eligible) -> Found:
         """The best k among so many of those that meet the expression."""
         scores_bC, rows_bC = self.collection.search(queries_bE, fetch, probes, eligible.expression)
         if not eligible.but_R.size:

@@ -1,5 +1,4 @@
-"""Filter of one query: label rows to exclude or allow, buckets, and a set of labels that other queries may share;
-eligible.py resolves it against an index.
+"""Filter of one query: label rows to exclude or allow, buckets, and a set of labels that other queries may share.
 
 Legend: `L` labels, `R` label rows.
 """
@@ -18,17 +17,14 @@ from longtail.bundle.arrays import Bools, Int8, Int64
 from longtail.bundle.sets import distinct, is_among
 from longtail.index.errors import QueryError
 
+_NO_ROWS = np.empty(0, np.int64)
+
 
 def check_rows(where: str, rows_R: Int64, labels: int) -> None:
-    """Refuse what is no array of existing label rows; an empty one of any type is fine.
-
-    Args:
-        where: begins the message.
-        rows_R: label rows, any integer type [R].
-        labels: L.
+    """Refuse anything but an array of existing label rows, of any integer type [R]; it may be empty.
 
     Raises:
-        QueryError: another shape or type, or a row that does not exist.
+        QueryError: another shape or type, or a row that does not exist; begins with `where`.
     """
     if rows_R.size == 0:
         return
@@ -57,14 +53,14 @@ class Condition:
 
 class Selection:
     """Some of an index's labels, for any number of queries. Immutable, and known by identity: queries whose filters
-    have the same one share a search, and what it comes to in an index is kept as long as it lives.
+    have the same one share a search, and its `Eligible` is kept as long as it lives.
 
     Args:
-        mask_L: bool [L], true for the labels of it.
+        mask_L: bool [L], true for its labels.
 
     Attributes:
         labels: L.
-        conditions: which labels they are, all conditions together; None of labels that only a mask tells.
+        conditions: all conditions together, for an engine that has the columns itself; None of a mask alone.
     """
 
     def __init__(self, mask_L: Bools) -> None:
@@ -75,13 +71,7 @@ class Selection:
 
     @classmethod
     def of(cls, conditions: Sequence[Condition], labels: int, read: Callable[[], Bools]) -> Selection:
-        """The labels that meet conditions.
-
-        Args:
-            conditions: for an engine that has the columns itself.
-            labels: L.
-            read: the mask, bool [L]; called when it is first asked for.
-        """
+        """Create the selection of labels that meet conditions; `read` returns its mask, bool [L], when needed."""
         selection = cls.__new__(cls)
         selection.labels, selection.conditions = labels, tuple(conditions)
         selection._read, selection._bits = read, None
@@ -89,7 +79,7 @@ class Selection:
 
     @property
     def mask(self) -> Bools:
-        """The labels of it, bool [L]."""
+        """Get its labels, bool [L]."""
         bits = self._bits
         if bits is None:
             assert self._read is not None
@@ -99,14 +89,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Filter:
-    """Labels that one query excludes or asks for; all conditions hold together, and none rules out nothing.
+    """Labels that one query excludes or wants; all conditions hold together, and none rules out nothing.
 
     Args:
         exclude: int64 label rows that must not be returned.
         allow: int64 label rows; only these may be returned.
         buckets: only labels in these buckets: 0 head, 1 torso, 2 tail, 3 new.
         selection: only labels of this set, which other queries may share.
-        beyond: likewise, of labels that stand beyond the index's, counted from the first of them; None rules out none.
+        beyond: the same for labels that stand beyond the index's, counted from the first of them.
     """
 
     exclude: Int64 | None = None
@@ -114,6 +104,11 @@ class Filter:
     buckets: frozenset[int] | None = None
     selection: Selection | None = None
     beyond: Selection | None = None
+
+    @property
+    def excluded(self) -> Int64:
+        """Label rows that must not be returned, possibly none."""
+        return _NO_ROWS if self.exclude is None else self.exclude
 
     def check(self, labels: int, query: int) -> None:
         """Refuse rows and buckets that do not exist.
@@ -131,11 +126,7 @@ class Filter:
             )
 
     def mask(self, buckets_L: Int8) -> Bools:
-        """The labels that pass, bool [L].
-
-        Args:
-            buckets_L: every label's bucket.
-        """
+        """Compute which labels pass, bool [L], from every label's bucket."""
         if self.allow is None:
             mask_L = np.ones(len(buckets_L), np.bool_)
         else:
@@ -150,15 +141,12 @@ class Filter:
         return mask_L
 
     def allowed(self, buckets_L: Int8) -> Int64:
-        """The labels that pass a filter with `allow`, int64, ascending; the work is the lists', not the catalogue's.
+        """Get the labels that pass a filter with `allow`, int64, ascending; the work is the lists' alone.
 
         Args:
             buckets_L: every label's bucket.
         """
-        nothing = np.empty(0, np.int64)
-        rows_R = without_rows(
-            nothing if self.allow is None else self.allow, nothing if self.exclude is None else self.exclude
-        )
+        rows_R = without_rows(_NO_ROWS if self.allow is None else self.allow, self.excluded)
         if self.selection is not None:
             rows_R = rows_R[self.selection.mask[rows_R]]
         return rows_R if self.buckets is None else rows_R[self._in_buckets(buckets_L[rows_R])]
@@ -167,7 +155,10 @@ class Filter:
         return np.isin(np.arange(len(BUCKET_NAMES)), list(self.buckets or ()))[buckets_R]
 
 
+NO_FILTER = Filter()
+
+
 def without_rows(rows_R: Int64, excluded: Int64) -> Int64:
-    """The rows, int64 [R], ascending and each once, that do not stand in `excluded`, int64 of any length."""
+    """Get the rows, int64 [R], ascending and each once, that are not in `excluded`, int64 of any length."""
     rows_R = distinct(rows_R).astype(np.int64, copy=False)
     return rows_R[~is_among(rows_R, np.sort(excluded))] if rows_R.size and excluded.size else rows_R

@@ -1,46 +1,59 @@
-"""Answer queries from the bands of an index: search them in one call or one by one, merge by score, filter, fill up.
+"""Answer queries from a FAISS index and its exact head, under any filter; labels can be hidden.
 
-Legend: `L` labels, `B` queries, `b` and `g` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates
-of an augmented row.
+A `filters.Filter` says what one query may get. It becomes an `Eligible`, a bitmap over label rows, which FAISS reads
+while it searches; those of buckets and selections are kept for later queries.
+
+Legend: `L` labels, `B` queries, `b` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates of an
+augmented row.
 """
 
 from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.bundle import BUCKET_NAMES, Bundle
+from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
-from longtail.index.search.band import NEARLY_WHOLE, Band, probes_for
-from longtail.index.search.candidates import kth_best, no_results, top_k
+from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.efforts import DialEfforts
-from longtail.index.search.eligible import EligibleLabels
-from longtail.index.search.filtering import EVERYTHING, SCORE_EXACTLY_SHARE, FilteringSearcher
-from longtail.index.search.filters import Filter, Selection
-from longtail.index.search.joined import JoinedBands
+from longtail.index.search.eligible import Eligible
+from longtail.index.search.exact import ExactRows
+from longtail.index.search.faiss_index import NEARLY_WHOLE, FaissIndex
+from longtail.index.search.filters import NO_FILTER, Filter, Selection, check_rows, without_rows
 
+_SCORE_EXACTLY_SHARE = 0.02
+"""Share of the labels below which the eligible ones are scored one by one: quicker than a search that skips
+the other 98 in a hundred, and exact."""
+_EXCLUDE_BY_OVERFETCH_UP_TO = 256
+"""Excluded labels that are fetched and dropped, in one search for many queries; longer lists become an `Eligible` of
+their own, which costs less than to fetch so many."""
 _HARDER = 8
-"""Times as many cells, where those of a query hold too few labels."""
+"""Times as many lists, where those of a query hold too few labels."""
+EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
+Found = tuple[Float32, Int64]
 
 
-class Searcher(FilteringSearcher[EligibleLabels]):
-    """Top k labels for augmented queries [METHODS §6], whatever the index and the filter.
+class Searcher:
+    """Top k labels for augmented queries [METHODS §6] under a filter for each. Concurrent searches are safe.
 
-    Concurrent searches are safe. A batch of one runs on the calling thread, as far as NumPy's BLAS does; larger
-    batches use OpenMP's.
+    A batch of one runs on the calling thread, as far as NumPy's BLAS does; larger batches use OpenMP's.
 
     Args:
         bundle: the labels' rows, popularity and buckets.
-        bands: every label row stands in exactly one.
-        effort: how hard approximate bands are searched, wherever the dials stand.
+        index: over all of them.
+        effort: how hard an approximate index is searched, wherever the dials stand.
         filtered: how much harder, where only a share of the labels may be answered.
         efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
-        positions_L: of `eligible.positions_of` the bands' rows; None: made when they are first asked for.
-        heads: how much of an exact head searches `at` an effort may have scored, besides those of `efforts`.
 
     Attributes:
         labels: L.
@@ -68,30 +81,28 @@ class Searcher(FilteringSearcher[EligibleLabels]):
     def __init__(
         self,
         bundle: Bundle,
-        bands: Sequence[Band],
+        index: FaissIndex,
         effort: Effort,
         filtered: Sequence[FilteredEffort] = (),
         efforts: Sequence[EffortAt] = (),
-        positions_L: Int32 | None = None,
-        heads: Sequence[int] = (),
     ) -> None:
-        super().__init__(bundle)
-        self.bands = list(bands)
+        self._prepare(bundle)
+        self.index = index
         self.effort = effort
         self.efforts = DialEfforts(bundle, effort, efforts)
         self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
-        self._every = EligibleLabels.every([band.rows_N for band in self.bands], positions_L)
-        self._of_buckets: dict[frozenset[int], EligibleLabels] = {}
-        self._joined: JoinedBands | None = None
-        if JoinedBands.fits(self.bands):
-            by_popularity_N = np.argsort(-bundle.labels.log_pi[self.bands[0].rows_N], kind="stable")
-            known = [at.effort.head for at in efforts if at.effort.head is not None]
-            self._joined = JoinedBands(self.bands, by_popularity_N, [*heads, *known])
-        for band in self.bands:
-            band.prepare(effort)
+        index.prepare(effort)
 
-    def at(self, effort: Effort) -> Searcher:
-        """A searcher over the same bands that searches for every query as hard, where nearly all may be answered.
+    def _prepare(self, bundle: Bundle) -> None:
+        self.labels = len(bundle.embeddings)
+        self._exact = ExactRows(bundle)
+        self._buckets_L = bundle.labels.buckets
+        self._hidden_R: Int64 = np.empty(0, np.int64)
+        self._of_buckets: dict[frozenset[int], Eligible] = {}
+        self._of_selection: WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]] = WeakKeyDictionary()
+
+    def at(self, effort: Effort) -> Self:
+        """Create a searcher over the same index that searches as hard for every query, where nearly all are eligible.
 
         A factory string's index takes no effort per search: it stays as it is.
         """
@@ -99,91 +110,215 @@ class Searcher(FilteringSearcher[EligibleLabels]):
         searcher.efforts = self.efforts.all_at(effort)
         return searcher
 
-    def found(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
-        """As `FilteringSearcher.found`."""
-        return self._by_effort(queries_BE, k, self._bucket_labels(EVERYTHING), 1.0)
+    def without(self, rows_R: Int64) -> Self:
+        """Create a searcher over the same index that never answers some label rows, nor those that this one hides.
 
-    def _every_of(self, buckets: frozenset[int]) -> EligibleLabels:
-        every = self._of_buckets.get(buckets)
-        if every is None:
-            every = self._of_buckets[buckets] = self._every.where(Filter(buckets=buckets).mask(self._buckets_L))
-        return every
+        Takes milliseconds, for a catalogue of a million labels, and microseconds more for every search.
 
-    def _selected(self, eligible: EligibleLabels, selection: Selection) -> EligibleLabels:
-        return eligible.where(selection.mask)
+        Args:
+            rows_R: integer label rows, which may repeat.
 
-    def _allowed(self, eligible: EligibleLabels, filter_: Filter) -> EligibleLabels:
-        return eligible.where(filter_.mask(self._buckets_L))
+        Raises:
+            QueryError: a row that does not exist, or no array of rows.
+        """
+        check_rows("hidden labels", rows_R, self.labels)
+        searcher = copy.copy(self)
+        searcher._hidden_R = np.union1d(self._hidden_R, rows_R.astype(np.int64))
+        searcher._of_buckets = {}
+        searcher._of_selection = WeakKeyDictionary()
+        return searcher
 
-    def _best(self, queries_bE: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
+    def patience(self) -> AbstractContextManager[None]:
+        """Enter a context in which no client waits for what is searched."""
+        return nullcontext()
+
+    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
+        """Find the k best eligible labels of every query, best first.
+
+        Args:
+            queries_BE: float32 [B, E], from `Augmentation.queries`.
+            k: results per query, >= 1.
+            filters: one per query, or None for none.
+
+        Returns:
+            scores float32 [B, k] (row · query) and label rows int64 [B, k]; −inf and −1 where fewer than k labels
+            are eligible. On an approximate index the best may be missed, but k are found when k are eligible.
+
+        Raises:
+            QueryError: a wrong shape or type, k < 1, a value that is not finite, or a filter that does not fit.
+            EngineUnavailableError: Milvus does not answer.
+        """
+        self._check(queries_BE, k, filters)
+        if not len(queries_BE):
+            return no_results(0, k)
+        if filters is None:
+            return self._answer(queries_BE, k, None)
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for query, filter_ in enumerate(filters):
+            groups[_group(filter_ or NO_FILTER, query)].append(query)
+        scores_BK, rows_BK = no_results(len(queries_BE), k)
+        alike = [[filters[query] or NO_FILTER for query in queries] for queries in groups.values()]
+        answers = self._run(
+            [
+                partial(self._answer, queries_BE[queries], k, filters_b)
+                for queries, filters_b in zip(groups.values(), alike, strict=True)
+            ]
+        )
+        for queries, (scores_bK, rows_bK) in zip(groups.values(), answers, strict=True):
+            scores_BK[queries], rows_BK[queries] = scores_bK, rows_bK
+        return scores_BK, rows_BK
+
+    def found(self, queries_BE: Float32, k: int) -> Found:
+        """Find what the index finds by itself: a query that ends up short is not answered again exactly.
+
+        Args:
+            queries_BE: float32 [B, E], B >= 1.
+            k: results per query.
+        """
+        return self._best(queries_BE, k, self._eligible(EVERYTHING, None))
+
+    def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
+        return (search() for search in searches)
+
+    def _answer(self, queries_bE: Float32, k: int, filters_b: Sequence[Filter] | None) -> Found:
+        """Answer queries whose filters differ in short lists of excluded labels only, or one query."""
+        first = filters_b[0] if filters_b else NO_FILTER
+        excludes: list[Int64] = []
+        if first.allow is not None:
+            if len(first.allow) <= self.labels * _SCORE_EXACTLY_SHARE:
+                rows_R = without_rows(first.allowed(self._buckets_L), self._hidden_R)
+                return self._exact.top(queries_bE, rows_R, k)
+            eligible = self._narrowed(self._eligible(EVERYTHING, None), first)
+        else:
+            eligible = self._eligible(first.buckets, first.selection)
+            if len(first.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
+                eligible = eligible.without(first.excluded)
+            elif filters_b and len(first.excluded):
+                excludes = [filter_.excluded for filter_ in filters_b]
+        more = _next_power_of_two(max(map(len, excludes), default=0))
+        scores_bK, rows_bK = self._best(queries_bE, k + more, eligible)
+        if excludes:
+            scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
+            scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
+        short = np.flatnonzero(rows_bK[:, min(k, max(eligible.count, 1)) - 1] < 0)
+        for query in short.tolist():
+            own = eligible.without(excludes[query]) if excludes else eligible
+            if own.count > np.count_nonzero(rows_bK[query] >= 0):
+                scores_1K, rows_1K = self._fill(queries_bE[query : query + 1], k, own)
+                scores_bK[query], rows_bK[query] = scores_1K[0], rows_1K[0]
+        return scores_bK, rows_bK
+
+    def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
+        """Find the best k of some labels, descending, as hard as was measured; −inf and −1 beyond what is found."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
-        share = eligible.count / self.labels
-        measured = self._measured_about(share)
-        exactly = share <= SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
-        if exactly and not self._is_exact(eligible):
-            return self._exact.top(queries_bE, eligible.rows, k)
-        return self._by_effort(queries_bE, k, eligible, max((effort.boost for effort in measured), default=1.0))
+        if eligible.share >= NEARLY_WHOLE:
+            groups = self.efforts.groups(queries_bE, k)
+            if len(groups) == 1:
+                return self._candidates(queries_bE, k, groups[0][0], eligible)
+            scores_bK, rows_bK = no_results(len(queries_bE), k)
+            for effort, queries in groups:
+                scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible)
+            return scores_bK, rows_bK
+        # The efforts of the shares next to this one, above and below.
+        place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
+        measured = self.filtered[max(0, place - 1) : place + 1]
+        exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
+        if exactly and self.index.kind != "flat":
+            return self._exactly(queries_bE, k, eligible)
+        boost = max((effort.boost for effort in measured), default=1.0)
+        return self._candidates(queries_bE, k, self.effort, eligible, boost)
 
-    def _filled(self, query_1E: Float32, k: int, eligible: EligibleLabels) -> tuple[Float32, Int64]:
-        """A query whose cells hold fewer than k: by ever more cells and the whole head, by every label if need be."""
-        band = self.bands[-1]
-        if band.has_cells and eligible.count >= NEARLY_WHOLE * self.labels:
+    def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
+        """Find the best k of the index and its head with exact scores; −inf and −1 beyond what they find."""
+        scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
+        if self.index.lossy:
+            scores_bC = self._exact.rescore(queries_bE, rows_bC)
+        head = self.index.head
+        size = 0 if head is None else len(head) if effort.head is None else min(effort.head, len(head))
+        if head is not None and size:
+            return head.merge(queries_bE, k, size, eligible, scores_bC, rows_bC)
+        if rows_bC.shape[1] == k and not self.index.lossy and self.index.gpu is None:
+            return scores_bC, rows_bC
+        return top_k([scores_bC], [rows_bC], k)
+
+    def _exactly(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
+        """Find the best k of few labels by scoring them all; labels of the head alone are not read again."""
+        head = self.index.head
+        if head is not None and eligible.count == np.count_nonzero(eligible.contains(head.rows_H)):
+            return head.merge(queries_bE, k, len(head), eligible, *no_results(len(queries_bE), 1))
+        return self._exact.top(queries_bE, eligible.rows, k)
+
+    def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
+        """Answer a query whose lists hold fewer than k: by ever more lists, by every label if need be."""
+        if self.index.has_lists and eligible.share >= NEARLY_WHOLE:
             effort = self.effort
-            while effort.probes < band.index.nlist:
+            while effort.probes < self.index.index.nlist:
                 effort = Effort(probes=_HARDER * effort.probes, refine=effort.refine)
-                scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible, 1.0)
+                scores_1K, rows_1K = self._candidates(query_1E, k, effort, eligible)
                 if rows_1K[0, min(k, eligible.count) - 1] >= 0:
                     return scores_1K, rows_1K
         return self._exact.top(query_1E, eligible.rows, k)
 
-    def _measured_about(self, share: float) -> list[FilteredEffort]:
-        """The efforts of the shares next to this one, above and below; none where nearly all labels are eligible."""
-        if share >= NEARLY_WHOLE:
-            return []
-        place = bisect_left(self.filtered, share, key=lambda effort: effort.selectivity)
-        return self.filtered[max(0, place - 1) : place + 1]
+    def _eligible(self, buckets: frozenset[int] | None, selection: Selection | None) -> Eligible:
+        """Get the labels of some buckets and a selection that are not hidden; kept as long as the selection lives."""
+        buckets = EVERYTHING if buckets is None else buckets
+        kept = self._of_buckets if selection is None else self._of_selection.setdefault(selection, {})
+        eligible = kept.get(buckets)
+        if eligible is None:
+            if selection is not None:
+                eligible = self._narrowed(self._eligible(buckets, None), Filter(selection=selection))
+            else:
+                eligible = Eligible.from_mask(np.ones(self.labels, np.bool_))
+                if buckets != EVERYTHING:
+                    eligible = self._narrowed(eligible, Filter(buckets=buckets))
+                eligible = eligible.without(self._hidden_R)
+            kept[buckets] = eligible
+        return eligible
 
-    def _by_effort(self, queries_bE: Float32, k: int, eligible: EligibleLabels, boost: float) -> tuple[Float32, Int64]:
-        """The best k of every query with exact scores, each searched for as hard as its place takes."""
-        if eligible.count < NEARLY_WHOLE * self.labels:
-            return self._candidates(queries_bE, k, self.effort, eligible, boost)
-        groups = self.efforts.groups(queries_bE, k)
-        if len(groups) == 1:
-            return self._candidates(queries_bE, k, groups[0][0], eligible, boost)
-        scores_bK, rows_bK = no_results(len(queries_bE), k)
-        for effort, queries in groups:
-            scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible, boost)
-        return scores_bK, rows_bK
+    def _narrowed(self, eligible: Eligible, filter_: Filter) -> Eligible:
+        """Get the labels of a set that pass a filter."""
+        return eligible.where(filter_.mask(self._buckets_L))
 
-    def _candidates(
-        self, queries_bE: Float32, k: int, effort: Effort, eligible: EligibleLabels, boost: float
-    ) -> tuple[Float32, Int64]:
-        """The best k of all bands with exact scores; −inf and −1 beyond what they find."""
-        if self._joined is not None and eligible.count >= NEARLY_WHOLE * self.labels:
-            probes = probes_for(effort, k, eligible.count / self.labels)
-            return self._joined.search(queries_bE, k, probes, eligible.joined, effort.head)
-        whole = [part for part in eligible.parts if self.bands[part[0]].few(len(queries_bE), part[1])]
-        others = [part for part in eligible.parts if part not in whole]
-        if not others:
-            whole, others = [], whole
-        scores, rows = [], []
-        for place, ids in others:
-            band = self.bands[place]
-            scores_bC, rows_bC = band.search(queries_bE, k, effort, ids, boost)
-            scores.append(self._exact.rescore(queries_bE, rows_bC) if band.lossy else scores_bC)
-            rows.append(rows_bC)
-        ordered = len(others) == 1 and self.bands[others[0][0]].ordered
-        for place, ids in whole:
-            # Of equal scores the head's come first, as its band does.
-            scores_bC, rows_bC = self.bands[place].above(queries_bE, kth_best(scores[-1], k), ids)
-            if rows_bC.size:
-                scores.insert(0, scores_bC)
-                rows.insert(0, rows_bC)
-        if ordered and len(rows) == 1 and rows[0].shape[1] == k:
-            return scores[0], rows[0]
-        return top_k(scores, rows, k)
+    def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> Bools:
+        """Which candidates stand in their query's own list, bool [b, C]."""
+        places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
+        keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
+        keys_bC = rows_bC + np.arange(len(rows_bC))[:, None] * self.labels
+        found_bC = np.minimum(np.searchsorted(keys, keys_bC), len(keys) - 1)
+        excluded_bC: Bools = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
+        return excluded_bC
 
-    def _is_exact(self, eligible: EligibleLabels) -> bool:
-        """Whether every band that holds some of the labels is searched exactly."""
-        return all(self.bands[place].kind == "flat" for place, _ in eligible.parts)
+    def _check(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None) -> None:
+        if queries_BE.dtype != np.float32 or queries_BE.ndim != 2 or queries_BE.shape[1] != self._exact.dim:
+            raise QueryError(
+                f"queries: expected float32 [B, {self._exact.dim}] from Augmentation.queries, "
+                f"received {queries_BE.dtype} {list(queries_BE.shape)}"
+            )
+        if k < 1:
+            raise QueryError(f"k: expected at least 1, received {k}")
+        if not np.isfinite(queries_BE).all():
+            first = np.isfinite(queries_BE).all(axis=1).argmin()
+            raise QueryError(f"queries: expected finite values, received NaN or infinity in query {first}")
+        if filters is not None and len(filters) != len(queries_BE):
+            raise QueryError(f"filters: expected one per query, {len(queries_BE)}, received {len(filters)}")
+        for query, filter_ in enumerate(filters or ()):
+            if filter_ is not None:
+                filter_.check(self.labels, query)
+                if filter_.selection is not None and filter_.selection.labels != self.labels:
+                    raise QueryError(
+                        f"query {query}, filter selection: expected one of {self.labels} labels, received one of "
+                        f"{filter_.selection.labels}"
+                    )
+
+
+def _group(filter_: Filter, query: int) -> Hashable:
+    """Key of the queries that share one search: like numbers of excluded labels, and no list of their own."""
+    if filter_.allow is not None or len(filter_.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
+        return query
+    buckets = EVERYTHING if filter_.buckets is None else filter_.buckets
+    return buckets, filter_.selection, _next_power_of_two(len(filter_.excluded))
+
+
+def _next_power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length() if count else 0

@@ -1,9 +1,10 @@
-"""Labels that changed after a release was built: added ones are searched beside the index, hidden ones kept out.
+"""Labels that changed after a release was built: added ones are scored beside the index, hidden ones kept out.
 
 Rows of a label are 0 … L − 1 in the catalogue and L … L + M − 1 in an overlay. A label of the catalogue that was
-embedded anew is answered from its overlay row; its catalogue row is out of the search.
+embedded again is answered from its overlay row; its catalogue row is out of the search.
 
-Legend: `L` labels of the release, `M` rows of the overlay, `E` coordinates of an augmented row, `R` catalogue rows.
+Legend: `L` labels of the release, `M` rows of the overlay, `B` queries, `b` some of them, `C` candidates, `K` results,
+`E` coordinates of an augmented row, `R` catalogue rows.
 """
 
 from __future__ import annotations
@@ -11,22 +12,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
-from longtail.bundle.arrays import Float32, Int64
-from longtail.index import LongtailIndexError, index_in_memory
-from longtail.serving.core.overlaid import IndexedRows, OverlaidSearcher
+from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.index import Filter, kth_best, no_results, top_k
 from longtail.serving.core.ranking import NO_ROWS, HidingSearcher, LabelSearcher
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, serving_errors
 
 logger = logging.getLogger(__name__)
 
-_SCANNED_UP_TO = 10_000
-"""Added rows that are scored one by one, at most: they take as long as a search of millions by their index."""
+_SCORES_AT_ONCE = 1 << 22
+"""Exact scores held at a time, at most: 16 MiB."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,6 @@ class Overlay:
         merged: ids whose change the release has taken in: it has the label, and was made later.
         skipped: why a change is not served with this release, by id.
         searcher: finds rows of all L + M that are neither hidden nor replaced.
-        indexed: the first of the M rows, in an index of their own; None while all are scored one by one.
     """
 
     base: int
@@ -60,7 +59,6 @@ class Overlay:
     merged: frozenset[str]
     skipped: Mapping[str, str]
     searcher: LabelSearcher
-    indexed: IndexedRows | None
     _visible: LabelSearcher
     _release: _BuiltRelease
 
@@ -94,7 +92,6 @@ class Overlay:
             merged=frozenset(),
             skipped={},
             searcher=searcher,
-            indexed=None,
             _visible=searcher,
             _release=release,
         )
@@ -168,7 +165,6 @@ class Overlay:
         places = range(self.base + len(added) - len(ids), self.base + len(added))
         row_of = ({} if gone else dict(self.row_of)) | dict(zip(ids, places, strict=True))
         rows_ME = np.concatenate([self.rows_ME[kept] if gone else self.rows_ME, release.augmented(more)])
-        indexed = release.indexed(self.indexed and self.indexed.without(gone), added)
         hidden = np.union1d(
             np.setdiff1d(self.hidden, release.catalogue_rows(touched)),
             release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
@@ -177,8 +173,8 @@ class Overlay:
         visible = self._visible
         if not np.array_equal(masked, self.masked):
             visible = release.searcher.without(masked) if masked.size else release.searcher
-        return Overlay(
-            base=self.base,
+        return replace(
+            self,
             labels=self.base + len(added),
             changes=changes,
             added=added,
@@ -188,10 +184,8 @@ class Overlay:
             masked=masked,
             merged=(self.merged - touched.keys()) | merged,
             skipped={id_: why for id_, why in self.skipped.items() if id_ not in touched} | refused,
-            searcher=OverlaidSearcher(visible, self.base, rows_ME, added.buckets, indexed) if len(added) else visible,
-            indexed=indexed,
+            searcher=OverlaySearcher(visible, self.base, rows_ME, added.buckets) if len(added) else visible,
             _visible=visible,
-            _release=release,
         )
 
 
@@ -211,18 +205,6 @@ class _BuiltRelease:
             added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors
         )
 
-    def indexed(self, before: IndexedRows | None, added: AddedLabels) -> IndexedRows | None:
-        """The index of the first added rows: as before, or of all of them where it leaves out too many.
-
-        Where none can be made, the rows are scanned: slower, and as right.
-        """
-        if len(added) - (0 if before is None else len(before)) > _SCANNED_UP_TO:
-            try:
-                return IndexedRows.of(index_in_memory(added.alone(self.bundle)))
-            except (LongtailIndexError, MemoryError) as error:
-                logger.warning("%d added labels are scored one by one: %s", len(added), error)
-        return before or None
-
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
         """The rows of those ids that the catalogue has, int64."""
         return np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64)
@@ -235,3 +217,71 @@ def _warn_of_refused(refused: Mapping[str, str]) -> None:
             "%d changed labels are not served with this release, they stay in the log; the first is %r: %s",
             len(refused), id_[:100], why,
         )  # fmt: skip
+
+
+class OverlaySearcher:
+    """Searches an index and scores the rows of an overlay; best first, whichever they come from.
+
+    Args:
+        base: finds rows 0 … first − 1.
+        first: number of labels L in the index; row of the first overlay label.
+        rows_ME: float32, augmented rows of the labels first, first + 1, …
+        buckets_M: int8, the bucket of each of those labels.
+    """
+
+    def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: Int8) -> None:
+        self.labels = first + len(rows_ME)
+        self._base = base
+        self._first = first
+        self._rows_ME = rows_ME
+        self._buckets_M = buckets_M
+
+    def search(
+        self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
+    ) -> tuple[Float32, Int64]:
+        """Find as `index.Searcher.search`, over the rows of both.
+
+        Returns:
+            Scores float32 [B, K], descending, and rows int64 [B, K]; −inf and −1 where too few are eligible.
+
+        Raises:
+            QueryError: names the query and the row or bucket that does not exist.
+        """
+        below = None
+        if filters is not None:
+            for query, filter_ in enumerate(filters):
+                if filter_ is not None:
+                    filter_.check(self.labels, query)
+            below = [filter_ and self._of_base(filter_) for filter_ in filters]
+        scores_BK, rows_BK = self._base.search(queries_BE, min(k, self._first), below)
+        least_B, found = kth_best(scores_BK, k), []
+        step = max(1, _SCORES_AT_ONCE // len(self._rows_ME))
+        for start in range(0, len(queries_BE), step):
+            scores_bM = queries_BE[start : start + step] @ self._rows_ME.T
+            for query, scores_M in enumerate(scores_bM, start=start):
+                places_C = np.flatnonzero(scores_M >= least_B[query])
+                if filters is not None and (filter_ := filters[query]) is not None:
+                    places_C = places_C[self._of_added(filter_).mask(self._buckets_M)[places_C]]
+                found.append((scores_M[places_C], places_C + self._first))
+        own_BC, own_rows_BC = no_results(len(queries_BE), max((len(rows_C) for _, rows_C in found), default=0))
+        for query, (scores_C, rows_C) in enumerate(found):
+            own_BC[query, : len(rows_C)], own_rows_BC[query, : len(rows_C)] = scores_C, rows_C
+        return top_k([scores_BK, own_BC], [rows_BK, own_rows_BC], k)
+
+    def _of_base(self, filter_: Filter) -> Filter | None:
+        """The part of a filter that concerns labels of the index; None if it leaves them all in."""
+        exclude, allow = (
+            None if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
+        )
+        rules_out = allow is not None or filter_.buckets is not None or filter_.selection is not None
+        if not rules_out and (exclude is None or not exclude.size):
+            return None
+        return Filter(exclude, allow, filter_.buckets, filter_.selection)
+
+    def _of_added(self, filter_: Filter) -> Filter:
+        """The part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
+        exclude, allow = (
+            None if rows is None else rows[rows >= self._first] - self._first
+            for rows in (filter_.exclude, filter_.allow)
+        )
+        return Filter(exclude, allow, filter_.buckets, filter_.beyond)

@@ -27,8 +27,7 @@ from tests.serving.process import ServerProcess, server, until
 FILES = [
     "release.json",
     "index/manifest.json",
-    "index/all.faiss",
-    "index/all.rows.npy",
+    "index/index.faiss",
     "index/labels.arrow",
     "index/lookup.arrow",
     "index/positions.npy",
@@ -288,7 +287,7 @@ def running(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
 
 
 @pytest.mark.parametrize(
-    "file", ["release.json", "index/all.faiss", "bundle/embeddings.npy", "bundle/query_tower.onnx"]
+    "file", ["release.json", "index/index.faiss", "bundle/embeddings.npy", "bundle/query_tower.onnx"]
 )
 def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
     file: str, running: tuple[ServerProcess, Path]
@@ -334,7 +333,7 @@ def test_a_file_cut_off_while_it_is_served_ends_the_process_with_a_word(
     log = tmp_path / "log"
     with server(releases, log, workers=workers) as service:
         service.wait_until_ready()
-        os.truncate(releases / "first" / "index" / "all.faiss", 0)
+        os.truncate(releases / "first" / "index" / "index.faiss", 0)
         with suppress(httpx.TransportError):
             httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
         until(lambda: "Fatal Python error: Bus error" in log.read_text())

@@ -93,7 +93,7 @@ def told(service: Service) -> str:
 
 def of_index(fault: str) -> Fault:
     """An index that cannot be read."""
-    return lambda method, path: fault if method == "GET" and path.endswith("all.faiss") else None
+    return lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None
 
 
 def test_what_is_published_is_served_and_a_rollback_too(shop: Shop) -> None:
@@ -229,7 +229,7 @@ def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s
 
 def test_a_copy_that_is_damaged_at_a_start_is_fetched_anew(shop: Shop) -> None:
     assert shop.start().terminate() == 0
-    file = shop.directory / "a" / "index" / "all.faiss"
+    file = shop.directory / "a" / "index" / "index.faiss"
     file.chmod(0o644)
     file.write_bytes(bytes(file.stat().st_size))
     service = shop.start(ready=False)
@@ -240,7 +240,7 @@ def test_workers_share_one_download(shop: Shop, s3: S3Server) -> None:
     shop.given = {"workers": 3}
     s3.seen.clear()
     service = shop.start()
-    reads = [path for method, path in s3.seen if method == "GET" and path.endswith("all.faiss")]
+    reads = [path for method, path in s3.seen if method == "GET" and path.endswith("index.faiss")]
     assert len(reads) == 1
     shop.releases.publish("b")
     until(lambda: all(served(service) == "b" for _ in range(20)), "every worker to serve b")

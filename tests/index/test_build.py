@@ -10,11 +10,11 @@ import pytest
 
 from longtail.bundle import BiasRemoval, Bundle, Popularity
 from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, build
-from longtail.index.construct.bands import train_index
 from longtail.index.construct.recall import Calibration
+from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort
-from longtail.index.search.band import Band
+from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
 
@@ -23,13 +23,13 @@ def bundle() -> Bundle:
     return make_bundle(labels=6000, dim=16)
 
 
-def test_head_holds_the_most_frequent_labels_and_the_bands_hold_each_label_once(bundle: Bundle) -> None:
-    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
-    head, tail = built.bands
-    assert (head.name, head.kind, tail.name, tail.kind) == ("head", "flat", "tail", "ivf_flat")
-    assert len(head.rows_N) == built.chosen.head
-    assert bundle.labels.counts[head.rows_N].min() >= bundle.labels.counts[tail.rows_N].max()
-    assert np.array_equal(np.sort(np.concatenate([head.rows_N, tail.rows_N])), np.arange(6000))
+def test_the_head_holds_the_most_frequent_labels_and_the_index_all(bundle: Bundle) -> None:
+    index = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None).index
+    assert (index.kind, index.labels) == ("ivf_flat", 6000)
+    counts = bundle.labels.counts[index.head.rows_H]
+    assert counts.min() >= np.delete(bundle.labels.counts, index.head.rows_H).max()
+    assert (np.diff(counts) <= 0).all()
+    assert np.array_equal(index.head.vectors_HE, bundle.rows()[index.head.rows_H])
 
 
 def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(bundle: Bundle) -> None:
@@ -46,27 +46,26 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
 
 
 @pytest.mark.slow
-def test_bands_keep_at_full_bias_removal_what_one_approximate_index_loses(bundle: Bundle) -> None:
+def test_the_head_keeps_at_full_bias_removal_what_one_approximate_index_loses(bundle: Bundle) -> None:
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
     effort = Effort(probes=64)
     single = train_index("IVF310,Flat", rows.shape[1], rows, "cpu")
-    one = Searcher(bundle, [Band("all", "ivf_flat", "IVF310,Flat", single, np.arange(6000))], effort)
+    one = Searcher(bundle, FaissIndex("ivf_flat", "IVF310,Flat", single), effort)
     built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
-    banded = Searcher(bundle, built.bands, built.chosen.effort)
+    headed = Searcher(bundle, built.index, built.chosen.effort)
     recall_of_one = {at.bias_removal: at.recall for at in calibration.measure(one)[0]}
-    recall_of_bands = {at.bias_removal: at.recall for at in calibration.measure(banded)[0]}
-    assert all(recall > 0.99 for recall in recall_of_bands.values())
+    recall_of_both = {at.bias_removal: at.recall for at in calibration.measure(headed)[0]}
+    assert all(recall > 0.99 for recall in recall_of_both.values())
     assert recall_of_one[2.0] < 0.9
 
 
 def test_recall_is_measured_against_exact_answers(bundle: Bundle) -> None:
     """A searcher over every second label returns half of what it should."""
     calibration = Calibration(bundle, bundle.rows())
-    even = np.arange(0, 6000, 2)
-    rows = bundle.rows()[even]
-    band = Band("all", "flat", "Flat", train_index("Flat", rows.shape[1], rows, "cpu"), even)
-    recall, _ = calibration.measure(Searcher(bundle, [band], Effort()))
+    rows = bundle.rows()
+    index = FaissIndex("flat", "Flat", train_index("Flat", rows.shape[1], rows, "cpu"))
+    recall, _ = calibration.measure(Searcher(bundle, index, Effort()).without(np.arange(1, 6000, 2)))
     exact = [bundle.rows() @ query for query in calibration.queries_QE]
     expected = np.mean([(np.argsort(-scores)[:100] % 2 == 0).mean() for scores in exact])
     assert np.mean([at.recall for at in recall]) == pytest.approx(expected, abs=1e-3)

@@ -13,7 +13,7 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import IndexSpec, Releases, Searcher, SpecError, build
 from longtail.index.cli import main
-from longtail.index.construct import choice, spec, tuning
+from longtail.index.construct import settings, spec, tuning
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.manifests import Effort, KindTrial, RecallAt
@@ -39,7 +39,7 @@ def test_another_kind_is_taken_where_it_is_quicker_by_a_quarter(rates: list[floa
         KindTrial(kind=kind, head=1, effort=Effort(), recall=[], queries_per_second=rate, bytes_per_label=1)
         for kind, rate in zip(KINDS, rates, strict=True)
     ]
-    assert choice.choose(trials) == expected
+    assert tuning.choose(trials) == expected
 
 
 def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None:
@@ -58,7 +58,7 @@ def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None
     quick = searcher("quick", {0: [9, 0.1, 0.1, 0.1, 0.1], 1: [0.3, 0.3, 0.3, 0.3, 9]})
     slow = searcher("slow", {0: [0.5] * 5, 1: [0.5] * 5})
     calibration = SimpleNamespace(queries_QE=np.array([[0.0], [1.0]]), k=7)
-    found = choice.rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
+    found = settings.rates([quick, slow], calibration, lambda: now)  # type: ignore[arg-type]
     assert found == pytest.approx([2 / 0.4, 2 / 1.0])
     assert turns[:4] == [("quick", 0, 7), ("quick", 1, 7), ("slow", 0, 7), ("slow", 1, 7)]
 
@@ -76,7 +76,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> TunedIndex:
     def told(searchers: Sequence[Searcher], _: Calibration) -> list[float]:
-        return [rates[searcher.bands[-1].kind] for searcher in searchers]
+        return [rates[searcher.index.kind] for searcher in searchers]
 
     monkeypatch.setattr(tuning, "rates", told)
     return tune_index(bundle, IndexSpec(), "cpu", lambda _: None)
@@ -90,12 +90,12 @@ def test_auto_takes_the_quickest_of_the_kinds_it_measured(
     quick: str | None, expected: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = tuned_at({kind: 300 if kind == quick else 100 for kind in KINDS}, bundle, monkeypatch)
-    assert (built.kind, built.bands[-1].kind, built.chosen.kind) == (expected, expected, expected)
+    assert (built.kind, built.index.kind, built.chosen.kind) == (expected, expected, expected)
     assert tuple(trial.kind for trial in built.kinds) == KINDS
     assert {trial.kind for trial in built.trials} == set(KINDS)
     assert [trial.queries_per_second for trial in built.kinds] == [300 if kind == quick else 100 for kind in KINDS]
     flat, sq, fastscan = (trial.bytes_per_label for trial in built.kinds)
-    # Of 2,700 labels, 17 coordinates and 69 cells: codes (of scalars 32, with zeros), ids of 8 bytes, and 2 bytes of
+    # Of 3,000 labels, 17 coordinates and 69 cells: codes (of scalars 32, with zeros), ids of 8 bytes, and 2 bytes of
     # centroids, 3 for scalars.
     assert 4 * 17 + 8 < flat < 4 * 17 + 8 + 3
     assert 32 + 8 < sq < 32 + 8 + 4
@@ -113,7 +113,7 @@ def test_a_kind_that_recalls_too_little_is_not_timed(bundle: Bundle, monkeypatch
 
     def worse(self: Calibration, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
         recall, rate = measure(self, searcher, k)
-        lost = 0.9 if searcher.bands[-1].kind == "ivf_fastscan" else 1
+        lost = 0.9 if searcher.index.kind == "ivf_fastscan" else 1
         # At one place on the dials only.
         return [recall[0].model_copy(update={"recall": recall[0].recall * lost}), *recall[1:]], rate
 

@@ -11,8 +11,8 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import Filter, IndexSpec, Releases, build
 from longtail.index.construct import spec as specs
-from longtail.index.construct.bands import train_index
 from longtail.index.construct.recall import Calibration
+from longtail.index.construct.training import train_index
 from longtail.index.search.gpu import GpuIndex
 from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
@@ -33,7 +33,7 @@ def bundle() -> Bundle:
 
 def trained(kind: str, rows_LE: np.ndarray, centroids_CE: np.ndarray | None = None) -> faiss.IndexIVF:
     factory, width = IndexSpec(kind).factory(*rows_LE.shape)
-    return train_index(factory, width, rows_LE, "cpu", centroids_CE)
+    return train_index(factory, width, rows_LE, "cpu", centroids_CE=centroids_CE)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,8 +68,8 @@ def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_
     bundle.write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="one", spec=IndexSpec(kind))
     release = Releases(tmp_path / "releases").open("one")
-    assert "x4fs,RFlat)" in release.index.bands[-1].factory
-    assert release.searcher.bands[-1].index.quantizer.reconstruct_n().shape[0] >= 100
+    assert "x4fs,RFlat)" in release.index.factory
+    assert release.searcher.index.index.quantizer.reconstruct_n().shape[0] >= 100
     found, _ = Calibration(bundle, bundle.rows()).measure(release.searcher)
     assert [at.recall for at in found] == [at.recall for at in release.index.recall]
     assert min(at.recall for at in found) >= 0.95

@@ -15,6 +15,7 @@ from longtail.index.construct.recall import Calibration
 from longtail.index.construct.refill import refill_index
 from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort
+from longtail.index.search.eligible import Eligible
 from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
 
@@ -26,9 +27,9 @@ def test_a_code_takes_a_byte_or_half_of_one_for_two_coordinates(
     spec: str, most: int, opened: Callable[[str], Release]
 ) -> None:
     """Of 10 coordinates and 6 of zeros, and of 9 and one of zeros."""
-    tail = opened(spec).searcher.bands[-1]
-    assert (tail.name, tail.kind) == ("tail", spec)
-    assert tail.index.code_size <= most
+    index = opened(spec).searcher.index
+    assert index.kind == spec
+    assert index.index.code_size <= most
 
 
 @pytest.mark.parametrize("spec", CODES)
@@ -37,24 +38,24 @@ def test_answers_have_the_scores_of_the_rows_not_of_the_codes(
     spec: str, filter_: Filter | None, opened: Callable[[str], Release]
 ) -> None:
     release = opened(spec)
-    bundle, tail = release.bundle, release.searcher.bands[-1]
+    bundle, index = release.bundle, release.searcher.index
+    every = Eligible.from_mask(np.ones(index.labels, np.bool_))
     for bias_removal in (-1.0, 0.0, 0.5, 1.0, 2.0):
         queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal)
         exact = np.stack([brute_force(bundle, query_D, bias_removal) for query_D in bundle.calibration_queries])
         scores, rows = release.searcher.search(queries, 30, [filter_] * len(queries))
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), atol=1e-5)
-        _, ids = next(part for part in release.searcher._every.parts if release.searcher.bands[part[0]] is tail)
-        of_codes, found = tail.search(queries, 30, release.index.effort, ids)
+        of_codes, found = index.search(queries, 30, release.index.effort, every)
         assert np.abs(of_codes - np.take_along_axis(exact, found, 1)).max() > 1e-4
 
 
 def test_more_candidates_find_what_codes_of_four_bits_confuse(opened: Callable[[str], Release]) -> None:
     release = opened("ivf_fastscan")
     calibration = Calibration(release.bundle, release.bundle.rows())
-    probes = release.searcher.bands[-1].index.nlist
+    probes = release.searcher.index.index.nlist
     lowest = []
     for refine in (1, 2, 8):
-        searcher = Searcher(release.bundle, release.searcher.bands, Effort(probes=probes, refine=refine))
+        searcher = Searcher(release.bundle, release.searcher.index, Effort(probes=probes, refine=refine))
         lowest.append(min(at.recall for at in calibration.measure(searcher)[0]))
     assert lowest[0] < lowest[1] <= lowest[2]
     assert lowest[0] < 0.95
@@ -65,9 +66,10 @@ def test_a_short_list_has_the_candidates_of_a_long_one(opened: Callable[[str], R
     release = opened("ivf_fastscan")
     assert min(at.recall for at in release.index.efforts) >= 0.99
     assert {at.k for at in release.index.efforts} == {10, 100}
-    tail, ids = release.searcher.bands[-1], release.searcher._every.parts[-1][1]
+    index = release.searcher.index
+    every = Eligible.from_mask(np.ones(index.labels, np.bool_))
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
-    found = [tail.search(queries, k, Effort(probes=16, refine=2), ids)[1].shape for k in (1, 100, 150)]
+    found = [index.search(queries, k, Effort(probes=16, refine=2), every)[1].shape for k in (1, 100, 150)]
     assert found == [(50, 200), (50, 200), (50, 300)]
 
 
@@ -80,8 +82,7 @@ def test_codes_are_fitted_to_the_rows_of_a_new_prior(spec: str, share: float) ->
     before, after = (replace(bundle, priors=Priors((recent,), factor * values_LP)) for factor in (1, 10))
     spec_ = IndexSpec(spec, recall_floor=0)
     built = tune_index(before, spec_, "cpu", lambda _: None)
-    filled = refill_index(after, spec_, built.bands, built.chosen.effort, lambda _: None)
-    tail = filled.bands[-1]
-    column = after.rows()[tail.rows_N, -1]
-    decoded = tail.index.reconstruct_n(0, len(column))[:, after.rows().shape[1] - 1]
+    filled = refill_index(after, spec_, built.index, built.chosen.effort, lambda _: None)
+    column = after.rows()[:, -1]
+    decoded = filled.index.index.reconstruct_n(0, len(column))[:, after.rows().shape[1] - 1]
     assert np.abs(decoded - column).max() < share * np.ptp(column)

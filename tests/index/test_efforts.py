@@ -14,9 +14,8 @@ from longtail.index import Filter, IndexSpec, Release, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort, EffortAt
-from longtail.index.search.band import Band
 from longtail.index.search.efforts import DialEfforts
-from longtail.index.search.joined import JoinedBands
+from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
 HARDEST = Effort(probes=500, refine=9)
@@ -114,10 +113,10 @@ def test_a_release_finds_at_every_place_and_depth_what_was_promised_with_no_more
     assert min(at.recall for at in efforts) >= 0.99
     assert max(at.effort.probes for at in efforts) == release.index.effort.probes
     assert min(at.effort.probes for at in efforts) < release.index.effort.probes
-    bands = release.searcher.bands
+    index = release.searcher.index
     for probes in {at.effort.probes for at in efforts} - {2}:
         less = {
-            k: calibration.measure(Searcher(release.bundle, bands, Effort(probes=probes // 2)), k)[0] for k in (10, 100)
+            k: calibration.measure(Searcher(release.bundle, index, Effort(probes=probes // 2)), k)[0] for k in (10, 100)
         }
         for place, at_place in enumerate(efforts):
             if at_place.effort.probes == probes:
@@ -139,28 +138,20 @@ def test_queries_of_one_batch_are_answered_as_each_alone(release: Release) -> No
 def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
     release: Release, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joined: list[tuple[int, int | None]] = []
-    filtered: list[Effort] = []
-    search_joined, search_band = JoinedBands.search, Band.search
+    used: list[Effort] = []
+    search = FaissIndex.search
 
-    def recorded_joined(bands: JoinedBands, queries: Float32, k: int, probes: int, *rest: Any) -> Any:
-        joined.append((probes, rest[1]))
-        return search_joined(bands, queries, k, probes, *rest)
+    def recorded(index: FaissIndex, queries: Float32, k: int, effort: Effort, *rest: Any) -> tuple[Float32, Int64]:
+        used.append(effort)
+        return search(index, queries, k, effort, *rest)
 
-    def recorded(band: Band, queries: Float32, k: int, effort: Effort, *rest: Any) -> tuple[Float32, Int64]:
-        filtered.append(effort)
-        return search_band(band, queries, k, effort, *rest)
-
-    monkeypatch.setattr(JoinedBands, "search", recorded_joined)
-    monkeypatch.setattr(Band, "search", recorded)
+    monkeypatch.setattr(FaissIndex, "search", recorded)
     query = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 2.0)
     release.searcher.search(query, 10)
     own = release.searcher.efforts.of(query[0], 10)
-    assert (joined, filtered) == ([(own.probes, own.head)], [])
     assert own.probes < release.index.effort.probes
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
-    assert len(joined) == 1
-    assert set(filtered) == {release.index.effort}
+    assert used == [own, release.index.effort]
 
 
 def test_where_no_effort_is_less_none_is_recorded(bundle: Bundle) -> None:

@@ -1,4 +1,4 @@
-"""Sets of ids and of labels against Python's, worked by hand and at random."""
+"""Sets of label rows against Python's, worked by hand and at random."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.index.search.eligible import EligibleLabels, IdSet
+from longtail.index.search.eligible import Eligible
 from longtail.index.search.filters import without_rows
 
 
-def test_ten_ids_by_hand() -> None:
-    some = IdSet.from_mask(np.array([True, False] * 5))
+def test_ten_rows_by_hand() -> None:
+    some = Eligible.from_mask(np.array([True, False] * 5))
     assert (some.count, some.share, some.whole) == (5, 0.5, False)
     assert some.contains(np.array([[0, 1, 8], [9, -1, 2]])).tolist() == [[True, False, True], [False, False, True]]
     fewer = some.without(np.array([8, 8, 1, 0]))
     assert fewer.contains(np.arange(10)).nonzero()[0].tolist() == [2, 4, 6]
     assert (fewer.count, some.count) == (3, 5)
     assert some.without(np.empty(0, np.int64)) is some
-    assert IdSet.from_mask(np.ones(10, bool)).whole
+    assert Eligible.from_mask(np.ones(10, bool)).whole
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70), st.data())
-def test_any_set_of_ids_equals_a_set(mask: list[bool], data: st.DataObject) -> None:
+def test_any_set_of_rows_equals_a_set(mask: list[bool], data: st.DataObject) -> None:
     removed = data.draw(st.lists(st.integers(0, len(mask) - 1)))
     expected = {place for place, held in enumerate(mask) if held} - set(removed)
-    ids = IdSet.from_mask(np.array(mask)).without(np.array(removed, np.int64))
+    ids = Eligible.from_mask(np.array(mask)).without(np.array(removed, np.int64))
     assert ids.count == len(expected)
     assert set(np.flatnonzero(ids.contains(np.arange(len(mask))))) == expected
-    assert ids.ids.tolist() == sorted(expected)
+    assert ids.rows.tolist() == sorted(expected)
 
 
 def test_parameters_rule_out_the_others_and_are_kept() -> None:
     index = faiss.IndexFlatIP(1)
     index.add(np.arange(10, dtype=np.float32)[:, None])
-    odd = IdSet.from_mask(np.array([False, True] * 5))
+    odd = Eligible.from_mask(np.array([False, True] * 5))
     one = np.ones((1, 1), np.float32)
     assert index.search(one, 3, params=odd.parameters(faiss.SearchParameters))[1].tolist() == [[9, 7, 5]]
     first = odd.parameters(faiss.SearchParametersIVF, nprobe=3)
@@ -44,21 +44,14 @@ def test_parameters_rule_out_the_others_and_are_kept() -> None:
     assert odd.parameters(faiss.SearchParametersIVF, nprobe=4).nprobe == 4
 
 
-def test_ids_and_eligible_labels_of_two_bands() -> None:
-    every = EligibleLabels.every([np.array([1, 4]), np.array([0, 2, 3])])
-    assert every.count == 5
-    assert every.rows.tolist() == [0, 1, 2, 3, 4]
-    assert [ids.tolist() for ids in every.ids_of(np.array([3, 4, 0, 3]))] == [[1], [2, 0, 2]]
-    eligible = every.where(np.array([True, True, False, True, False]))
-    assert eligible.count == 3
-    assert [(band, ids.count) for band, ids in eligible.parts] == [(0, 1), (1, 2)]
-    rest = eligible.without(np.array([1, 2]))
-    assert rest.count == 2
-    assert [band for band, _ in rest.parts] == [1]
-    assert rest.rows.tolist() == [0, 3]
-    assert eligible.rows.tolist() == [0, 1, 3]
+def test_parts_and_what_was_taken_out_by_hand() -> None:
+    every = Eligible.from_mask(np.ones(5, bool))
+    some = every.where(np.array([True, True, False, True, False]), "row < 4")
+    rest = some.without(np.array([1, 2]))
+    assert (rest.rows.tolist(), rest.count, rest.expression, rest.but_R.tolist()) == ([0, 3], 2, "row < 4", [1, 2])
     assert rest.where(np.array([False, True, True, True, True])).rows.tolist() == [3]
     assert every.without(np.arange(5)).rows.tolist() == []
+    assert some.per_list(np.int32([0, 2, 2, 0, 1]), 4).tolist() == [2, 0, 1, 0]
 
 
 @given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))

@@ -11,12 +11,11 @@ import pytest
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, IndexSpec, Releases, Searcher, Selection, build
-from longtail.index.construct.bands import train_index
+from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.manifests import Effort, FilteredEffort, IndexManifest
-from longtail.index.search.band import Band
-from longtail.index.search.cells import Cells
-from longtail.index.search.eligible import IdSet
+from longtail.index.manifests import Effort, FilteredEffort
+from longtail.index.search.eligible import Eligible
+from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
 LABELS, CENTRES = 6_000, 40
@@ -63,7 +62,7 @@ def recall_of(searcher: Searcher, bundle: Bundle, mask_L: np.ndarray, bias_remov
 def test_recall_holds_at_every_selectivity(tuned: TunedIndex, clustered: Bundle) -> None:
     """Selections that the build has not seen: other random ones, of clusters near and far, of the most popular."""
     assert tuned.filtered is not None
-    searcher = Searcher(clustered, tuned.bands, tuned.chosen.effort, tuned.filtered.efforts)
+    searcher = Searcher(clustered, tuned.index, tuned.chosen.effort, tuned.filtered.efforts)
     rng = np.random.default_rng(9)
     by_likeness = np.argsort(clustered.embeddings @ clustered.calibration_queries[7])
     by_popularity = np.argsort(-clustered.labels.log_pn, kind="stable")
@@ -92,23 +91,21 @@ def test_what_was_measured_is_in_the_manifest(clustered: Bundle, tmp_path: Path)
     assert {"head", "torso", "tail"} <= filtered.recall[1].buckets.keys()
     assert [effort.selectivity for effort in release.searcher.filtered] == [0.001, 0.01, 0.1, 0.5]
     assert sum(line.startswith("50.0% of the labels, boost 1: lowest recall 0.9") for line in lines) == 1
-    old = release.index.model_dump(exclude={"filtered", "filterable"})
-    assert IndexManifest.model_validate(old).filtered is None
 
 
 def test_a_build_below_the_floor_looks_harder() -> None:
     """Vectors without structure: the nearest cells tell little of where the best of a tenth of the labels are."""
     bundle = make_bundle(labels=4_000, dim=24)
     built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.0), "cpu", lambda _: None)
-    lazy = Searcher(bundle, built.bands, Effort(probes=1))
+    lazy = Searcher(bundle, built.index, Effort(probes=1))
     hard = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.95), "cpu", lambda _: None)
     assert built.filtered is not None
     assert hard.filtered is not None
     mask = np.arange(4_000) % 8 == 0
     assert recall_of(lazy, bundle, mask, 0.5, 50) < 0.8
-    exact = Searcher(bundle, built.bands, Effort(probes=1), [FilteredEffort(selectivity=0.1, boost=1, exact=True)])
+    exact = Searcher(bundle, built.index, Effort(probes=1), [FilteredEffort(selectivity=0.1, boost=1, exact=True)])
     assert recall_of(exact, bundle, mask, 0.5, 50) == 1
-    boosted = Searcher(bundle, built.bands, Effort(probes=1), [FilteredEffort(selectivity=0.5, boost=32)])
+    boosted = Searcher(bundle, built.index, Effort(probes=1), [FilteredEffort(selectivity=0.5, boost=32)])
     assert recall_of(boosted, bundle, mask, 0.5, 50) > 0.99
     assert min(at.lowest for at in hard.filtered.recall) >= 0.95
 
@@ -117,7 +114,7 @@ def test_an_exact_index_has_nothing_to_measure() -> None:
     assert tune_index(make_bundle(), IndexSpec("flat"), "cpu", lambda _: None).filtered is None
 
 
-def test_cells_by_hand() -> None:
+def test_lists_by_hand() -> None:
     """Four cells in the plane, two labels each; the labels of the two on the left may be found."""
 
     def at(*degrees: float) -> np.ndarray:
@@ -129,25 +126,25 @@ def test_cells_by_hand() -> None:
     index = faiss.IndexIVFFlat(quantizer, 2, 4, faiss.METRIC_INNER_PRODUCT)
     index.is_trained = True
     index.add(at(-5, 4, 55, 64, 115, 124, 176, 185))
-    cells, left = Cells(index), IdSet.from_mask(np.arange(8) >= 4)
+    lists, left = FaissIndex("ivf_flat", "", index), Eligible.from_mask(np.arange(8) >= 4)
     # One probe is two labels. A query at 0° has seen two that may be found after three cells, six labels: a third, and
     # the 100 best of a third lie among the 300 best. That asks for 2 · 1/3 · 3^1.5 = 3.5 labels: both cells.
     # A query at 179° has them in its first cell: the share is 1, two labels are enough, and −1 stands for no cell.
     queries = at(0, 179)
     for k in (10, 100):
-        near, products = cells.nearest(queries, k, 1, left, 1.0)
+        near, products = lists.nearest_lists(queries, k, 1, left, 1.0)
         assert near.tolist() == [[2, 3], [3, -1]]
         assert products[:, 0].tolist() == pytest.approx([-0.5, np.cos(np.deg2rad(1))], abs=1e-6)
-    assert cells.nearest(queries, 10, 1, left, 0.5)[0].tolist() == [[2], [3]]
-    both = cells.nearest(queries, 10, 1, left, 2.0)
+    assert lists.nearest_lists(queries, 10, 1, left, 0.5)[0].tolist() == [[2], [3]]
+    both = lists.nearest_lists(queries, 10, 1, left, 2.0)
     assert both[0].tolist() == [[2, 3], [3, 2]]
-    scores, ids = cells.search(queries, 5, both, left)
+    scores, ids = lists._search_lists(queries, 5, *both, left)
     assert ids.tolist() == [[4, 5, 7, 6, -1], [6, 7, 5, 4, -1]]
     assert scores[0, :2].tolist() == pytest.approx(np.cos(np.deg2rad([115, 124])).tolist(), abs=1e-6)
 
 
 def test_two_queries_of_one_selection_equal_each_alone(tuned: TunedIndex, clustered: Bundle) -> None:
-    searcher = Searcher(clustered, tuned.bands, tuned.chosen.effort)
+    searcher = Searcher(clustered, tuned.index, tuned.chosen.effort)
     selection = Selection(np.arange(LABELS) % 3 == 0)
     queries = clustered.augmentation.queries(clustered.calibration_queries[:6], 0.5)
     filters = [
@@ -164,17 +161,17 @@ def test_two_queries_of_one_selection_equal_each_alone(tuned: TunedIndex, cluste
 
 
 def test_a_selection_of_other_labels_is_refused(clustered: Bundle, tuned: TunedIndex) -> None:
-    searcher = Searcher(clustered, tuned.bands, tuned.chosen.effort)
+    searcher = Searcher(clustered, tuned.index, tuned.chosen.effort)
     queries = clustered.augmentation.queries(clustered.calibration_queries[:1], 0.5)
     with pytest.raises(ValueError, match="query 0, filter selection: expected one of 6000 labels, received one of 3"):
         searcher.search(queries, 3, [Filter(selection=Selection(np.ones(3, np.bool_)))])
 
 
-def test_bands_search_row_by_row_where_a_graph_costs_more(clustered: Bundle) -> None:
+def test_it_searches_row_by_row_where_a_graph_costs_more(clustered: Bundle) -> None:
     rows = clustered.rows()
-    band = Band("all", "hnsw", "HNSW32,Flat", train_index("HNSW32,Flat", rows.shape[1], rows, "cpu"), np.arange(LABELS))
-    ids = IdSet.from_mask(np.arange(LABELS) % 20 == 0)
+    index = FaissIndex("hnsw", "HNSW32,Flat", train_index("HNSW32,Flat", rows.shape[1], rows, "cpu"))
+    ids = Eligible.from_mask(np.arange(LABELS) % 20 == 0)
     queries = clustered.augmentation.queries(clustered.calibration_queries, 0.5)
-    _, found = band.search(queries, 10, Effort(probes=16), ids, 4.0)
+    _, found = index.search(queries, 10, Effort(probes=16), ids, 4.0)
     exact = np.argsort(-np.where(np.arange(LABELS) % 20 == 0, queries @ rows.T, -np.inf), axis=1)[:, :10]
     assert (np.sort(found) == np.sort(exact)).all()

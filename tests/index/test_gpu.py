@@ -109,14 +109,14 @@ def test_deeper_searches_than_a_gpu_can_are_the_cpus(on_gpu: Callable[[str], Rel
     assert StandIn.searches > tail_searches
 
 
-def test_a_band_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
-    """Else the other band would fill the answer, and no label would be missed."""
+def test_an_index_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
+    """Else the head would fill the answer, and no label would be missed."""
     release = on_gpu("ivf_flat")
     bundle = release.bundle
     queries = bundle.augmentation.queries(bundle.calibration_queries[:1], 1.0)
     exact = brute_force(bundle, bundle.calibration_queries[0], 1.0)
     best = np.argsort(-exact)
-    tail = best[np.isin(best, release.searcher.bands[1].rows_N)]
+    tail = best[~np.isin(best, release.searcher.index.head.rows_H)]
     _, rows = release.searcher.without(tail[:200]).search(queries, 20)
     visible = best[~np.isin(best, tail[:200])]
     assert len(set(rows[0]) & set(visible[:20])) >= 19
@@ -144,8 +144,8 @@ def test_threads_take_turns(on_gpu: Callable[[str], Release]) -> None:
 
 
 def test_a_graph_stays_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
-    assert {band.name: band.gpu is not None for band in on_gpu("hnsw").searcher.bands} == {"head": True, "tail": False}
-    assert [band.gpu for band in on_gpu("IVF16,Flat").searcher.bands] == [None]
+    assert on_gpu("hnsw").searcher.index.gpu is None
+    assert on_gpu("IVF16,Flat").searcher.index.gpu is None
 
 
 def test_without_a_gpu_the_error_names_what_is_missing(

@@ -1,86 +1,225 @@
-"""The size of the exact head: told from one index, as if one had been built for every size."""
+"""The exact head: what it adds to an index, with any part of it scored, and how large a build makes it."""
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
+from typing import Any
+
+import faiss
 import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexSpec, Searcher
-from longtail.index.construct.bands import KnownCells, by_reach, make_bands
-from longtail.index.construct.head import choose_head, head_sizes
+from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.index import ExactRows, Filter, IndexSpec, Searcher
 from longtail.index.construct.recall import Calibration
+from longtail.index.construct.training import by_reach, head_of, make_index, train_index
+from longtail.index.construct.tuning import choose_head, head_sizes, tune_index
 from longtail.index.manifests import Effort
-from longtail.index.search.band import pad
-from longtail.index.search.joined import JoinedBands
+from longtail.index.search.faiss_index import FaissIndex, pad
 from tests.bundles import make_bundle
+
+LABELS, HEAD = 5_003, 500
+"""The last byte of a set of rows is not full."""
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return make_bundle(labels=6000, dim=16)
+    return make_bundle(labels=LABELS, dim=16)
+
+
+@pytest.fixture(scope="module")
+def order(bundle: Bundle) -> Int64:
+    return by_reach(bundle, bundle.rows(), Calibration(bundle, bundle.rows()))
+
+
+@pytest.fixture(scope="module", params=["ivf_flat", "ivf_sq"])
+def index(request: pytest.FixtureRequest, bundle: Bundle, order: Int64) -> FaissIndex:
+    made = make_index(IndexSpec(request.param), bundle.rows(), "cpu", outside=np.sort(order[HEAD:]))
+    return replace(made, head=head_of(bundle.rows(), order[:HEAD]))
+
+
+@pytest.fixture(scope="module")
+def queries(bundle: Bundle) -> Float32:
+    picked = bundle.calibration_queries[:8]
+    return np.concatenate([bundle.augmentation.queries(picked, value) for value in (-1.0, 0.0, 0.5, 1.0, 2.0)])
+
+
+@pytest.mark.parametrize("hidden", [np.empty(0, np.int64), np.arange(0, LABELS, 60)])
+@pytest.mark.parametrize("head", [0, 30, 200, None])
+@pytest.mark.parametrize("probes", [1, 4, 10_000])
+@pytest.mark.parametrize("index", ["ivf_flat"], indirect=True)
+def test_the_best_of_the_head_and_of_what_the_visited_lists_hold(
+    bundle: Bundle, order: Int64, index: FaissIndex, queries: Float32, probes: int, head: int | None, hidden: Int64
+) -> None:
+    """Against every score of the labels in visited lists and of the `head` most frequent."""
+    searcher = Searcher(bundle, index, Effort()).at(Effort(probes=probes, head=head)).without(hidden)
+    scores_BK, rows_BK = searcher.found(queries, 50)
+    expected_BL = queries @ bundle.rows().T
+    lists_L = index.index.quantizer.search(np.ascontiguousarray(bundle.rows()), 1)[1][:, 0]
+    assert np.array_equal(lists_L, index.lists)
+    lists_L[order[: HEAD if head is None else head]] = -2
+    for query, visited in enumerate(index.index.quantizer.search(queries, min(probes, index.index.nlist))[1]):
+        expected_BL[query, ~np.isin(lists_L, [-2, *visited])] = -np.inf
+    expected_BL[:, hidden] = -np.inf
+    expected_rows = np.argsort(-expected_BL, axis=1, kind="stable")[:, :50]
+    expected_BK = np.take_along_axis(expected_BL, expected_rows, axis=1)
+    expected_rows[expected_BK == -np.inf] = -1
+    np.testing.assert_allclose(scores_BK, expected_BK, rtol=1e-5, atol=1e-6)
+    assert (rows_BK == expected_rows).mean() > 0.999  # of equal scores either comes first
+    for query in range(0, len(queries), 7):
+        alone = searcher.found(queries[query : query + 1], 50)
+        np.testing.assert_allclose(alone[0][0], scores_BK[query], rtol=1e-5, atol=1e-6)
+        assert (alone[1][0] == rows_BK[query]).mean() > 0.95
+
+
+@pytest.mark.parametrize("size", [0, 30, 500])
+def test_no_label_is_found_twice_and_scores_are_the_rows(
+    bundle: Bundle, index: FaissIndex, queries: Float32, size: int
+) -> None:
+    searcher = Searcher(bundle, index, Effort()).at(Effort(probes=9, head=size))
+    for filter_ in (
+        None,
+        Filter(exclude=np.arange(20)),
+        Filter(buckets=frozenset({0})),
+        Filter(buckets=frozenset({2})),
+    ):
+        scores, rows = searcher.search(queries, 40, [filter_] * len(queries))
+        assert all(len(set(rows_K.tolist())) == 40 for rows_K in rows)
+        np.testing.assert_allclose(
+            scores, np.take_along_axis(queries @ bundle.rows().T, rows, axis=1), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(
+    bundle: Bundle, index: FaissIndex, queries: Float32, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searcher = Searcher(bundle, index, Effort(probes=1)).at(Effort(probes=1, head=0))
+    short = (searcher.found(queries, 100)[1] < 0).any(axis=1)
+    assert short.any()
+    monkeypatch.setattr(ExactRows, "top", lambda *_: pytest.fail("scored every label"))
+    scores, rows = searcher.search(queries, 100)
+    harder = searcher.at(Effort(probes=8)).found(queries, 100)
+    np.testing.assert_allclose(scores[short], harder[0][short], rtol=1e-5, atol=1e-6)
+    assert (rows[short] == harder[1][short]).mean() > 0.99
+
+
+def test_what_has_no_nearest_list_finds_no_label_twice() -> None:
+    """A query of zeros, which codes of centroids find no list for."""
+    bundle = make_bundle(labels=42_000, dim=4)
+    rows_LE = bundle.rows()
+    centroids_CE = rows_LE[np.random.default_rng(0).choice(len(rows_LE), 1_000, replace=False)]
+    factory = "IVF1000(PQ5x4fs,RFlat),Flat"
+    made = train_index(factory, rows_LE.shape[1], rows_LE, "cpu", centroids_CE=centroids_CE)
+    assert isinstance(faiss.downcast_index(made.quantizer), faiss.IndexRefine)
+    head = head_of(rows_LE, np.argsort(-bundle.labels.log_pi, kind="stable")[:400])
+    searcher = Searcher(bundle, FaissIndex("ivf_flat", factory, made, head), Effort())
+    queries = np.zeros((2, rows_LE.shape[1]), np.float32)
+    queries[1, -1] = 1.0
+    assert (made.quantizer.search(queries, 4)[1][0] == -1).all()
+    for size in (0, 100, None):
+        for rows_K in searcher.at(Effort(probes=4, head=size)).search(queries, 50)[1]:
+            assert len(set(rows_K.tolist())) == 50
+
+
+def test_searches_of_several_threads_do_not_meet(bundle: Bundle, index: FaissIndex, queries: Float32) -> None:
+    searcher = Searcher(bundle, index, Effort())
+    efforts = [Effort(probes=probes, head=head) for probes, head in ((1, 0), (3, 200), (9, None), (2, 0))]
+    alone = [searcher.at(effort).found(queries, 30)[1] for effort in efforts]
+    differing: list[int] = []
+
+    def search(place: int) -> None:
+        own = searcher.at(efforts[place])
+        differing.extend(place for _ in range(30) if not np.array_equal(own.found(queries, 30)[1], alone[place]))
+
+    threads = [threading.Thread(target=search, args=[place]) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert differing == []
+
+
+def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an effort scores a part of the head, its other labels are found as all others are."""
+    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+    lesser = [at for at in built.efforts if at.effort.head is not None]
+    assert lesser
+    calibration = Calibration(bundle, bundle.rows())
+    in_head_L = np.zeros(LABELS, np.bool_)
+    assert built.index is not None
+    assert built.index.head is not None
+    in_head_L[built.index.head.rows_H] = True
+    searcher = built.searcher(bundle)
+    for k in (10, 100):
+        of_head = calibration.recall_of(in_head_L, *calibration.found(searcher, k))
+        assert min(of_head) >= 0.99
+        assert [at.recall for at in calibration.measure(searcher, k)[0]] == [
+            at.recall for at in built.efforts if at.k == k
+        ]
+
+    least = min(at.effort.head for at in lesser if at.effort.head is not None)
+    sought: list[int] = []
+    found = Calibration.found
+
+    def watched(self: Calibration, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
+        sought.append(searcher.efforts.of(self.queries_QE[0], k).head or 0)
+        return found(self, searcher, k)
+
+    def poor_with_so_few(_: Calibration, labels_L: Bools, *__: Any) -> list[float]:
+        assert np.array_equal(labels_L, in_head_L)
+        return [0.5 if sought[-1] <= least else 1.0] * len(calibration.places)
+
+    monkeypatch.setattr(Calibration, "found", watched)
+    monkeypatch.setattr(Calibration, "recall_of", poor_with_so_few)
+    again = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None).efforts
+    assert all(at.effort.head is None or at.effort.head > least for at in again)
 
 
 @pytest.mark.parametrize(
-    ("labels", "expected"),
-    [(200, [20, 32]), (6_000, [600, 960]), (60_000, [1_000, 3_162, 9_600]), (100_000, [1_000, 3_162, 10_000, 16_000])],
+    ("labels", "rest", "expected"),
+    [
+        (200, 1, [20, 32]),
+        (6_000, 1, [600, 960]),
+        (60_000, 1, [1_000, 3_162, 9_600]),
+        (100_000, 1, [1_000, 3_162, 10_000, 16_000]),
+        (700, 624, [70, 76]),
+        (650, 624, [65]),
+    ],
 )
-def test_sizes_grow_by_half_a_power_of_ten_to_a_sixth_of_the_labels(labels: int, expected: list[int]) -> None:
-    assert head_sizes(labels) == expected
+def test_sizes_grow_by_half_a_power_of_ten_to_a_sixth_of_the_labels(
+    labels: int, rest: int, expected: list[int]
+) -> None:
+    """All but the first leave enough labels to train codes with."""
+    assert head_sizes(labels, rest) == expected
 
 
 @pytest.mark.parametrize("target", [0.9, 0.99, 0.999])
-@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize("index", ["ivf_flat"], indirect=True)
 def test_the_size_is_taken_whose_queries_score_the_fewest_rows(
-    bundle: Bundle, target: float, joined: bool, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, order: Int64, index: FaissIndex, target: float
 ) -> None:
-    if not joined:
-        monkeypatch.setattr(JoinedBands, "fits", lambda _: False)
-    rows_LE, spec, sizes = bundle.rows(), IndexSpec("ivf_flat"), [60, 200, 600, 960, 2_000]
-    calibration = Calibration(bundle, rows_LE)
-    order_L = by_reach(bundle, rows_LE, calibration)
-    smallest = make_bands(spec, rows_LE, order_L, sizes[0], "cpu")
-    cells = smallest[-1].index.nlist
-    known = KnownCells.of(smallest, rows_LE.shape[1])
-    assert known is not None
+    """As if every size had been measured with an index of its own."""
+    sizes, calibration = [60, 200, 600, 800, 1_700], Calibration(bundle, bundle.rows())
     cost = np.full((len(sizes), len(calibration.places)), np.inf)
     for place, size in enumerate(sizes):
-        bands = make_bands(spec, rows_LE, order_L, size, "cpu", known)
+        headed = replace(index, head=head_of(bundle.rows(), order[:size]))
         for probes in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128):
-            recall, _ = calibration.measure(Searcher(bundle, bands, Effort(probes=probes)))
+            recall, _ = calibration.measure(Searcher(bundle, headed, Effort(probes=probes)))
             for at, measured in enumerate(recall):
                 if measured.recall >= target and np.isinf(cost[place, at]):
-                    cost[place, at] = size + 3 * probes * (6_000 - sizes[0]) / cells
-    assert np.isfinite(cost[1:]).all()
-    chosen = choose_head(bundle, smallest, sizes, order_L, calibration, target)
-    # Where an effort may leave a part of the head to the cells, the head is what the neediest place asks for.
-    own = max(cost.argmin(axis=0)) if joined else cost.mean(axis=1).argmin()
-    assert chosen == sizes[int(own)]
+                    cost[place, at] = size + 3 * probes * LABELS / index.index.nlist
+    # Each place may score less than the whole head, so the head is what the neediest place needs.
+    chosen = choose_head(bundle, replace(index, head=None), sizes, order, calibration, target)
+    assert chosen == sizes[int(max(cost.argmin(axis=0)))]
+    assert choose_head(bundle, index, sizes, order, calibration, 1.1) == 60  # none suffices
 
 
-@pytest.mark.parametrize("kind", ["ivf_flat", "ivf_sq", "ivf_fastscan"])
-def test_a_larger_head_takes_its_labels_out_of_cells_that_stay(bundle: Bundle, kind: str) -> None:
-    rows_LE, spec = bundle.rows(), IndexSpec(kind)
-    order_L = by_reach(bundle, rows_LE, Calibration(bundle, rows_LE))
-    smaller = make_bands(spec, rows_LE, order_L, 100, "cpu")
-    known = KnownCells.of(smaller, rows_LE.shape[1])
-    assert known is not None
-    larger = make_bands(spec, rows_LE, order_L, 700, "cpu", known)[-1]
-    assert np.array_equal(larger.rows_N, np.sort(order_L[700:]))
-    assert np.array_equal(larger.cells.of_ids, known.of_labels_L[larger.rows_N])
-    nearest = larger.index.quantizer.search(pad(rows_LE[larger.rows_N], larger.index.d), 1)[1][:, 0]
-    assert np.array_equal(larger.cells.of_ids, nearest)
-    assert KnownCells.of(smaller[:1], rows_LE.shape[1]) is None
-
-
-def test_codes_have_enough_labels_to_train_them() -> None:
-    assert head_sizes(700, 624) == [70, 76]
-    assert head_sizes(650, 624) == [65]
-
-
-def test_where_no_size_suffices_the_smallest_is_taken(bundle: Bundle) -> None:
-    rows_LE = bundle.rows()
-    calibration = Calibration(bundle, rows_LE)
-    order_L = by_reach(bundle, rows_LE, calibration)
-    bands = make_bands(IndexSpec("ivf_flat"), rows_LE, order_L, 60, "cpu")
-    assert choose_head(bundle, bands, [60, 200], order_L, calibration, 1.1) == 60
+@pytest.mark.parametrize("kind", ["ivf_sq", "ivf_fastscan"])
+def test_another_kind_keeps_the_lists_of_the_first(bundle: Bundle, kind: str) -> None:
+    first = make_index(IndexSpec("ivf_flat"), bundle.rows(), "cpu")
+    other = make_index(IndexSpec(kind), bundle.rows(), "cpu", like=first)
+    assert np.array_equal(other.lists, first.lists)
+    nearest = other.index.quantizer.search(pad(bundle.rows(), other.index.d), 1)[1][:, 0]
+    assert np.array_equal(other.lists, nearest)

@@ -9,15 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import faiss
 import numpy as np
 import pytest
 
 from longtail.bundle import FileRecord, sha256_of
 from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
 from longtail.index.release import index_files
-from longtail.index.search.cells import Cells
-from longtail.index.search.eligible import positions_of
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +24,6 @@ TABLE = "index/labels.arrow"
 SEARCHING = """
 import sys
 from pathlib import Path
-import faiss
 import numpy as np
 from longtail.index import Releases
 release = Releases(Path(sys.argv[1])).open(sys.argv[2])
@@ -102,8 +98,8 @@ def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
     spec: str, opened: Callable[[str], Release], tmp_path: Path
 ) -> None:
     """FAISS's mapping reader may read beyond the end of such a file; the copying one refuses it."""
-    release, file = opened(spec), tmp_path / "tail.faiss"
-    content = (release.path / "index" / "tail.faiss").read_bytes()
+    release, file = opened(spec), tmp_path / "index.faiss"
+    content = (release.path / "index" / "index.faiss").read_bytes()
     for size in range(0, len(content), len(content) // 40):
         file.write_bytes(content[:size])
         with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
@@ -145,29 +141,26 @@ def test_a_label_table_of_another_content_is_refused(opened: Callable[[str], Rel
         Releases(tmp_path / "releases").open(release.name)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in KINDS if spec != "hnsw"])
-def test_what_a_filter_asks_of_an_index_is_mapped_and_what_would_be_made(
-    spec: str, opened: Callable[[str], Release]
-) -> None:
-    release = opened(spec)
-    every = release.searcher._every
-    assert isinstance(every._positions(), np.ndarray)
-    assert not every._positions().flags.owndata
-    assert np.array_equal(every._positions(), positions_of([band.rows_N for band in release.searcher.bands]))
-    for band in release.searcher.bands:
-        if band.has_cells:
-            assert not band.cells.of_ids.flags.owndata
-            assert np.array_equal(band.cells.of_ids, Cells(band.index).of_ids)
+@pytest.mark.parametrize("spec", KINDS)
+def test_lists_and_head_are_mapped_and_what_the_index_holds(spec: str, opened: Callable[[str], Release]) -> None:
+    index = opened(spec).searcher.index
+    if index.has_lists:
+        assert not index.lists.flags.owndata
+        assert np.array_equal(index.lists, replace(index, stored_lists_L=None).lists)
+    if index.head is not None:
+        assert not index.head.vectors_HE.flags.owndata
+        assert index.head.vectors_HE.flags.aligned  # else NumPy would copy it for every product
+        assert np.array_equal(index.head.vectors_HE, opened(spec).bundle.rows(index.head.rows_H))
 
 
-@pytest.mark.parametrize("file", ["index/positions.npy", "index/tail.cells.npy"])
+@pytest.mark.parametrize("file", ["index/head.rows.npy", "index/lists.npy"])
 @pytest.mark.parametrize("change", ["beyond", "below", "shorter", "another type"])
 def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
     path = tmp_path / "good" / file
     numbers = np.load(path)
     if change == "another type":
-        numbers = numbers.astype(np.int64)
+        numbers = numbers.astype(np.int16)
     elif change == "shorter":
         numbers = numbers[:-1]
     else:
@@ -177,23 +170,5 @@ def test_numbers_that_would_lead_astray_are_refused(file: str, change: str, bund
     record = FileRecord(sha256=sha256_of(path), bytes=path.stat().st_size)
     sealed = manifest.model_copy(update={"files": {**manifest.files, file: record}}).sealed()
     (tmp_path / "good" / "release.json").write_text(sealed.model_dump_json())
-    with pytest.raises(ReleaseCorruptError, match=rf"{file}: expected int32 \["):
+    with pytest.raises(ReleaseCorruptError, match=rf"{file}: expected int(32|64) \["):
         Releases(tmp_path).open("good")
-
-
-def test_a_band_of_other_rows_reads_its_own_cells(opened: Callable[[str], Release]) -> None:
-    band = opened("ivf_flat").searcher.bands[-1]
-    wrong = band.knowing(cells_N=np.zeros(len(band.rows_N), np.int32))
-    assert not wrong.cells.of_ids.any()
-    assert np.array_equal(replace(wrong).cells.of_ids, Cells(band.index).of_ids)
-
-
-def test_the_exact_head_of_a_mapped_release_is_multiplied_as_it_lies(bundle_path: Path, tmp_path: Path) -> None:
-    """A file of FAISS's begins its numbers at any byte, and NumPy copies what is not aligned for every product."""
-    build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
-    head = Releases(tmp_path).open("good").searcher.bands[0]
-    held = faiss.rev_swig_ptr(head.index.get_xb(), head.index.ntotal * head.index.d)
-    for band in (head, replace(head)):
-        assert band.vectors.flags.aligned
-        assert np.array_equal(band.vectors.ravel(), held)
-    assert not head.vectors.flags.owndata

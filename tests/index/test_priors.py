@@ -165,8 +165,9 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     refreshed = refresh_priors(tmp_path / "r", later, name="second")
     assert refreshed.kind == built.kind
     before, after = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
-    assert [band.rows_N.tolist() for band in before.searcher.bands] == [
-        band.rows_N.tolist() for band in after.searcher.bands
+    heads = [release.searcher.index.head for release in (before, after)]
+    assert [head and set(head.rows_H.tolist()) for head in heads] == [
+        head and set(heads[0].rows_H.tolist()) for head in heads
     ]
     weights = np.float32([1.3, 0.15])
     for release, numbers in ((before, values), (after, values_later)):
@@ -195,7 +196,7 @@ def test_the_head_holds_what_a_prior_lifts_not_only_the_most_frequent() -> None:
     from_table = PriorTable(Path("-"))._setting("margin", values[:, 0], 0.0, bundle, None)
     with_priors = replace(bundle, priors=Priors((from_table,), values))
     chosen = tune_index(with_priors, IndexSpec("ivf_flat", 0), "cpu", quiet)
-    head = chosen.bands[0].rows_N
+    head = chosen.index.head.rows_H
     assert values.argmax() in head
     assert bundle.labels.log_pi.argmax() in head
     assert chosen.chosen.lowest.recall >= 0.99

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def release(bundle_path: Path, tmp_path: Path) -> Path:
-    """A banded release of copies, whose bytes a test may change."""
+    """A release of copies, whose bytes a test may change."""
     build(bundle_path, tmp_path, spec=IndexSpec("ivf_flat"), name="good")
     path = tmp_path / "good"
     shutil.copytree(path / "bundle", tmp_path / "copy")
@@ -64,20 +64,17 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
     assert opened.manifest.recall_k == 100
     assert {path.relative_to(release).as_posix() for path in (release / "index").iterdir()} == {
         "index/manifest.json",
-        "index/head.faiss",
         "index/head.rows.npy",
         "index/head.vectors.npy",
         "index/labels.arrow",
         "index/lookup.arrow",
-        "index/positions.npy",
-        "index/tail.cells.npy",
+        "index/index.faiss",
+        "index/lists.npy",
         "index/vocabularies",
-        "index/tail.faiss",
-        "index/tail.rows.npy",
     }
     index = json.loads((release / "index" / "manifest.json").read_text())
     assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 10)
-    assert [band["labels"] for band in index["bands"]] == [60, 540]
+    assert (index["factory"], index["head"]) == ("IVF13,Flat", 60)
 
 
 def test_bundle_files_are_hard_links_and_never_symbolic(bundle_path: Path, tmp_path: Path) -> None:
@@ -174,9 +171,9 @@ def test_a_renamed_release_is_refused(release: Path) -> None:
 @pytest.mark.parametrize("mapped", [False, True])
 def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool, release: Path) -> None:
     """FAISS's limits catch what a checksum cannot: a file that was crafted, not damaged."""
-    file = release / "index" / "head.faiss"
+    file = release / "index" / "index.faiss"
     content = bytearray(file.read_bytes())
-    vector_count = content.index(np.uint64(60 * 10 * 4 // 4).tobytes())
+    vector_count = content.index(np.uint64(13 * 10 * 4 // 4).tobytes())
     content[vector_count : vector_count + 8] = np.uint64(1 << 40).tobytes()
     file.write_bytes(bytes(content))
     with pytest.raises(ReleaseCorruptError, match="cannot read this index"):

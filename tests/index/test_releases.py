@@ -109,7 +109,7 @@ def test_a_garbled_pointer_is_refused(content: str, releases: Releases) -> None:
 
 def test_a_damaged_release_is_not_published(releases: Releases) -> None:
     releases.publish("a")
-    (releases.root / "b" / "index" / "all.faiss").write_bytes(b"")
+    (releases.root / "b" / "index" / "index.faiss").write_bytes(b"")
     with pytest.raises(ReleaseCorruptError, match=r"expected .* bytes, found 0"):
         releases.publish("b")
     assert releases.current() == "a"
@@ -118,7 +118,7 @@ def test_a_damaged_release_is_not_published(releases: Releases) -> None:
 def test_a_damaged_release_is_not_rolled_back_to(releases: Releases) -> None:
     releases.publish("a")
     releases.publish("b")
-    (releases.root / "a" / "index" / "all.faiss").unlink()
+    (releases.root / "a" / "index" / "index.faiss").unlink()
     with pytest.raises(ReleaseCorruptError):
         releases.rollback()
     assert releases.current() == "b"

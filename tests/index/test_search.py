@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, QueryError, Release, Searcher
-from longtail.index.construct.bands import train_index
+from longtail.index.construct.training import train_index
 from longtail.index.manifests import Effort
-from longtail.index.search.band import Band
+from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 from tests.index.conftest import KINDS, brute_force, masked
 
@@ -22,7 +22,7 @@ from tests.index.conftest import KINDS, brute_force, masked
 def flat_searcher(bundle: Bundle) -> Searcher:
     rows = bundle.rows()
     index = train_index("Flat", rows.shape[1], rows, "cpu")
-    return Searcher(bundle, [Band("all", "flat", "Flat", index, np.arange(len(rows)))], Effort())
+    return Searcher(bundle, FaissIndex("flat", "Flat", index), Effort())
 
 
 @pytest.mark.slow
@@ -128,31 +128,6 @@ def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str]
         alone = release.searcher.search(queries[query : query + 1], 12, [filters[query]])
         assert np.allclose(alone[0][0], scores[query], atol=1e-5)
         assert alone[1][0].tolist() == rows[query].tolist()
-
-
-@pytest.mark.parametrize("k", [1, 20, 590])
-@pytest.mark.parametrize("queries", [1, 50])
-@pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq"])
-def test_a_head_that_is_scored_whole_adds_what_a_search_of_it_would(
-    spec: str, queries: int, k: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With labels hidden and filtered, too; `few` says when all are scored."""
-    release = opened(spec)
-    parts = release.searcher._every.parts
-    assert [release.searcher.bands[place].few(queries, ids) for place, ids in parts] == [True, False]
-    at_one = release.bundle.augmentation.queries(release.bundle.calibration_queries[:queries], 1.0)
-    best = release.searcher.search(at_one, 5)[1].ravel()
-    filters = [None, Filter(exclude=best), Filter(buckets=frozenset({0, 3})), Filter(allow=np.arange(0, 600, 2))]
-
-    def answers() -> list[tuple[np.ndarray, np.ndarray]]:
-        searchers = release.searcher, release.searcher.without(best[::2])
-        return [each.search(at_one, k, [filter_] * queries) for each in searchers for filter_ in filters]
-
-    whole = answers()
-    monkeypatch.setattr("longtail.index.search.band._SCORES_AT_ONCE", 0)
-    for (scores, rows), (expected_scores, expected_rows) in zip(whole, answers(), strict=True):
-        np.testing.assert_allclose(scores, expected_scores, rtol=1e-5, atol=1e-6)
-        assert (rows == expected_rows).mean() > 0.99  # ties
 
 
 def test_an_empty_batch_has_an_empty_answer(opened: Callable[[str], Release]) -> None:

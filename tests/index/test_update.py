@@ -71,9 +71,8 @@ def normalised(log_p: Any) -> Any:
 
 
 def cells(release: Release) -> dict[str, int]:
-    """The cell of every label of the last band, by its id."""
-    band, ids = release.searcher.bands[-1], release.bundle.labels.ids.to_pylist()
-    return {ids[row]: int(cell) for row, cell in zip(band.rows_N, band.cells.of_ids, strict=True)}
+    """The inverted list of every label, by its id."""
+    return dict(zip(release.bundle.labels.ids.to_pylist(), release.searcher.index.lists.tolist(), strict=True))
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "hnsw", "IVF8,Flat"])
@@ -101,21 +100,21 @@ def test_where_nothing_changed_every_code_is_what_it_was(spec: str, large_bundle
     """FAISS makes them of cells that it is told as of those that it finds."""
     build(large_bundle_path, tmp_path, spec=spec, name="first")
     update(large_bundle_path, tmp_path, source="first", name="second")
-    indexes = [Releases(tmp_path).open(name).searcher.bands[-1].index for name in ("first", "second")]
+    indexes = [Releases(tmp_path).open(name).searcher.index.index for name in ("first", "second")]
     queries = np.random.default_rng(0).normal(size=(50, indexes[0].d)).astype(np.float32)
     (scores, ids), (scores_now, ids_now) = (index.search(queries, 10) for index in indexes)
     np.testing.assert_array_equal(ids, ids_now)
     np.testing.assert_array_equal(scores, scores_now)
 
 
-def test_labels_that_are_what_they_were_stay_in_their_cells_and_their_band(bundle: Bundle, tmp_path: Path) -> None:
+def test_labels_that_are_what_they_were_stay_in_their_lists_and_the_head(bundle: Bundle, tmp_path: Path) -> None:
     build(bundle, tmp_path / "r", spec="ivf_flat", name="first")
     after = changed(bundle, tmp_path)
     update(after, tmp_path / "r", source="first", name="second")
     first, second = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
 
     (head, before), (head_now, now) = (
-        ({release.bundle.labels.ids[row].as_py() for row in release.searcher.bands[0].rows_N}, cells(release))
+        ({release.bundle.labels.ids[row].as_py() for row in release.searcher.index.head.rows_H}, cells(release))
         for release in (first, second)
     )
     there = set(after.labels.ids.to_pylist())
@@ -126,7 +125,7 @@ def test_labels_that_are_what_they_were_stay_in_their_cells_and_their_band(bundl
     assert len(same) > 500
     assert [now[id_] for id_ in same] == [before[id_] for id_ in same]
     assert set(now) - set(before) == {f"new-{row}" for row in range(30)}
-    centroids = [release.searcher.bands[-1].index.quantizer.reconstruct_n() for release in (first, second)]
+    centroids = [release.searcher.index.index.quantizer.reconstruct_n() for release in (first, second)]
     np.testing.assert_array_equal(*centroids)
     sought = sorted(set(now) - set(same))
     at = {id_: row for row, id_ in enumerate(after.labels.ids.to_pylist())}
@@ -209,15 +208,13 @@ def test_what_cannot_be_updated_is_refused_and_leaves_nothing(bundle: Bundle, tm
         update(bundle, tmp_path / "r", source="first", priors=tmp_path / "t.parquet")
     strangers = replace(bundle.labels, ids=pa.array([f"other-{row}" for row in range(L)]))
     other = replace(bundle, labels=strangers, path=None).write(tmp_path / "strangers")
-    with pytest.raises(
-        LongtailIndexError, match="labels of the index's head among the bundle's, found none of its 70: b"
-    ):
-        update(other, tmp_path / "r", source="first")
+    update(other, tmp_path / "r", source="first", name="strangers")
+    assert shelf.open("strangers").searcher.index.head is None
     build(bundle, tmp_path / "r", spec="flat", name="filtered", filterable=["title"])
     other = replace(bundle, labels=replace(bundle.labels, display=pa.table({"name": ["x"] * L})), path=None)
     with pytest.raises(BundleError, match="title"):
         update(other.write(tmp_path / "untitled"), tmp_path / "r", source="filtered")
-    assert shelf.names() == ["filtered", "first"]
+    assert shelf.names() == ["filtered", "first", "strangers"]
 
 
 def test_a_log_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> None:
@@ -263,7 +260,9 @@ def test_effort_grows_until_recall_is_enough(bundle: Bundle, tmp_path: Path, mon
         low = [at.model_copy(update={"recall": at.recall if len(tried) > 1 else 0.5}) for at in trial.recall]
         return trial.model_copy(update={"recall": low})
 
+    harder = Effort(probes=least.probes, refine=least.refine + 1)
     monkeypatch.setattr(refill, "trial_at", watched)
+    monkeypatch.setattr(refill, "efforts_of", lambda _: [least, harder])
     update(changed(bundle, tmp_path), tmp_path / "r", source="first", name="second")
-    assert tried == [least, Releases(tmp_path / "r").open("second").index.effort]
-    assert tried[1].probes * tried[1].refine > tried[0].probes * tried[0].refine
+    assert tried == [least, harder]
+    assert harder == Releases(tmp_path / "r").open("second").index.effort

@@ -14,7 +14,7 @@ from longtail.index import Release, ReleaseCorruptError, Releases, build
 from longtail.index.release import release as release_module
 from longtail.index.release import verified
 
-FILES = ("bundle/embeddings.npy", "bundle/labels.parquet", "index/all.faiss", "index/lookup.arrow", "release.json")
+FILES = ("bundle/embeddings.npy", "bundle/labels.parquet", "index/index.faiss", "index/lookup.arrow", "release.json")
 LONG_AGO = 1_700_000_000
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_was_written_is_read_again(file: str, releases: Releases) ->
 
 @pytest.mark.parametrize("change", ["touched", "replaced", "shorter", "gone", "another"])
 def test_any_change_of_its_files_is_seen(change: str, releases: Releases, whole: list[bool]) -> None:
-    path = releases.root / "first" / "index" / "all.faiss"
+    path = releases.root / "first" / "index" / "index.faiss"
     if change == "touched":
         os.utime(path, (LONG_AGO, LONG_AGO + 1))
     elif change == "replaced":
@@ -98,7 +98,7 @@ def test_files_written_a_moment_ago_are_not_trusted(
     """Another write in the same tick of the clock would leave the same time."""
     now = LONG_AGO + 0.5
     monkeypatch.setattr(verified.time, "time", lambda: now)
-    os.utime(releases.root / "first" / "index" / "all.faiss", (LONG_AGO, LONG_AGO + 0.25))
+    os.utime(releases.root / "first" / "index" / "index.faiss", (LONG_AGO, LONG_AGO + 0.25))
     reopen(releases)
     now = LONG_AGO + 3
     reopen(releases)

@@ -15,8 +15,7 @@ import pytest
 from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
 from longtail.index import Filter, IndexSpec, QueryError, Searcher
 from longtail.index.construct.tuning import tune_index
-from longtail.serving.core.overlaid import OverlaidSearcher
-from longtail.serving.core.overlay import Overlay
+from longtail.serving.core.overlay import Overlay, OverlaySearcher
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError
@@ -132,21 +131,12 @@ def some_filter(rng: np.random.Generator, labels: int) -> Filter | None:
     "variant",
     [{}, {"cosine": False}, {"cosine": False, "bias": True}, {"bias": True}, {"popularity": True, "bias": True}],
 )
-@pytest.mark.parametrize("scanned", [10_000, 7], ids=["scanned", "indexed"])
-def test_answers_are_the_best_by_formula_whatever_the_filter(
-    variant: dict[str, bool], scanned: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that are indexed, too, in cells that are all visited."""
-    monkeypatch.setattr("longtail.serving.core.overlay._SCANNED_UP_TO", scanned)
-    monkeypatch.setattr("longtail.index.construct.added.efforts_of", lambda _: [])
-    monkeypatch.setattr("longtail.index.construct.added.efforts_at", lambda *_: [])
+def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, bool]) -> None:
     bundle = make_bundle(labels=L, label_tower=True, **variant)
     rng = np.random.default_rng(1)
     records = some_records(rng, 60)
     overlay = overlay_of(bundle, *records[:50]).with_changes(records[50:])
     assert 10 < len(overlay.added) < overlay.labels - L + 1
-    assert 0 < len(overlay.added) - len(overlay.indexed or ()) <= (scanned if overlay.indexed else 60)
-    assert (overlay.indexed is None) == (scanned > 60)
     assert len(overlay.hidden) > 3
     ids = bundle.labels.ids.to_pylist() + overlay.added.ids
     dials, priors = rng.choice([0.0, 0.5, 1.0, -1.0], (2, 40)).astype(np.float32)
@@ -182,7 +172,7 @@ def test_large_batches_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
     filters = [Filter(exclude=np.array([query, L + 1])) for query in range(50)]
     whole = overlay.searcher.search(queries, 9, filters)
-    monkeypatch.setattr("longtail.serving.core.overlaid._SCORES_AT_ONCE", 3 * len(overlay.added))
+    monkeypatch.setattr("longtail.serving.core.overlay._SCORES_AT_ONCE", 3 * len(overlay.added))
     parts = overlay.searcher.search(queries, 9, filters)
     np.testing.assert_array_equal(whole[1], parts[1])
     np.testing.assert_allclose(whole[0], parts[0], rtol=1e-5, atol=1e-7)
@@ -199,7 +189,7 @@ def test_nothing_stands_between_a_query_and_the_index_when_nothing_changed() -> 
     assert hidden.searcher.hidden.tolist() == hidden.hidden.tolist() == [3]
     assert hidden.with_changes([restore("item-3")]).searcher is base
     added = hidden.with_changes([upsert("new", year=1)])
-    assert isinstance(added.searcher, OverlaidSearcher)
+    assert isinstance(added.searcher, OverlaySearcher)
     assert added.searcher._base is hidden.searcher
     assert added.with_changes([hide("new")]).searcher is hidden.searcher
     assert (overlay.labels, hidden.labels, added.labels) == (60, 60, 61)
@@ -223,12 +213,8 @@ def test_only_what_is_new_is_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(more.rows_ME[:4], overlay.rows_ME[1:])
 
 
-@pytest.mark.parametrize("scanned", [10_000, 7], ids=["scanned", "indexed"])
 @pytest.mark.parametrize("seed", range(5))
-def test_change_by_change_it_becomes_what_it_is_when_built_at_once(
-    seed: int, scanned: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("longtail.serving.core.overlay._SCANNED_UP_TO", scanned)
+def test_change_by_change_it_becomes_what_it_is_when_built_at_once(seed: int) -> None:
     bundle = make_bundle(labels=L, label_tower=True, bias=True)
     rng = np.random.default_rng(seed)
     records = some_records(rng, 80)
@@ -456,7 +442,7 @@ def test_a_tree_answers_no_hidden_label_from_either_side(few: bool, monkeypatch:
 def test_an_overlay_over_a_real_index() -> None:
     bundle = make_bundle(labels=400, label_tower=True)
     built = tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None)
-    searcher = Searcher(bundle, built.bands, built.chosen.effort)
+    searcher = Searcher(bundle, built.index, built.chosen.effort)
     rows = rows_of(bundle)
     records = some_records(np.random.default_rng(4), 80)
     overlay = Overlay.as_built(bundle, searcher, rows, max_new_labels=1000).with_changes(records)

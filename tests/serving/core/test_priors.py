@@ -141,7 +141,7 @@ def retriever_of(bundle: Bundle) -> Retriever:
         name="r",
         created_at=AT,
         bundle=bundle,
-        searcher=Searcher(bundle, built.bands, built.chosen.effort),
+        searcher=Searcher(bundle, built.index, built.chosen.effort),
         encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
         max_new_labels=100,
     )

@@ -255,7 +255,7 @@ def large() -> tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray]:
     queries_BD = encoder.embed(inputs)
     f_BL = queries_BD @ bundle.embeddings.T / manifest.temperature
     batch = Batch(queries_BD, inputs, np.zeros(200, np.float32), np.zeros(200, np.float32), [None] * 200, 20)
-    searcher = Searcher(bundle, built.bands, built.chosen.effort)
+    searcher = Searcher(bundle, built.index, built.chosen.effort)
     return bundle, searcher, batch, f_BL, tree.all_log_probabilities(tree.project(inputs))
 
 

@@ -1,0 +1,342 @@
+"""A FAISS index over all labels, whose ids are catalogue rows, and the exact head: rows scored for every query.
+
+An approximate index alone loses recall as λ and μ grow, for log ν and log π then decide the score. So the labels of
+largest reach, the head, are multiplied with every query, and the index adds what it finds among all labels.
+
+Legend: `L` labels, `H` labels of the head, `B` queries, `C` candidates or inverted lists, `P` lists visited, `E`
+coordinates of an augmented row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import faiss
+import numpy as np
+
+from longtail.bundle.arrays import Bools, Float32, Int32, Int64
+from longtail.index.manifests import Effort, Kind
+from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
+from longtail.index.search.eligible import Eligible
+from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
+
+MEASURED_DEPTH = 100
+"""Results per query that recall is measured at; deeper searches look harder than the measured effort."""
+_PROBES_PER_DEPTH = 1.5
+"""The k best of a share of the labels lie among about the k / share best of all, and those further out lie in ever more
+lists: the second table of benchmarks/index_recall.py shows what the exponent buys."""
+NEARLY_WHOLE = 0.98
+"""Share of the labels from which a search is one of all labels; the few others, above all hidden ones, are skipped."""
+SCANNED_PER_CANDIDATE, _SCANNED_PER_LABEL = 133, 2_000
+"""Eligible rows, and ruled out rows, scanned in the time that an HNSW graph takes for a candidate."""
+_MARGIN = 100
+"""Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
+share of nothing, but may all be the best of one query."""
+_SCORES_AT_ONCE = 1 << 20
+"""Exact scores held at a time, at most: 4 MiB."""
+_TOLERANCE = 1e-4
+"""Scores of the same label by FAISS and by NumPy differ by less, relative to 1 + the score."""
+
+LISTS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
+"""Kinds that are an inverted file."""
+ASSIGNABLE: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_pq")
+"""Kinds that FAISS (1.15) fills by given lists; the blocks of `ivf_fastscan` it assigns itself."""
+CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
+"""Kinds whose short answers have as many candidates as those of `MEASURED_DEPTH` results: codes confuse the ten best
+with more others than the factor counts."""
+_LOSSY: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan", "ivf_pq", "factory")
+ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat", "ivf_pq")
+"""Kinds that are searched on a GPU."""
+
+
+class Head:
+    """Labels that are scored for every query, those of largest reach first.
+
+    Args:
+        rows_H: int64, their rows.
+        vectors_HE: float32, their augmented rows.
+    """
+
+    def __init__(self, rows_H: Int64, vectors_HE: Float32) -> None:
+        self.rows_H = rows_H
+        self.vectors_HE = vectors_HE
+        self._order_H = np.argsort(rows_H)
+        self._ascending_H = rows_H[self._order_H]
+
+    def __len__(self) -> int:
+        return len(self.rows_H)
+
+    def holds(self, rows_BC: Int64, size: int) -> Bools:
+        """Compute whether each row is among the first `size`, bool [B, C]."""
+        at_BC = np.minimum(np.searchsorted(self._ascending_H, rows_BC), len(self) - 1)
+        held_BC: Bools = (self._ascending_H[at_BC] == rows_BC) & (self._order_H[at_BC] < size)
+        return held_BC
+
+    def merge(
+        self, queries_BE: Float32, k: int, size: int, eligible: Eligible, scores_BC: Float32, rows_BC: Int64
+    ) -> tuple[Float32, Int64]:
+        """Get the k best of an index's candidates and of the head: float32 and int64 [B, k]; −inf and −1 beyond.
+
+        What the index finds of the head itself counts once, with the score from here.
+
+        Args:
+            queries_BE: float32, augmented queries.
+            k: results of each.
+            size: labels of the head to score.
+            eligible: labels that may be found.
+            scores_BC: float32, exact scores of the candidates; changed.
+            rows_BC: int64, their rows.
+        """
+        least_B = kth_best(scores_BC, k)
+        least_B -= _TOLERANCE * (1 + np.abs(least_B))
+        scores_BC[self.holds(rows_BC, size)] = -np.inf
+        ruled_out_H = None if eligible.whole else ~eligible.contains(self.rows_H[:size])
+        found_B, found_H, found = [], [], []
+        step = max(1, _SCORES_AT_ONCE // max(1, size))
+        for start in range(0, len(queries_BE), step):
+            scores_bH = queries_BE[start : start + step] @ self.vectors_HE[:size].T
+            if ruled_out_H is not None:
+                scores_bH[:, ruled_out_H] = -np.inf
+            at_b, at_H = np.nonzero(scores_bH >= least_B[start : start + step, None])
+            found_B.append(at_b + start)
+            found_H.append(at_H)
+            found.append(scores_bH[at_b, at_H])
+        at_B, at_H = np.concatenate(found_B), np.concatenate(found_H)
+        counts_B = np.bincount(at_B, minlength=len(queries_BE))
+        places = np.arange(len(at_B)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
+        own_BC, own_rows_BC = no_results(len(queries_BE), int(counts_B.max()))
+        own_BC[at_B, places], own_rows_BC[at_B, places] = np.concatenate(found), self.rows_H[at_H]
+        return top_k([own_BC, scores_BC], [own_rows_BC, rows_BC], k)
+
+
+@dataclass(frozen=True)
+class FaissIndex:
+    """A FAISS index over all labels, and its exact head. Safe for concurrent searches.
+
+    Attributes:
+        kind: decides which parameters a search has.
+        factory: the FAISS factory string that was built.
+        index: the FAISS index; id i is label row i.
+        head: labels scored for every query; None: the index alone answers.
+        stored_lists_L: int32, the inverted list of every row, if known; None: read from the index when needed.
+        gpu: a copy of the index that searches in its place where a GPU can.
+    """
+
+    kind: Kind
+    factory: str
+    index: Any
+    head: Head | None = None
+    stored_lists_L: Int32 | None = None
+    gpu: GpuIndex | None = None
+
+    @property
+    def labels(self) -> int:
+        """Number of labels L."""
+        return int(self.index.ntotal)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the index's scores are approximations, to be scored again exactly."""
+        return self.kind in _LOSSY
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether it is an inverted file."""
+        return self.kind in LISTS
+
+    @cached_property
+    def lists(self) -> Int32:
+        """Get the inverted list of every row, int32 [L]."""
+        if self.stored_lists_L is not None:
+            return self.stored_lists_L
+        lists_L = np.empty(self.labels, np.int32)
+        inverted = self.index.invlists
+        for place in range(self.index.nlist):
+            if size := inverted.list_size(place):
+                lists_L[faiss.rev_swig_ptr(inverted.get_ids(place), size)] = place
+        return lists_L
+
+    @cached_property
+    def centroids(self) -> Float32:
+        """Get the centroids of an inverted file, float32 [C, E]."""
+        centroids_CE: Float32 = self.index.quantizer.reconstruct_n(0, self.index.nlist)
+        return centroids_CE
+
+    @cached_property
+    def _sizes(self) -> Int64:
+        return np.bincount(self.lists, minlength=self.index.nlist)
+
+    def prepare(self, effort: Effort) -> None:
+        """Set the effort of a factory index, whose wrappers take no parameters per search."""
+        if self.kind == "factory" and probes_name(self.index):
+            faiss.ParameterSpace().set_index_parameter(self.index, probes_name(self.index), effort.probes)
+
+    def search(
+        self, queries_BE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0
+    ) -> tuple[Float32, Int64]:
+        """Find the index's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, L).
+
+        Missing candidates are −inf / −1. An approximate index may miss some of the best k.
+
+        Args:
+            queries_BE: float32, augmented queries.
+            k: results wanted of each.
+            effort: how hard to look where all labels may be found.
+            eligible: labels that may be found.
+            boost: how many times as hard to look where they are not all.
+        """
+        filtered = eligible.share < NEARLY_WHOLE
+        refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
+        wanted = max(k, MEASURED_DEPTH) if self.kind in CODED else k
+        fetch = min(wanted * refine, self.labels)
+        probes = probes_for(effort, k, eligible.share)
+        queries_BE = pad(queries_BE, self.index.d)
+        if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
+            scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
+        elif self.kind == "factory" and not eligible.whole:
+            scores_BC, rows_BC = self.index.search(queries_BE, self._overfetch(fetch, eligible))
+            rows_BC[~eligible.contains(rows_BC)] = NO_ROW
+        elif self.has_lists and filtered:
+            lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
+            scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
+        elif self.kind == "hnsw" and filtered:
+            depth = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * eligible.share)
+            candidates = math.ceil(boost * effort.probes * depth**_PROBES_PER_DEPTH)
+            scores_BC, rows_BC = self._search_graph(queries_BE, fetch, candidates, eligible)
+        else:
+            scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
+        scores_BC[rows_BC < 0] = -np.inf
+        return scores_BC, rows_BC
+
+    def nearest_lists(
+        self, queries_BE: Float32, k: int, probes: int, eligible: Eligible, boost: float
+    ) -> tuple[Int64, Float32]:
+        """Choose the lists that each query visits under a filter, nearest first; int64 and products float32 [B, P].
+
+        Lists without an eligible label are skipped, and of the others so many are visited that the eligible labels
+        seen are as many as the depth of the answer takes. That depth is estimated for each query by the share of
+        eligible labels in the lists nearest to it. −1 stands beyond a query's own.
+
+        Args:
+            queries_BE: float32, as wide as the index.
+            k: results wanted of each.
+            probes: lists that a search of all labels for `MEASURED_DEPTH` results visits.
+            eligible: labels that may be found.
+            boost: how many times as many eligible labels to see as the depth takes.
+        """
+        counts_C = eligible.per_list(self.lists, self.index.nlist)
+        products_BC = queries_BE @ self.centroids.T
+        order_BC = np.argsort(-products_BC, axis=1)
+        counts_BC = counts_C[order_BC]
+        eligible_BC = np.cumsum(counts_BC, axis=1)
+        labels_BC = np.cumsum(self._sizes[order_BC], axis=1)
+        seen = probes * self.labels / self.index.nlist
+        share_B = _at(eligible_BC, eligible_BC, seen) / _at(labels_BC, eligible_BC, seen)
+        # The few best of a selection are no easier to find than its hundred best.
+        depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
+        wanted_B = boost * seen * share_B * depth_B**_PROBES_PER_DEPTH
+        # Up to the list that completes what is wanted.
+        visited_BC = (eligible_BC - counts_BC < wanted_B[:, None]) & (counts_BC > 0)
+        places_BC = np.cumsum(visited_BC, axis=1) - 1
+        at_B, at_C = np.nonzero(visited_BC)
+        shape = len(queries_BE), int(places_BC[:, -1].max()) + 1
+        lists_BP, products_BP = np.full(shape, -1, np.int64), np.zeros(shape, np.float32)
+        lists, places = order_BC[at_B, at_C], places_BC[at_B, at_C]
+        lists_BP[at_B, places], products_BP[at_B, places] = lists, products_BC[at_B, lists]
+        return lists_BP, products_BP
+
+    def _search_lists(
+        self, queries_BE: Float32, fetch: int, lists_BP: Int64, products_BP: Float32, eligible: Eligible
+    ) -> tuple[Float32, Int64]:
+        scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
+        # FAISS's Python method of this name takes no parameters, and so no selector.
+        self.index.search_preassigned_c(
+            len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(lists_BP), faiss.swig_ptr(products_BP),
+            faiss.swig_ptr(scores), faiss.swig_ptr(rows), False,
+            eligible.parameters(faiss.SearchParametersIVF, nprobe=lists_BP.shape[1]),
+        )  # fmt: skip
+        return scores, rows
+
+    def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible) -> tuple[Float32, Int64]:
+        parameters = None
+        if self.kind == "flat":
+            parameters = eligible.parameters(faiss.SearchParameters)
+        elif self.kind == "hnsw":
+            parameters = eligible.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, self.labels))
+        elif self.has_lists:
+            parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
+        scores_BC, rows_BC = self.index.search(queries_BE, fetch, params=parameters)
+        return scores_BC, rows_BC
+
+    def _search_graph(
+        self, queries_BE: Float32, fetch: int, candidates: int, eligible: Eligible
+    ) -> tuple[Float32, Int64]:
+        """Search by the graph, or row by row where that costs less."""
+        scan = eligible.count / SCANNED_PER_CANDIDATE + self.labels / _SCANNED_PER_LABEL
+        if candidates < scan:
+            return self._search_cpu(queries_BE, fetch, candidates, eligible)
+        stored = faiss.downcast_index(self.index.storage)
+        scores_BC, rows_BC = stored.search(queries_BE, fetch, params=eligible.parameters(faiss.SearchParameters))
+        return scores_BC, rows_BC
+
+    def _search_gpu(
+        self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible
+    ) -> tuple[Float32, Int64]:
+        """Fetch more than enough from the GPU and drop what is ruled out; the CPU answers queries that end short."""
+        lists = getattr(self.index, "nlist", 1)
+        overfetch = self._overfetch(fetch, eligible)
+        scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(probes, lists, GPU_MAX_RESULTS))
+        if eligible.whole:
+            return scores_BC, rows_BC
+        kept_BC = eligible.contains(rows_BC)
+        rows_BC[~kept_BC] = NO_ROW
+        short = np.flatnonzero(np.count_nonzero(kept_BC, axis=1) < min(fetch, eligible.count))
+        if short.size:
+            rows_BC[short] = NO_ROW
+            scores_BC[short, :fetch], rows_BC[short, :fetch] = self._search_cpu(
+                queries_BE[short], fetch, probes, eligible
+            )
+        return scores_BC, rows_BC
+
+    def _overfetch(self, fetch: int, eligible: Eligible) -> int:
+        """Results among which `fetch` eligible ones are likely to be."""
+        if eligible.whole:
+            return fetch
+        ruled_out = self.labels - eligible.count
+        return min(math.ceil(fetch / eligible.share) + min(ruled_out, _MARGIN), self.labels)
+
+
+def probes_for(effort: Effort, k: int, share: float) -> int:
+    """Compute the lists, or a graph's candidates, that a search for k of a share of the labels visits."""
+    depth = max(1.0, k / (MEASURED_DEPTH * share))
+    probes: int = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
+    return probes
+
+
+def pad(rows_LE: Float32, width: int) -> Float32:
+    """Return contiguous float32 [L, width]: the rows, with zeros in the coordinates beyond them."""
+    if rows_LE.shape[1] == width:
+        return np.ascontiguousarray(rows_LE, np.float32)
+    padded = np.zeros((len(rows_LE), width), np.float32)
+    padded[:, : rows_LE.shape[1]] = rows_LE
+    return padded
+
+
+def probes_name(index: Any) -> str:
+    """Get FAISS's name of an index's effort parameter, through its wrappers; empty when it has none."""
+    if faiss.try_extract_index_ivf(index) is not None:
+        return "nprobe"
+    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine | faiss.IndexIDMap):
+        inner = index.base_index if isinstance(index, faiss.IndexRefine) else index.index
+        index = faiss.downcast_index(inner)
+    return "efSearch" if isinstance(index, faiss.IndexHNSW) else ""
+
+
+def _at(values_BC: Int64, eligible_BC: Int64, seen: float) -> Int64:
+    """Each query's value at the first list by which so many eligible labels are seen, or all; at least 1."""
+    enough_BC = eligible_BC >= np.minimum(seen, eligible_BC[:, -1:])
+    at_B: Int64 = values_BC[np.arange(len(values_BC)), enough_BC.argmax(axis=1)]
+    return np.maximum(at_B, 1)
