@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle.arrays import Float64, Int8, Int64
+from longtail.bundle.arrays import Int8, Int64
 
 Counts = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
@@ -22,14 +22,9 @@ PSI_MINIMUM = 200
 query are alike, so that far fewer would raise alarms by chance."""
 
 
-def coverage(exposures_L: Counts, each_L: Float64 | None = None) -> float:
-    """Share of labels shown at least once [METHODS §7]; 0 of no labels.
-
-    Args:
-        exposures_L: times each label was shown, ≥ 0.
-        each_L: labels that each stands for, itself included; None: itself alone.
-    """
-    return float(np.average(exposures_L > 0, weights=each_L)) if exposures_L.size else 0.0
+def coverage(exposures_L: Counts) -> float:
+    """Compute the share of labels shown at least once [METHODS §7]; 0 of no labels."""
+    return float((exposures_L > 0).mean()) if exposures_L.size else 0.0
 
 
 def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> list[float]:
@@ -45,32 +40,23 @@ def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> li
     return coverages
 
 
-def gini(exposures_L: npt.NDArray[np.integer[Any]], each_L: Float64 | None = None) -> float | None:
-    """Gini coefficient of exposures: 0 when all L are equal, (L − 1) / L when one has all [METHODS §7].
+def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:
+    """Compute the Gini coefficient: 0 when all L are equal, (L − 1) / L when one has all [METHODS §7].
 
     With x ascending, 2·Σ i·x_i / (L·Σ x_i) − (L + 1) / L. Labels without exposure come first and add nothing, so
-    only the others are sorted. A label that stands for e of them has e ranks, and counts with their mean e times.
+    only the others are sorted.
 
     Args:
         exposures_L: times each label was answered, ≥ 0.
-        each_L: labels that each stands for, itself included; None: itself alone.
 
     Returns:
         None when nothing was answered.
     """
-    shown = np.flatnonzero(exposures_L > 0)
-    if not len(shown):
+    ascending = np.sort(exposures_L[exposures_L > 0]).astype(np.float64)
+    if not len(ascending):
         return None
-    if each_L is None:
-        labels = float(len(exposures_L))
-        ascending = np.sort(exposures_L[shown]).astype(np.float64)
-        ranks = np.arange(labels - len(shown) + 1, labels + 1)
-    else:
-        labels = float(each_L.sum())
-        shown = shown[np.argsort(exposures_L[shown], kind="stable")]
-        each = each_L[shown]
-        ascending = each * exposures_L[shown]
-        ranks = labels - each.sum() + np.cumsum(each) - (each - 1) / 2
+    labels = float(len(exposures_L))
+    ranks = np.arange(labels - len(ascending) + 1, labels + 1)
     return float(2 * (ranks @ ascending) / (labels * ascending.sum()) - (labels + 1) / labels)
 
 

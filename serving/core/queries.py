@@ -158,6 +158,11 @@ class SearchOptions(RequestModel):
     )
 
     @property
+    def restricted(self) -> bool:
+        """Whether the client restricts the answer to some labels: it says nothing about the release then."""
+        return self.buckets is not None or self.allow is not None or bool(self.filter)
+
+    @property
     def depth(self) -> int:
         """Labels to search for, about, with which the cost grows: k, or those that `max_per` and `mmr` choose from."""
         return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr else self.k

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.embedding import ToEmbed
@@ -167,6 +169,8 @@ def _answered(
     """
     fingerprints_N, rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
     arms_B = [query.arm for query in queries]
+    asked: Sequence[object] = queries or [search.asked for search, _ in names]
+    restricted = [isinstance(options, SearchOptions) and options.restricted for options in asked]
     return AnsweredBatch(
         release=retriever.name,
         answer_ids=[search.answer_id for search, _ in names],
@@ -186,4 +190,5 @@ def _answered(
         else None,
         request_ids=[None if search.request_id == search.answer_id else search.request_id for search, _ in names],
         arms_B=arms_B if any(arms_B) else None,
+        restricted_B=np.array(restricted) if any(restricted) else None,
     )

@@ -11,7 +11,7 @@ function shares(view) {
     ["Queries", count(window.queries)],
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
     ["Coverage", percent(window.coverage), "of all labels"],
-    ["Gini", fixed(window.gini, 2)],
+    ["Gini", fixed(data.gini, 2), "today and yesterday"],
     [
       "Popularity",
       fixed(window.popularity, 1),

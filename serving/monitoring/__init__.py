@@ -1,12 +1,10 @@
-"""What the service did and what every bucket got: for Prometheus, and by bucket over windows and by minute.
+"""What the service did and what every bucket got, for Prometheus and for GET /v1/monitoring.
 
-`Monitoring` takes every outcome once (outcomes) and counts it as Prometheus series (prometheus, collector) and as
-figures of all workers that outlive the process (live_figures). Those stand in rings of counts in mapped files
-(ring, release_figures, latency_bins), each release's beside its baseline (baseline), in a file of which release served
-when (release_history), and with answers and feedback in SQLite (database, feedback_store, feedback_reader); the
-report is made of them (report, windows, series). What an operator should know before any figure, worst first, is its
-verdict: findings on every signal (verdict, drift, findings), held against the baseline and the release's own
-evaluation (offline).
+`Monitoring` takes every outcome once (outcomes). It counts it in Prometheus' own multiprocess files (prometheus), which
+Prometheus adds up over replicas, and for the page's windows of this host in one ring of minutes per worker (ring) and
+one file of labels shown per release (shown_labels), through restarts (live_figures). The report is made of them and of
+the answers and feedback in the database (report, database, feedback_store); one verdict holds it against the baseline
+and the release's own evaluation (verdict, baseline, offline).
 
 Imports no web framework.
 """

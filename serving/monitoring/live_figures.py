@@ -1,4 +1,4 @@
-"""The figures of head, torso, tail and new: counted by every worker in files that all of them read, and reported."""
+"""The live figures of one worker: counted in mapped files, reported together with those of all workers of the host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,22 @@ import numpy as np
 from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES, remove_stale
-from longtail.bundle.arrays import Int8
+from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring.baseline import Baseline, save_baseline
+from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
+from longtail.serving.monitoring.bins import count_dials, latency_bin
 from longtail.serving.monitoring.collector import report_metrics
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
-from longtail.serving.monitoring.findings import Evidence, Signal
 from longtail.serving.monitoring.joining import Choices
-from longtail.serving.monitoring.live_directories import forget, touch
 from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
-from longtail.serving.monitoring.release_figures import ReleaseFigures, delete_label_counts
 from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report
-from longtail.serving.monitoring.verdict import judge
+from longtail.serving.monitoring.ring import MinuteRing
+from longtail.serving.monitoring.shown_labels import SUFFIX, ShownLabels
+from longtail.serving.monitoring.verdict import Evidence, Signal, judge
 from longtail.state import Place, StoreError
 
 logger = logging.getLogger(__name__)
@@ -47,22 +48,33 @@ _KEEPING = "keeping answers"
 _BATCHES_AT_ONCE = 64
 """Of at most `max_batch` answers, 64 by default."""
 _DAY = 86_400
+_BUCKETS = len(BUCKET_NAMES)
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A release whose answers are counted."""
+
+    name: str
+    shown: ShownLabels
+    baseline: Baseline | None
+    edges: Float64 | None
 
 
 class LiveFigures:
     """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
 
-    Starts threads, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
+    Starts a thread, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
     it again:
 
-        live/RELEASE/*.ring    counts by minute and by label, one file per worker (ring.py)
-        live/RELEASE/baseline.json
+        live/minutes.WORKER    counts by minute and release (ring.py)
+        live/RELEASE.shown     when each label was last answered (shown_labels.py)
         releases.json          which release served when (release_history.py)
         feedback.sqlite        answers, feedback and recall (database.py)
 
     Args:
         state: directory, made if need be.
-        kept: where answers, feedback and recall are kept instead; replicas may share a database.
+        kept: where answers, feedback and recall are kept instead, such as a database that replicas share.
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers: answers kept for feedback to be joined with; 0 keeps none.
         max_feedback, feedback_seconds: as of `FeedbackStore`.
@@ -91,23 +103,23 @@ class LiveFigures:
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
-        self._worker = worker
         self._max_answers = max_answers
         self._releases = releases
         self._shadow_k, self._stale_days = shadow_k, stale_days
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
         self._history = ReleaseHistory(state / "releases.json")
+        self._ring = MinuteRing(self._root, worker)
         self._store = FeedbackStore(
             kept or state,
             max_answers=max_answers,
             max_feedback=max_feedback,
             feedback_seconds=feedback_seconds,
         )
-        self._begin_lock, self._report_lock = threading.Lock(), threading.Lock()
+        self._begin_lock, self._report_lock, self._ring_lock = (threading.Lock() for _ in range(3))
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
-        self._held: dict[str, ReleaseFigures] = {}
-        self._current: ReleaseFigures | None = None
+        self._held: dict[str, _Counted] = {}
+        self._current: _Counted | None = None
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: Mapping[Signal, str] = {}
@@ -126,73 +138,97 @@ class LiveFigures:
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
     ) -> None:
-        """`release` is in service from now on; after a restart its figures go on.
+        """Count `release` as the one in service from now on; after a restart its figures go on.
 
         Never refuses a release: what the disk does not take is kept in memory, with a warning.
 
         Args:
-            release: name of the release, fit for a directory's.
+            release: its name, fit for a file's.
             buckets_L: bucket of every label, int8 [L].
             baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
             offline: what its evaluation says; None: it has none.
         """
         with self._begin_lock:
-            now, is_another = self._clock(), False
-            directory = self._root / release
-            with self._warning("beginning a release"):
-                directory.mkdir(exist_ok=True)
-                remove_stale(directory)
-                save_baseline(directory, baseline)
-            with self._warning("telling which release serves"):
-                is_another = self._history.begin(release, now)
-            if is_another or (self._current is not None and self._current.release != release):
-                with self._warning("forgetting counts by label"):
-                    delete_label_counts(directory, self._worker)
-            figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
-            others = [held for held in self._held.values() if held.release != release]
-            kept = [held for held in others[: 1 - self._releases] if held.release in self.beside]
-            self._held = {held.release: held for held in (*kept, *others[1 - self._releases :], figures)}
-            self._current, self._offline, self._report = figures, offline or OfflineFigures(), None
+            with self._warning("noting which release serves"):
+                self._history.begin(release, self._clock(), baseline)
+            counted = self._counted(release, buckets_L, baseline)
+            others = [held for held in self._held.values() if held.name != release]
+            kept = [held for held in others[: 1 - self._releases] if held.name in self.beside]
+            self._held = {held.name: held for held in (*kept, *others[1 - self._releases :], counted)}
+            self._current, self._offline, self._report = counted, offline or OfflineFigures(), None
+            lately = {interval.name for interval in self._history.read()[-self._releases :]}
             with self._warning("forgetting old releases"):
-                touch(self._held.values(), now)
-                forget(self._root, self._held, self._worker, now)
+                for path in self._root.glob(f"*{SUFFIX}"):
+                    if path.name.removesuffix(SUFFIX) not in lately | self._held.keys():
+                        path.unlink(missing_ok=True)
 
     def begin_beside(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
-        """`release` answers beside the one in service from now on; as `begin_release`."""
-        with self._begin_lock, self._warning("beginning a release"):
-            directory = self._root / release
-            directory.mkdir(exist_ok=True)
-            save_baseline(directory, baseline)
-            figures = ReleaseFigures(directory, self._worker, buckets_L, baseline)
+        """Count `release` beside the one in service from now on."""
+        with self._begin_lock:
+            counted = self._counted(release, buckets_L, baseline)
             # The one in service stays last.
-            self._held = {release: figures} | {name: held for name, held in self._held.items() if name != release}
+            self._held = {release: counted} | {name: held for name, held in self._held.items() if name != release}
 
-    def count_answers(self, answered: AnsweredBatch) -> None:
-        """Count a batch. One of a release that was not begun lately is left out."""
-        figures = self._held.get(answered.release)
-        if figures is None:
-            return
-        figures.count_answers(answered, self._clock())
-        if not self._max_answers:
-            return
-        if self._pending_labels >= _MOST_PENDING_LABELS:
-            figures.count_dropped(len(answered.ends_B), self._clock())
-        else:
+    def _counted(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> _Counted:
+        edges = None if baseline is None else np.array(baseline.score_edges)
+        return _Counted(release, ShownLabels(self._root, release, buckets_L), baseline, edges)
+
+    def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64 | None]:
+        """Count a batch. One of a release that was not begun lately is left out.
+
+        Returns:
+            Labels of unrestricted answers by bucket, int64 [4], and by decile of their scores, int64 [10]; None
+            without a baseline.
+        """
+        now, queries = self._clock(), len(answered.ends_B)
+        judged_N: Bools | slice = slice(None)
+        judged_queries: float = queries
+        if answered.restricted_B is not None:
+            judged_queries -= answered.restricted_B.sum()
+            judged_N = np.repeat(~answered.restricted_B, np.diff(np.asarray(answered.ends_B), prepend=0))
+        judged = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
+        held = self._held.get(answered.release)
+        if held is None:
+            return judged, None
+        deciles = None
+        if held.edges is not None:
+            deciles = np.bincount(decile_of(answered.scores_N[judged_N], held.edges), minlength=DECILES)
+        with self._ring_lock:
+            counts = self._ring.at(now, answered.release)
+            counts["queries"] += queries
+            counts["bias_removal"] += answered.bias_removal_B.sum(dtype=np.float64)
+            counts["popularity_weight"] += answered.popularity_B.sum(dtype=np.float64)
+            counts["popularity"] += answered.counts_N.sum()
+            counts["exposures"] += answered.exposures
+            counts["judged_queries"] += judged_queries
+            counts["judged_exposures"] += judged
+            if deciles is not None:
+                counts["judged_scores"] += deciles
+            for dial, weights_B in enumerate((answered.bias_removal_B, answered.popularity_B)):
+                count_dials(counts["dials"][dial], weights_B)
+            held.shown.count(answered.rows_N, now)
+            dropped = self._max_answers > 0 and self._pending_labels >= _MOST_PENDING_LABELS
+            counts["dropped"] += queries * dropped
+        if self._max_answers and not dropped:
             with self._pending_lock:
                 self._pending.append(answered)
                 self._pending_labels += len(answered.fingerprints_N)
+        return judged, deciles
 
     def count_request(self, seconds: float, status: int) -> None:
-        """Count a request that was answered; its status tells an error, 500 and above."""
-        current = self._current
-        if current is not None:
-            current.count_request(seconds, status, self._clock())
+        """Count a request that was answered; a status of 500 and above is an error."""
+        if self._current is not None:
+            with self._ring_lock:
+                counts = self._ring.at(self._clock(), self._current.name)
+                counts["requests"] += 1
+                counts["errors"] += status >= 500
+                counts["latency"][latency_bin(seconds)] += 1
 
     def count_shed(self) -> None:
-        """Count a request that was turned away because the queue was full."""
-        current = self._current
-        if current is not None:
-            current.count_shed(self._clock())
+        """Count a request that was refused because the queue was full."""
+        if self._current is not None:
+            with self._ring_lock:
+                self._ring.at(self._clock(), self._current.name)["shed"] += 1
 
     def record_feedback(self, events: Sequence[AnswerFeedback]) -> int:
         """Take feedback on answers; it is on the disk when this returns, and counted within a second or so.
@@ -225,15 +261,16 @@ class LiveFigures:
             NotReadyError: the release was not begun lately.
             StoreError: nothing of it was counted.
         """
-        figures = self._held.get(release)
-        if figures is None:
+        held = self._held.get(release)
+        if held is None:
             raise NotReadyError(f"expected feedback on a release in service, received some on {release}")
         pairs = []
         for interaction in interactions:
             rows = np.unique(interaction.interacted[interaction.interacted >= 0])
-            buckets = np.where(rows < figures.labels, figures.buckets_L[np.minimum(rows, figures.labels - 1)], NEW)
-            positives = np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()
-            hits = np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=len(BUCKET_NAMES)).tolist()
+            buckets_L = held.shown.buckets_L
+            buckets = np.where(rows < len(buckets_L), buckets_L[np.minimum(rows, len(buckets_L) - 1)], NEW)
+            positives = np.bincount(buckets, minlength=_BUCKETS).tolist()
+            hits = np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=_BUCKETS).tolist()
             pairs.append(list(zip(positives, hits, strict=True)))
         self._store.record_shadow(release, interactions, pairs, self._clock())
         return len(interactions)
@@ -261,7 +298,10 @@ class LiveFigures:
             if current is None:
                 raise NotReadyError("no release is loaded yet")
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
-                made = make_report(current, self._history.read(), self._store, now=now)
+                with self._ring_lock:  # this worker's row of the minute is not half written
+                    rows = self._ring.read(now)
+                intervals, recall = self._history.read(), self._store.recall(now)
+                made = make_report(current.name, current.baseline, current.shown, rows, intervals, recall, now)
                 self._report = now, made
             made, (added, hidden) = self._report[1], self._labels
             verdict = judge(self._evidence(made, current, now))
@@ -287,10 +327,8 @@ class LiveFigures:
             with self._warning("joining feedback"):
                 if _KEEPING not in self._troubles:  # a database that is away is waited for once a tick
                     self.count_choices(self._store.join(now))
-                if abs(now - self._tidied_at) >= _TIDY_SECONDS:
-                    touch(self._held.values(), now)
-                    if not self._store.tidy(now):
-                        self._tidied_at = now
+                if abs(now - self._tidied_at) >= _TIDY_SECONDS and not self._store.tidy(now):
+                    self._tidied_at = now
 
     def close(self) -> None:
         """Write what is pending and let go of the files; nothing is counted afterwards."""
@@ -305,7 +343,7 @@ class LiveFigures:
         self._current, self._held = None, {}
         self._store.close()
 
-    def _evidence(self, report: Mapping[str, Any], current: ReleaseFigures, now: float) -> Evidence:
+    def _evidence(self, report: Mapping[str, Any], current: _Counted, now: float) -> Evidence:
         broken, until = dict(self._broken), self._offline.data_until
         if _KEEPING in self._troubles:
             broken["records"] = (
@@ -315,8 +353,7 @@ class LiveFigures:
             windows=report["windows"],
             baseline=report["baseline"],
             offline=self._offline,
-            bucket_sizes=current.counted.sizes.tolist(),
-            counted=current.counted.counted.tolist(),
+            bucket_sizes=dict(zip(BUCKET_NAMES, current.shown.sizes.tolist(), strict=True)),
             added=self._labels[0],
             troubles=broken,
             shadow_k=self._shadow_k,

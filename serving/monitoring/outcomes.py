@@ -1,16 +1,15 @@
-"""Every outcome of the service is recorded by one call, which counts it in both views of it.
+"""Every outcome of the service is recorded by one call, which counts it for /metrics and for GET /v1/monitoring.
 
 | outcome | /metrics, by `Metrics` | GET /v1/monitoring, by `LiveFigures` |
 |---|---|---|
 | a request has ended | requests and seconds of its route | requests, errors and latency, if `_is_traffic` |
 | a preview has ended | previews, and nothing else | – |
 | a request was turned away, the queue being full | shed | shed |
-| a batch was answered | queries, exposures, unknown ids | queries, exposures, scores, labels, for feedback to join |
-| a release went into service | swaps, the release's name | the release's interval and rings |
+| a batch was answered | queries, λ, exposures, scores, arms, unknown ids | the same, labels, for feedback to join |
+| a release went into service | swaps, the release's name | the release's interval |
 
-Two stores stand behind the two views, and neither can be computed from the other. Prometheus wants totals of every
-route since the process began, in the histogram bounds that dashboards and alerts name. The report wants minutes of one
-release over a day, through restarts and over all workers, in the bins that the rings on disk have.
+Prometheus has totals since the process began, of any window and of all replicas; the page has windows of this host,
+through restarts, on a service that no Prometheus scrapes.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ class Monitoring:
             batch: what was answered.
             unknown: ids that the release does not have, by the list they stood in: `exclude` or `allow`.
         """
-        self.metrics.count_answers(batch, unknown)
-        self.figures.count_answers(batch)
+        judged, deciles = self.figures.count_answers(batch)
+        self.metrics.count_answers(batch, unknown, judged, deciles)
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None

@@ -26,6 +26,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Int64
+from longtail.serving.monitoring.baseline import DECILES
 from longtail.serving.monitoring.joining import Choices
 from longtail.serving.monitoring.records import AnsweredBatch
 
@@ -39,6 +41,7 @@ _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
 _STAGES = ("queue", "encode", "search", "answer")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
+_DIALS = tuple(quarter / 4 for quarter in range(-4, 9))
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -127,8 +130,17 @@ class Metrics:
         )
         queries = Counter("longtail_queries", "Queries answered; a request may hold many.", named, registry=counted)
         exposures = Counter(
-            "longtail_exposures", "Labels answered, by frequency bucket.", ["bucket", *named], registry=counted
-        )
+            "longtail_exposures", "Labels answered, by frequency bucket; restricted: by the client's filters.",
+            ["bucket", "restricted", *named], registry=counted,
+        )  # fmt: skip
+        scores = Counter(
+            "longtail_scores", "Labels of unrestricted answers, by the baseline's deciles of scores.",
+            ["decile", *named], registry=counted,
+        )  # fmt: skip
+        dials = [
+            Histogram(f"longtail_query_{name}", f"{symbol} of the queries.", named, buckets=_DIALS, registry=counted)
+            for name, symbol in (("bias_removal", "λ"), ("popularity", "μ"))
+        ]
         explored = Counter(
             "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.",
             ["bucket", *named], registry=counted,
@@ -185,7 +197,11 @@ class Metrics:
         self._timeouts, self._unanswered = alone(timeouts), alone(unanswered)
         self._previews_of_status = [previews.labels(status, *own) for status in _STATUS_CLASSES]
         self._of_stage = {stage: stage_seconds.labels(stage, *own) for stage in _STAGES}
-        self._of_bucket = [exposures.labels(bucket, *own) for bucket in BUCKET_NAMES]
+        self._of_bucket = [
+            [exposures.labels(bucket, restricted, *own) for bucket in BUCKET_NAMES] for restricted in ("no", "yes")
+        ]
+        self._of_decile = [scores.labels(str(decile), *own) for decile in range(1, DECILES + 1)]
+        self._dials = [alone(dial) for dial in dials]
         self._explored_of_bucket = [explored.labels(bucket, *own) for bucket in BUCKET_NAMES]
         self._of_list = {ids: unknown.labels(ids, *own) for ids in ("exclude", "allow")}
         self._release = _ReleaseInfo()
@@ -231,11 +247,28 @@ class Metrics:
         if self._queue_depth is not None:
             self._queue_depth.set(queries)
 
-    def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
-        """Count what a batch showed: its queries, labels by bucket, and ids that the release does not have."""
+    def count_answers(
+        self, batch: AnsweredBatch, unknown: Mapping[str, int], judged: Int64, deciles: Int64 | None
+    ) -> None:
+        """Count what a batch showed.
+
+        Args:
+            batch: its queries, labels and dials are counted.
+            unknown: ids that the release does not have, by list.
+            judged: labels of unrestricted answers by bucket, int64 [4].
+            deciles: of the scores of these, int64 [10]; None without a baseline.
+        """
         self._queries.inc(len(batch.ends_B))
-        for exposures, count in zip(self._of_bucket, batch.exposures.tolist(), strict=True):
-            exposures.inc(count)
+        for of_bucket, shown in zip(self._of_bucket, (judged, batch.exposures - judged), strict=True):
+            for exposures, count in zip(of_bucket, shown.tolist(), strict=True):
+                if count:
+                    exposures.inc(count)
+        for scores, count in zip(self._of_decile, () if deciles is None else deciles.tolist(), strict=False):
+            if count:
+                scores.inc(count)
+        for dial, weights_B in zip(self._dials, (batch.bias_removal_B, batch.popularity_B), strict=True):
+            for weight in weights_B.tolist():
+                dial.observe(weight)
         for bucket, count in batch.explored.items():
             self._explored_of_bucket[bucket].inc(count)
         for ids, count in unknown.items():

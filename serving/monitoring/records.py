@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Float32, Int8, Int64
+from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,8 @@ class AnsweredBatch:
         request_ids: what its client calls the request of every query, other requests too perhaps; None where it has no
             name for it. None: nobody has.
         arms_B: of every query; None where it is in no experiment. None: none is.
+        restricted_B: whether the client restricted the answer to some labels (`buckets`, `allow`, `filter`), so that it
+            says nothing about the release, bool [B]; None: none.
     """
 
     release: str
@@ -74,6 +76,7 @@ class AnsweredBatch:
     features_B: Sequence[bytes | None] | None = None
     request_ids: Sequence[str | None] | None = None
     arms_B: Sequence[ArmAnswer | None] | None = None
+    restricted_B: Bools | None = None
 
     @cached_property
     def exposures(self) -> Int64:

@@ -1,18 +1,17 @@
-"""Which release served when: a small file that every worker may write, replaced in one step."""
+"""Which release served when, in a small file that every worker may write, replaced in one step."""
 
 from __future__ import annotations
 
-import json
 import logging
-import os
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from longtail.bundle import replace_file
+from longtail.serving.monitoring.baseline import Baseline
 
 logger = logging.getLogger(__name__)
 _LONGEST = 100
@@ -26,11 +25,13 @@ class ReleaseInterval:
     Attributes:
         name: the release's.
         since, until: seconds since 1970; `until` is None of the one in service.
+        baseline: what its traffic is compared with.
     """
 
     name: str
     since: _Seconds
-    until: _Seconds | None
+    until: _Seconds | None = None
+    baseline: Baseline | None = None
 
 
 _INTERVALS = TypeAdapter(list[ReleaseInterval])
@@ -40,34 +41,28 @@ class ReleaseHistory:
     """The last 100 intervals that releases were in service, oldest first.
 
     Args:
-        path: of the file; one that cannot be read is put aside as `NAME.aside`, and the history is started empty.
+        path: of the file; one that cannot be read counts as empty, with a warning.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def begin(self, name: str, now: float) -> bool:
-        """`name` is in service from `now` on; False if it was already: of several workers the first says when."""
+    def begin(self, name: str, now: float, baseline: Baseline | None) -> None:
+        """Note that `name` is in service from `now` on; of several workers the first says when."""
         intervals = self.read()
         if intervals and intervals[-1].name == name:
-            return False
+            return
         if intervals:
             intervals[-1] = replace(intervals[-1], until=now)
-        intervals = [*intervals, ReleaseInterval(name, now, None)][-_LONGEST:]
-        replace_file(self._path, json.dumps([asdict(interval) for interval in intervals]).encode())
-        return True
+        intervals = [*intervals, ReleaseInterval(name, now, None, baseline)][-_LONGEST:]
+        replace_file(self._path, _INTERVALS.dump_json(intervals))
 
     def read(self) -> list[ReleaseInterval]:
-        """All intervals, oldest first."""
+        """Return all intervals, oldest first."""
         try:
             return _INTERVALS.validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return []
         except ValueError as error:
-            aside = self._path.with_name(f"{self._path.name}.aside")
-            logger.warning(
-                "%s: expected a list of releases and times: %s; put aside as %s", self._path, error, aside.name
-            )
-            with suppress(FileNotFoundError):
-                os.replace(self._path, aside)
+            logger.warning("%s: expected a list of releases and times, started again: %s", self._path, error)
             return []

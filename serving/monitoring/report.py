@@ -1,88 +1,232 @@
-"""The report of all workers, as GET /v1/monitoring shows it: windows, the series by minute, and releases."""
+"""The report of GET /v1/monitoring: three windows of the release in service, the day by minute, and releases.
+
+Definitions are the trainer's [METHODS §7], over answers instead of test queries. Legend: `M` minutes with traffic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from longtail.serving.monitoring.baseline import load_baseline
-from longtail.serving.monitoring.feedback_store import FeedbackStore, RecallRow
-from longtail.serving.monitoring.release_figures import (
-    TRAFFIC,
-    WINDOWS,
-    ReleaseFigures,
-    TimeWindow,
-    answers_by_minute,
-)
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Array
+from longtail.bundle.exposure import psi
+from longtail.bundle.frequency import TAIL
+from longtail.serving.monitoring.baseline import Baseline
+from longtail.serving.monitoring.bins import dial_json, latency_ms
+from longtail.serving.monitoring.feedback_counts import SOURCES
+from longtail.serving.monitoring.feedback_store import RecallRow
 from longtail.serving.monitoring.release_history import ReleaseInterval
-from longtail.serving.monitoring.ring import by_period, worker_arrays
-from longtail.serving.monitoring.series import Series, iso
-from longtail.serving.monitoring.windows import window_json
+from longtail.serving.monitoring.ring import MINUTES, by_minute, total
+from longtail.serving.monitoring.shown_labels import ShownLabels
+
+WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
+"""In minutes."""
+_Z = 1.959963984540054
+"""Standard normal quantile of 97.5 %."""
+
+_Recall = Mapping[tuple[str, int], tuple[int, int]]
+"""(source, bucket) → positives, hits."""
 
 
 def make_report(
-    figures: ReleaseFigures,
+    release: str,
+    baseline: Baseline | None,
+    shown: ShownLabels,
+    rows: npt.NDArray[np.void],
     intervals: Sequence[ReleaseInterval],
-    store: FeedbackStore,
-    *,
+    recall: Sequence[RecallRow],
     now: float,
 ) -> dict[str, Any]:
-    """Everything but the counts of added and hidden labels, in the shape of the answer.
+    """Make everything but the verdict and the numbers of added and hidden labels.
 
     Args:
-        figures: figures of the release in service.
-        intervals: the history of releases, oldest first; the last is the one in service, but for a replica that has not
-            gone over to it yet.
-        store: store of feedback.
+        release: the one in service.
+        baseline: its; None if it has none.
+        shown: its labels that were answered.
+        rows: of all workers, of `MinuteRing.read`.
+        intervals: the history of releases, oldest first.
+        recall: counts of feedback by minute.
         now: seconds since 1970.
     """
-    release = figures.release
     since = next((interval.since for interval in reversed(intervals) if interval.name == release), now)
-    recall = store.recall(now)
+    windows = {}
+    for name, minutes in WINDOWS.items():
+        oldest = max(int(now // 60) - minutes + 1, int(since // 60))
+        counts = total(rows[(rows["release"] == release.encode()) & (rows["minute"] >= oldest)])
+        found = _recall_of([row for row in recall if row.release == release and row.minute >= oldest])
+        windows[name] = {
+            "seconds": 60 * minutes,
+            **_window_json(counts, baseline, shown.coverage_since(oldest)),
+            "recall": {source: _recall_json(source, found) for source in SOURCES},
+            "requests": _requests(counts, now - max(since, 60 * (int(now // 60) - minutes + 1))),
+        }
     return {
         "release": release,
-        "since": iso(since),
-        "now": iso(now),
-        "baseline": None if figures.baseline is None else figures.baseline.report_json(),
-        "windows": {
-            window.name: window_json(
-                figures, window, _recall_in(window, release, recall, since=since, now=now), since=since, now=now
-            )
-            for window in WINDOWS
-        },
-        "series": _series(figures.directory.parent, recall, now),
+        "since": _iso(since),
+        "now": _iso(now),
+        "baseline": None if baseline is None else baseline.report_json(),
+        "windows": windows,
+        "gini": shown.gini(now),
+        "series": _series(rows, {interval.name: interval.baseline for interval in intervals}, recall, now),
         "releases": [
             {
                 "name": interval.name,
-                "from": iso(interval.since),
-                "until": None if interval.until is None else iso(interval.until),
+                "from": _iso(interval.since),
+                "until": None if interval.until is None else _iso(interval.until),
             }
             for interval in intervals
         ],
     }
 
 
-def _recall_in(
-    window: TimeWindow, release: str, rows: Sequence[RecallRow], *, since: float, now: float
-) -> dict[tuple[str, int], tuple[int, int]]:
-    oldest = max(int(now // 60) - window.minutes + 1, int(since // 60))
+def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[list[float], float]) -> dict[str, Any]:
+    exposures, judged, queries = counts["exposures"], counts["judged_exposures"], float(counts["queries"])
+    shares, judged_shares = (
+        dict(zip(BUCKET_NAMES, [_ratio(one, of.sum()) for one in of.tolist()], strict=True))
+        for of in (exposures, judged)
+    )
+    return {
+        "queries": int(queries),
+        "bias_removal": _ratio(counts["bias_removal"], queries),
+        "popularity_weight": _ratio(counts["popularity_weight"], queries),
+        "dials": dict(zip(("bias_removal", "popularity_weight"), map(dial_json, counts["dials"]), strict=True)),
+        "exposures": {
+            name: {"count": int(count), "share": shares[name], "coverage": covered}
+            for name, count, covered in zip(BUCKET_NAMES, exposures, coverage[0], strict=True)
+        },
+        "coverage": coverage[1],
+        "popularity": _ratio(counts["popularity"], exposures.sum()),
+        "unrestricted": {
+            "queries": int(counts["judged_queries"]),
+            "labels": int(judged.sum()),
+            "shares": judged_shares,
+            "scores": counts["judged_scores"].astype(int).tolist(),
+        },
+        "psi": {
+            "buckets": _exposure_psi(judged, baseline),
+            "scores": None if baseline is None else psi(counts["judged_scores"], baseline.score_shares),
+        },
+        "dropped": int(counts["dropped"]),
+    }
+
+
+def _exposure_psi(exposures: Array, baseline: Baseline | None) -> float | None:
+    """Population stability index of head, torso, and tail with new: the baseline knows no label added since."""
+    if baseline is None:
+        return None
+    found, expected = (np.append(of[:TAIL], of[TAIL:].sum()) for of in (exposures, np.array(baseline.shares)))
+    return psi(found, expected.tolist())
+
+
+def _requests(counts: np.void, seconds: float) -> dict[str, Any]:
+    return {
+        "count": int(counts["requests"]),
+        "per_second": float(counts["requests"] / max(seconds, 1.0)),
+        "p50_ms": latency_ms(counts["latency"], 0.5),
+        "p99_ms": latency_ms(counts["latency"], 0.99),
+        "shed": int(counts["shed"]),
+        "errors": int(counts["errors"]),
+    }
+
+
+def _recall_of(rows: Sequence[RecallRow]) -> _Recall:
     counts: dict[tuple[str, int], tuple[int, int]] = {}
     for row in rows:
-        if row.release == release and row.minute >= oldest:
-            positives, hits = counts.get((row.source, row.bucket), (0, 0))
-            counts[row.source, row.bucket] = positives + row.positives, hits + row.hits
+        positives, hits = counts.get((row.source, row.bucket), (0, 0))
+        counts[row.source, row.bucket] = positives + row.positives, hits + row.hits
     return counts
 
 
-def _series(root: Path, recall: Sequence[RecallRow], now: float) -> dict[str, Any]:
-    series = Series(now)
-    for directory in sorted(root.iterdir()):
-        series.add(
-            directory.name,
-            load_baseline(directory),
-            answers_by_minute(directory, now),
-            by_period(worker_arrays(directory, TRAFFIC), TRAFFIC, now),
-        )
-    series.add_recall(recall)
-    return series.report_json()
+def _by_bucket(source: str, recall: _Recall) -> dict[str, tuple[int, int]]:
+    """Positives and hits of each bucket and of all."""
+    counts = [recall.get((source, bucket), (0, 0)) for bucket in range(len(BUCKET_NAMES))]
+    return dict(zip((*BUCKET_NAMES, "all"), [*counts, tuple(map(sum, zip(*counts, strict=True)))], strict=True))  # type: ignore[list-item]
+
+
+def _recall_json(source: str, recall: _Recall) -> dict[str, dict[str, Any]]:
+    """Positives, hits, their ratio and its 95 % interval, of each bucket and of all."""
+    found = {}
+    for name, (positives, hits) in _by_bucket(source, recall).items():
+        low, high = wilson(hits, positives) or (None, None)
+        found[name] = {
+            "positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high,
+        }  # fmt: skip
+    return found
+
+
+def wilson(hits: float, positives: float) -> tuple[float, float] | None:
+    """Compute the 95 % score interval of a proportion [Wilson 1927]; None of no positives.
+
+    (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n): inside [0, 1], and of use from the first few positives on.
+    """
+    if positives == 0:
+        return None
+    share, square = hits / positives, _Z * _Z / positives
+    middle = share + square / 2
+    reach = _Z * math.sqrt(share * (1 - share) / positives + square / (4 * positives))
+    return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
+
+
+def _series(
+    rows: npt.NDArray[np.void], baselines: Mapping[str, Baseline | None], recall: Sequence[RecallRow], now: float
+) -> dict[str, Any]:
+    """Figures of the minutes with traffic, oldest first, over all releases; the last is under way.
+
+    A minute has the name of the release with most traffic in it, and its drift is that of this release.
+    """
+    first = int(now // 60) - MINUTES + 1
+    names: dict[int, str] = {}
+    drifts: dict[int, float | None] = {}
+    for row in rows[np.argsort(rows["counts"]["queries"] + rows["counts"]["requests"], kind="stable")]:
+        minute, name = int(row["minute"]), row["release"].decode("ascii", "replace")
+        names[minute] = name
+        drifts[minute] = _exposure_psi(row["counts"]["judged_exposures"], baselines.get(name))
+    of_minute: dict[int, list[RecallRow]] = {}
+    for found in recall:
+        if found.minute >= first:
+            of_minute.setdefault(found.minute, []).append(found)
+            names.setdefault(found.minute, found.release)
+    minutes = sorted(names)
+    counts_M = by_minute(rows, now)[np.array(minutes, np.int64) - first]
+    exposures_M, queries_M = counts_M["exposures"], counts_M["queries"].tolist()
+    seconds_M = [60.0 if minute < int(now // 60) else max(now - 60 * minute, 1.0) for minute in minutes]
+    recalls_M = [_recall_of(of_minute.get(minute, ())) for minute in minutes]
+    return {
+        "step_seconds": 60,
+        "at": [_iso(minute * 60) for minute in minutes],
+        "queries": counts_M["queries"].astype(int).tolist(),
+        "share": {
+            name: list(map(_ratio, exposures_M[:, bucket].tolist(), exposures_M.sum(axis=1).tolist()))
+            for bucket, name in enumerate(BUCKET_NAMES)
+        },
+        "psi": [drifts.get(minute) for minute in minutes],
+        "recall": {
+            source: {
+                name: [_ratio(hits, positives) for positives, hits in (of[name] for of in by_bucket_M)]
+                for name in (*BUCKET_NAMES, "all")
+            }
+            for source in SOURCES
+            for by_bucket_M in [[_by_bucket(source, of) for of in recalls_M]]
+        },
+        "bias_removal": list(map(_ratio, counts_M["bias_removal"].tolist(), queries_M)),
+        "requests_per_second": list(map(_ratio, counts_M["requests"].tolist(), seconds_M)),
+        "p50_ms": [latency_ms(bins, 0.5) for bins in counts_M["latency"]],
+        "p99_ms": [latency_ms(bins, 0.99) for bins in counts_M["latency"]],
+        "shed": counts_M["shed"].astype(int).tolist(),
+        "release": [names[minute] for minute in minutes],
+    }
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return float(numerator / denominator) if denominator else None
+
+
+def _iso(at: float) -> str:
+    """Seconds since 1970 in ISO 8601, UTC, to the second."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,179 +1,318 @@
-"""One verdict over every signal, by bucket, worst first: what an operator should know before any figure.
+"""One verdict over every signal: what an operator should know before any figure.
 
-Each signal is judged over the last hour, or over the last day where the hour has too few answers to tell; load over
-the last five minutes. A figure is called off its promise where both hold:
+A signal is judged over the last hour, or the last day where the hour has too few answers; load over five minutes. Only
+answers that the client did not restrict to some labels are held against the baseline. A figure is off its promise where
 
-- it is: its 99.9 % interval and the promise's own exclude that the two are equal [Newcombe 1998], for this is asked
-  every few seconds, of every bucket, so that one chance in twenty would come up all the time;
-- it matters: a quarter more or a fifth less is to be watched, twice or half calls for action. Of a PSI the field's
-  0.1 and 0.25 [Siddiqi 2006], above what chance gives it: (1/n + 1/m)·χ² of its cells less one, of n queries against m
-  [Yurdakul & Naranjo 2020].
+- the 99.9 % intervals of both exclude that they are equal [Newcombe 1998]: the question is put every few seconds, of
+  every bucket, so that one chance in twenty would come up all the time. Intervals are exact binomial ones of as many
+  observations as there were queries, for the labels of one answer are alike;
+- it matters: a quarter more or a fifth less is to be watched, twice or half calls for action; of a PSI the field's 0.1
+  and 0.25 [Siddiqi 2006], above what chance gives: (1/n + 1/m)·χ² of n queries against m [Yurdakul & Naranjo 2020].
 
-Where the first is open, and the figure could as well be twice or half its promise, it is unknown, not steady.
+Where the first is open, and the figure could as well be twice or half its promise, it is unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.serving.monitoring.drift import drift_findings
-from longtail.serving.monitoring.findings import (
-    FLOOR,
-    HALF,
-    LESS,
-    SEVERITIES,
-    SIGNALS,
-    WORDS,
-    Z_USUAL,
-    Evidence,
-    Finding,
-    Severity,
-    Signal,
-    Z,
-    differ,
-)
-from longtail.serving.monitoring.offline import ALL, OfflineRecall
-from longtail.serving.monitoring.windows import wilson
+from longtail.serving.monitoring.bins import WIDTH
+from longtail.serving.monitoring.offline import ALL, OfflineFigures
 
-_FEW_FAILURES = 5
+Severity = Literal["steady", "unknown", "watch", "act"]
+Signal = Literal[
+    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "shadow_recall",
+    "feedback_recall", "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
+]  # fmt: skip
+SEVERITIES: tuple[Severity, ...] = ("steady", "unknown", "watch", "act")
+SIGNALS: tuple[Signal, ...] = Signal.__args__  # type: ignore[attr-defined]
+"""In the order in which those of one severity are listed."""
+
+_SURE, _USUAL = 0.999, 0.95
+_WIDER = 3.290526731491926 / 1.959963984540054
+"""Normal intervals of 99.9 % beside those of 95 %."""
+_MORE, _LESS, _TWICE, _HALF = 1.25, 0.8, 2.0, 0.5
+_FLOOR, _MINUTE_SHARE, _NEAR_SHARE = 1e-4, 1e-3, 5e-3
+_CHI_SQUARE = {"buckets": 13.815510557964274, "scores": 27.877164871256568}
+"""99.9 % quantiles of 2 and 9 degrees of freedom."""
+_WORDS = {"5m": "the last 5 minutes", "1h": "the last hour", "24h": "the last 24 hours"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one signal says of one bucket, or of all (None); `low` and `high` bound what was observed."""
+
+    signal: Signal
+    severity: Severity
+    sentence: str
+    bucket: str | None = None
+    window: str | None = None
+    observed: float | None = None
+    expected: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is judged.
+
+    Attributes:
+        windows, baseline: of the report.
+        offline: what the release's own evaluation found.
+        bucket_sizes: labels of each bucket.
+        added: labels added since the release was built.
+        troubles: sentences on what is broken now, by signal.
+        shadow_k: labels retrieved for an organic interaction.
+        age_days: of the training data; None: not known.
+        stale_days: beyond which that is too old; None: never.
+    """
+
+    windows: Mapping[str, Mapping[str, Any]]
+    baseline: Mapping[str, Any] | None
+    offline: OfflineFigures
+    bucket_sizes: Mapping[str, int]
+    added: int = 0
+    troubles: Mapping[Signal, str] = field(default_factory=dict)
+    shadow_k: int = 20
+    age_days: float | None = None
+    stale_days: float | None = None
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
-    """`verdict` of GET /v1/monitoring: severity and sentence of the worst finding, and all findings, worst first."""
+    """Return `verdict` of GET /v1/monitoring: the worst severity, its sentence, and what is not steady, worst first."""
     found = sorted(
-        _findings(evidence),
-        key=lambda one: (-SEVERITIES.index(one.severity), SIGNALS.index(one.signal), -one.weight),
+        _findings(evidence), key=lambda one: (-SEVERITIES.index(one.severity), SIGNALS.index(one.signal), -_gap(one))
     )
-    severity = found[0].severity if found else "unknown"
-    headline = found[0].sentence if severity != "steady" else _all_well(evidence)
-    return {"severity": severity, "headline": headline, "findings": [one.report_json() for one in found]}
-
-
-def severities(verdict: Mapping[str, Any]) -> dict[Signal, Severity]:
-    """The worst severity of every signal that the verdict has a finding of."""
-    worst: dict[Signal, Severity] = {}
-    for finding in verdict["findings"]:
-        worst.setdefault(finding["signal"], finding["severity"])
-    return worst
+    queries = evidence.windows["24h"]["queries"]
+    well = f"The answers are what the release promised: {queries:,} queries in {_WORDS['24h']}."
+    return {
+        "severity": found[0].severity if found else "steady",
+        "headline": found[0].sentence if found else well,
+        "findings": [asdict(one) for one in found],
+    }
 
 
 def _findings(evidence: Evidence) -> Iterator[Finding]:
     for signal, sentence in evidence.troubles.items():
         yield Finding(signal, "act", sentence)
-    yield from _records(evidence)
-    yield from _load(evidence.windows["5m"])
-    yield from drift_findings(evidence)
-    for source in ("shadow", "feedback"):
-        yield from _recall(evidence, source)
-    if evidence.age_days is not None and evidence.stale_days is not None:
-        late = evidence.age_days > evidence.stale_days
-        sentence = f"The release's training data is {_days(evidence.age_days)} old"
-        limit = f"; more than {_days(evidence.stale_days)} is stale" if late else ""
-        yield Finding(
-            "stale_release", "watch" if late else "steady", f"{sentence}{limit}.",
-            observed=evidence.age_days, expected=evidence.stale_days,
-        )  # fmt: skip
+    yield from _counted(evidence)
+    windows, baseline = evidence.windows, evidence.baseline
+    judges: list[Callable[[str], Finding | None]] = []
+    if not windows["24h"]["queries"]:
+        yield Finding("share_drift", "unknown", f"No queries in {_WORDS['24h']}: there is nothing to judge yet.")
+    elif baseline is None:
+        sentence = "No baseline: this release was not evaluated offline. Train with a validation split to see drift."
+        yield Finding("share_drift", "unknown", sentence)
+    else:
+        judges += [partial(judge, evidence, baseline, of) for judge in (_share, _coverage) for of in BUCKET_NAMES]
+        judges += [partial(_stability, evidence, baseline, of) for of in ("buckets", "scores")]
+        judges += [partial(_dial, evidence, baseline, dial) for dial in ("bias_removal", "popularity_weight")]
+    judges += [
+        partial(_recall, evidence, source, of) for source in ("shadow", "feedback") for of in (ALL, *BUCKET_NAMES)
+    ]
+    for one in judges:
+        hour = one("1h")
+        found = one("24h") if hour is None or hour.severity == "unknown" else hour
+        if found is not None and found.severity != "steady":
+            yield found
 
 
-def _recall(evidence: Evidence, source: Literal["shadow", "feedback"]) -> Iterator[Finding]:
-    signal: Signal = "shadow_recall" if source == "shadow" else "feedback_recall"
-    for kind in (ALL, *BUCKET_NAMES):
-        hour, day = (_recall_in(evidence, source, signal, window, kind) for window in ("1h", "24h"))
-        if hour is not None and (hour.severity != "steady" or _rules_out_half(hour)):
-            yield hour
-        elif day is not None:
-            yield day
+def _counted(evidence: Evidence) -> Iterator[Finding]:
+    """Findings on what is a number, and no estimate."""
+    day, load = evidence.windows["24h"], evidence.windows["5m"]["requests"]
+    if dropped := day["dropped"]:
+        sentence = (
+            f"{dropped:,} answers of {_WORDS['24h']} were not kept for feedback: the disk was slower than they came."
+        )
+        severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
+        yield Finding("records", severity, sentence, None, "24h", dropped, 0.0)
+    arrived = load["count"] + load["shed"]
+    of_load: tuple[tuple[Signal, float, str], ...] = (
+        ("errors", 0.01, "broke (5xx)"), ("shed", 0.05, "found the queue full and were refused (429)"),
+    )  # fmt: skip
+    for signal, most, what in of_load:
+        if failed := load[signal]:
+            severity = "act" if failed >= 5 and failed > most * arrived else "watch"
+            sentence = f"{failed:,} of {arrived:,} requests in {_WORDS['5m']} {what}."
+            yield Finding(signal, severity, sentence, None, "5m", failed / arrived, 0.0)
+    if evidence.age_days is not None and evidence.stale_days is not None and evidence.age_days > evidence.stale_days:
+        age = f"{evidence.age_days:.0f} days old; more than {evidence.stale_days:g} is stale"
+        sentence = f"The release's training data is {age}."
+        yield Finding("stale_release", "watch", sentence, observed=evidence.age_days, expected=evidence.stale_days)
 
 
-def _recall_in(
-    evidence: Evidence, source: Literal["shadow", "feedback"], signal: Signal, window: str, kind: str
-) -> Finding | None:
+def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
+    judged, promised = evidence.windows[window]["unrestricted"], baseline["shares"][bucket]
+    queries, share = judged["queries"], judged["shares"][bucket]
+    if bucket == "new" and (evidence.added or not (share or promised)):
+        return None  # labels added since have no promise, and take their share from the others
+    if share is None:
+        return _too_few("share_drift", bucket, window, queries)
+    low, high = _interval(share, queries)
+    off = _differ((share, low, high), (promised, *_interval(promised, baseline["queries"])))
+    ratio = max(share, _FLOOR) / max(promised, _FLOOR)
+    severity: Severity = "steady"
+    if off and not _HALF < ratio < _TWICE and max(share, promised) >= _MINUTE_SHARE:
+        severity = "act"
+    elif off and not _LESS < ratio < _MORE:
+        severity = "watch"
+    elif not off:
+        near, far = _interval(share, queries, _USUAL)
+        tells = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
+        if not tells and max(promised - near, far - promised) >= _NEAR_SHARE:
+            return _too_few("share_drift", bucket, window, queries)
+    times = f", {ratio:.1f} times as much" if ratio >= 1 else f", {100 * ratio:.0f} % of it"
+    sentence = (
+        f"{bucket.capitalize()} gets {_percent(share)} of the answers in {_WORDS[window]} where the release promised "
+        f"{_percent(promised) + times if promised else 'none'}."
+    )
+    return Finding("share_drift", severity, sentence, bucket, window, share, promised, low, high)
+
+
+def _coverage(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
+    """Coverage only grows with answers, so it is lost where more of them cover less than the baseline did."""
+    figures, promised = evidence.windows[window], baseline["coverage"][bucket]
+    if not promised or figures["unrestricted"]["labels"] < baseline["queries"] * baseline["k"]:
+        return None
+    covered, size = figures["exposures"][bucket]["coverage"], evidence.bucket_sizes[bucket]
+    # Numbers of labels covered, whose variance is Poisson's at most.
+    off = (promised - covered) * size > 3.29 * math.sqrt((promised + covered) * size)
+    severity: Severity = "steady" if not off else "act" if covered <= _HALF * promised else "watch"
+    if severity == "watch" and covered > _LESS * promised:
+        severity = "steady"
+    sentence = (
+        f"{_percent(covered)} of the {bucket} labels are in any answer of {_WORDS[window]}, where as many answers to "
+        f"held-out queries had {_percent(promised)}."
+    )
+    return Finding("coverage_loss", severity, sentence, bucket, window, covered, promised)
+
+
+def _stability(evidence: Evidence, baseline: Mapping[str, Any], of: str, window: str) -> Finding:
+    figures = evidence.windows[window]
+    index, queries = figures["psi"][of], figures["unrestricted"]["queries"]
+    signal: Signal = "score_drift" if of == "scores" else "share_drift"
+    by_chance = _CHI_SQUARE[of] * (1 / max(queries, 1) + 1 / max(baseline["queries"], 1))
+    if index is None or 0.1 <= index <= by_chance:
+        return _too_few(signal, None, window, queries)
+    what, why = "Shares of head, torso and tail are", ""
+    if of == "scores":
+        what, why = "Scores are", ": other queries, features or dials than those it was measured with"
+    sentence = f"{what} not distributed as those of held-out queries in {_WORDS[window]} (PSI {index:.2f}){why}."
+    severity: Severity = "act" if index > 0.25 else "watch" if index > 0.1 else "steady"
+    return Finding(signal, severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
+
+
+def _dial(evidence: Evidence, baseline: Mapping[str, Any], dial: str, window: str) -> Finding | None:
+    """Whether queries ask for the λ and μ that everything else is compared at."""
+    counted, usual = evidence.windows[window]["dials"][dial], baseline[dial]
+    queries = sum(one["queries"] for one in counted)
+    apart = [one for one in counted if abs(one["at"] - usual) > WIDTH / 2 + 1e-6]
+    if not apart:
+        return None
+    share, most = sum(one["queries"] for one in apart) / queries, max(apart, key=lambda one: one["queries"])
+    low, high = _interval(share, queries)
+    symbol = "λ" if dial == "bias_removal" else "μ"
+    sentence = (
+        f"{_percent(share)} of the queries in {_WORDS[window]} ask for another {symbol} than the {usual:.2f} that the "
+        f"release was measured at, most of them for {most['at']:.2f} ({_percent(most['queries'] / queries)}): shares "
+        "and scores move with it."
+    )
+    return Finding("dials", "watch" if low > 0.1 else "steady", sentence, None, window, share, 0.0, low, high)
+
+
+def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding | None:
     figures = evidence.windows[window]
     labels = sum(of["count"] for of in figures["exposures"].values())
-    k = evidence.shadow_k if source == "shadow" else labels / figures["queries"] if figures["queries"] else 0
+    k = evidence.shadow_k if source == "shadow" else labels / max(figures["queries"], 1)
     measured, found = evidence.offline.recall_within(k), figures["recall"][source][kind]
     if measured is None or kind not in measured[1] or not found["positives"]:
         return None
-    cutoff, promised = measured[0], measured[1][kind]
-    value = found["value"]
-    low, high = wilson(found["hits"], found["positives"], Z) or (0.0, 1.0)
-    off = value < promised.value and differ((value, low, high), _widened(promised))
-    ratio = max(value, FLOOR) / max(promised.value, FLOOR)
-    severity: Severity = "act" if off and ratio <= HALF else "watch" if off and ratio <= LESS else "steady"
-    who = "organic choices" if source == "shadow" else "choices after an answer"
-    whose = "" if kind == ALL else f" of {kind} labels"
-    promise = "where the evaluation promised" if severity != "steady" else "promised"
+    cutoff, (promised, promised_low, promised_high) = measured[0], measured[1][kind]
+    value, signal = found["value"], "shadow_recall" if source == "shadow" else "feedback_recall"
+    low, high = _interval(value, found["positives"])
+    between = ""
+    if promised_low is None or promised_high is None:
+        promised_low = promised_high = promised
+    else:
+        between = f", {promised_low:.3f}–{promised_high:.3f}"
+    wide = (promised, promised - _WIDER * (promised - promised_low), promised + _WIDER * (promised_high - promised))
+    off, ratio = value < promised and _differ((value, low, high), wide), value / max(promised, _FLOOR)
+    severity: Severity = "act" if off and ratio <= _HALF else "watch" if off and ratio <= _LESS else "steady"
+    if severity == "steady" and low <= _HALF * promised and window == "1h":
+        severity = "unknown"  # the day may tell
     sentence = (
-        f"Recall{whose} among {who} is {value:.3f} in {WORDS[window]}, {found['hits']:,} of {found['positives']:,}, "
-        f"{promise} {promised.value:.3f} (recall@{cutoff}{_interval(promised)})."
+        f"Recall{'' if kind == ALL else f' of {kind} labels'} among "
+        f"{'organic choices' if source == 'shadow' else 'choices after an answer'} is {value:.3f} in {_WORDS[window]}, "
+        f"{found['hits']:,} of {found['positives']:,}, where the evaluation promised {promised:.3f} (recall@{cutoff}"
+        f"{between})."
     )
-    bucket = None if kind == ALL else kind
-    return Finding(
-        signal, severity, sentence, bucket, window, value, promised.value, low, high, weight=promised.value - value
-    )
+    return Finding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)  # type: ignore[arg-type]
 
 
-def _rules_out_half(finding: Finding) -> bool:
-    """Whether a recall that is not off its promise says so, rather than that there are too few positives to tell."""
-    return finding.low is not None and finding.expected is not None and finding.low > HALF * finding.expected
+def _too_few(signal: Signal, bucket: str | None, window: str, queries: int) -> Finding:
+    what = f"{bucket}'s share" if bucket else "the scores" if signal == "score_drift" else "the shares"
+    counted = f"{queries or 'no'} unrestricted {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
+    return Finding(signal, "unknown", f"Too few answers to judge {what}: {counted}.", bucket, window)
 
 
-def _records(evidence: Evidence) -> Iterator[Finding]:
-    figures = evidence.windows["24h"]
-    dropped = figures["dropped"]
-    if dropped:
-        severity: Severity = "act" if dropped > 0.01 * figures["queries"] else "watch"
-        yield Finding(
-            "records", severity,
-            f"{dropped:,} answers of {WORDS['24h']} were not kept for feedback: the disk was slower than they came.",
-            None, "24h", dropped, 0.0,
-        )  # fmt: skip
-    elif "records" not in evidence.troubles and figures["queries"]:
-        yield Finding("records", "steady", f"Every answer of {WORDS['24h']} was kept.", None, "24h", 0.0, 0.0)
+def _gap(finding: Finding) -> float:
+    """How far a figure is from its promise; a share that is missing counts like one that is gained."""
+    observed, expected = finding.observed or 0.0, finding.expected or 0.0
+    return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 
 
-def _load(figures: Mapping[str, Any]) -> Iterator[Finding]:
-    requests = figures["requests"]
-    arrived = requests["count"] + requests["shed"]
-    told: tuple[tuple[Signal, int, float, str, str], ...] = (
-        ("errors", requests["errors"], 0.01, "broke (5xx)", "broke"),
-        ("shed", requests["shed"], 0.05, "found the queue full and were refused (429)", "was refused"),
-    )
-    for signal, failed, most, what, well in told if arrived else ():
-        share = failed / arrived
-        severity: Severity = "act" if failed >= _FEW_FAILURES and share > most else "watch" if failed else "steady"
-        sentence = f"{failed:,} of {arrived:,} requests in {WORDS['5m']} {what}."
-        steady = f"None of {arrived:,} requests in {WORDS['5m']} {well}."
-        yield Finding(signal, severity, sentence if failed else steady, None, "5m", share, 0.0)
+def _differ(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
+    """Whether two proportions (value, low, high) differ, by the interval of their difference [Newcombe 1998, 10]."""
+    (upper, upper_low, _), (lower, _, lower_high) = (one, other) if one[0] > other[0] else (other, one)
+    return upper - lower > math.hypot(upper - upper_low, lower_high - lower)
 
 
-def _all_well(evidence: Evidence) -> str:
-    hour = evidence.windows["1h"]
-    window = "1h" if hour["queries"] else "24h"
-    queries = evidence.windows[window]["queries"]
-    return f"The answers are what the release promised: {queries:,} queries in {WORDS[window]}."
+@lru_cache(256)
+def _interval(share: float, trials: float, confidence: float = _SURE) -> tuple[float, float]:
+    """Compute the exact binomial interval of a share [Clopper & Pearson 1934]; hits need not be whole."""
+    hits, aside = share * trials, (1 - confidence) / 2
+    low = 0.0 if hits <= 0 else _bisect(lambda p: _beta(p, hits, trials - hits + 1) < aside)
+    high = 1.0 if hits >= trials else _bisect(lambda p: _beta(p, hits + 1, trials - hits) < 1 - aside)
+    return low, high
 
 
-def _widened(recall: OfflineRecall) -> tuple[float, float, float]:
-    """An offline recall with its 95 % interval made one of 99.9 %."""
-    if recall.low is None or recall.high is None:
-        return recall.value, recall.value, recall.value
-    wider = Z / Z_USUAL
-    return (
-        recall.value,
-        recall.value - wider * (recall.value - recall.low),
-        recall.value + wider * (recall.high - recall.value),
-    )
+def _bisect(is_below: Callable[[float], bool]) -> float:
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low
 
 
-def _interval(recall: OfflineRecall) -> str:
-    return "" if recall.low is None or recall.high is None else f", {recall.low:.3f}–{recall.high:.3f}"
+def _beta(x: float, a: float, b: float) -> float:
+    """Compute the regularised incomplete beta function I_x(a, b) by its continued fraction [DLMF 8.17.22]."""
+    if x in (0.0, 1.0):
+        return x
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta(1 - x, b, a)
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
+    # Lentz's method: c and d are ratios of successive convergents.
+    value, c, d = 1.0, 1.0, 0.0
+    for step in range(1, 10_000):
+        m = step // 2
+        term = (
+            m * (b - m) * x / ((a + step - 1) * (a + step))
+            if step % 2 == 0
+            else (-(a + m) * (a + b + m) * x / ((a + step - 1) * (a + step)))
+        )
+        d = 1 / ((1 + term * d) or 1e-300)
+        c = (1 + term / c) or 1e-300
+        value *= c * d
+        if abs(c * d - 1) < 1e-10:
+            break
+    return front / value
 
 
-def _days(days: float) -> str:
-    whole = int(days)
-    if not whole:
-        return "less than a day"
-    return "a day" if whole == 1 else f"{whole} days"
+def _percent(share: float) -> str:
+    return f"{100 * share:.{1 if share >= 0.01 or not share else 2}f} %"

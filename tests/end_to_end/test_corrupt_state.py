@@ -80,24 +80,8 @@ def releases(lived: Path, tmp_path: Path) -> Path:
 
 PAGE = 4096
 """Of SQLite."""
-FILES = [
-    "feedback.sqlite",
-    "releases.json",
-    "live/only/baseline.json",
-    "live/only/answers.0.ring",
-    "live/only/requests.0.ring",
-    "live/only/priors.0.ring",
-    "live/only/likeness.0.ring",
-    "live/only/new.0.ring",
-    "live/only/labels-5m.0.ring",
-]
-ALIKE = [
-    "live/only/dials.0.ring",
-    "live/only/dropped.0.ring",
-    "live/only/labels-1h.0.ring",
-    "live/only/labels-24h.0.ring",
-    "labels.sqlite",
-]
+FILES = ["feedback.sqlite", "releases.json", "live/minutes.0", "live/only.shown"]
+ALIKE = ["labels.sqlite"]
 
 
 def test_the_files_are_all(lived: Path) -> None:

@@ -155,7 +155,11 @@ def test_the_service_ranks_them_as_it_would_under_an_unknown_id(shop: Path, tmp_
         assert [scores[f"again-{id_}"] for id_ in later] == pytest.approx([scores[id_] for id_ in later], abs=1e-4)
 
         text = httpx.get(f"{process.url}/metrics").text
-        (counted,) = (line for line in text.splitlines() if line.startswith('longtail_exposures_total{bucket="new"}'))
+        (counted,) = (
+            line
+            for line in text.splitlines()
+            if line.startswith('longtail_exposures_total{bucket="new",restricted="no"}')
+        )
         assert float(counted.split()[-1]) >= len(scores)
         shown = longtail.monitoring()["windows"]["5m"]["exposures"]["new"]
         assert shown["count"] >= len(scores)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName
 from longtail.serving.http.limits import Body, at_most, check_recorded
-from longtail.serving.monitoring.findings import Severity, Signal
+from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import Settings
 
 
@@ -41,9 +41,6 @@ class Share(BaseModel):
 
     count: int
     share: float | None
-    telling: float = Field(
-        description="Labels that would tell as much of the share, were each drawn alone; those of one answer are alike."
-    )
     coverage: float = Field(description="Share of the bucket's labels that were answered at all.")
 
 
@@ -57,14 +54,17 @@ class Recall(BaseModel):
     high: float | None
 
 
-class Scores(BaseModel):
-    """Scores answered, by the baseline's deciles."""
+class Unrestricted(BaseModel):
+    """Answers that the client restricted neither by `buckets`, `allow` nor `filter`: what the verdict judges."""
 
-    counts: list[int]
+    queries: int
+    labels: int
+    shares: dict[BucketName, float | None]
+    scores: list[int] = Field(description="Of these labels, by the baseline's deciles.")
 
 
 class Drift(BaseModel):
-    """Population stability index against the baseline; null for too few labels or without a baseline."""
+    """Population stability index of unrestricted answers; null for too few labels or without a baseline."""
 
     buckets: float | None
     scores: float | None
@@ -102,7 +102,7 @@ class Finding(BaseModel):
     bucket: BucketName | None
     severity: Severity = Field(
         description="`act`: twice or half of what was promised, or broken; `watch`: a quarter more or a fifth less; "
-        "`unknown`: too few answers to tell; `steady`: none of these. What differs by chance alone is not called off."
+        "`unknown`: too few answers to tell. What differs by chance alone is not called off."
     )
     window: Literal["5m", "1h", "24h"] | None = Field(description="That it was judged over; null: it is of now.")
     observed: float | None
@@ -117,7 +117,7 @@ class Verdict(BaseModel):
 
     severity: Severity = Field(description="That of the worst finding.")
     headline: str
-    findings: list[Finding] = Field(description="Worst first.")
+    findings: list[Finding] = Field(description="Of what is not steady, worst first.")
 
 
 class Window(BaseModel):
@@ -130,9 +130,8 @@ class Window(BaseModel):
     dials: DialsAsked
     exposures: dict[BucketName, Share]
     coverage: float
-    gini: float | None
     popularity: float | None = Field(description="Mean training pairs of the answered labels.")
-    scores: Scores
+    unrestricted: Unrestricted
     psi: Drift
     recall: dict[Literal["feedback", "shadow"], dict[BucketName | Literal["all"], Recall]]
     dropped: int = Field(description="Answers that were not kept for feedback to join.")
@@ -147,10 +146,11 @@ class MonitoringAnswer(BaseModel):
     now: datetime
     verdict: Verdict
     baseline: dict[str, JsonValue] | None = Field(
-        description="What held-out queries are answered: λ, μ (`popularity_weight`), k, how many they are (`queries`, "
-        "0 if that is not known), shares and what these rest on (`telling`), coverage, popularity, scores."
+        description="What held-out queries are answered: λ, μ (`popularity_weight`), k, how many they are (`queries`), "
+        "shares, coverage, popularity, scores."
     )
     windows: dict[Literal["5m", "1h", "24h"], Window]
+    gini: float | None = Field(description="Gini coefficient of the labels' exposures of today and yesterday (UTC).")
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
     releases: list[dict[str, JsonValue]] = Field(description="What served when: name, from, until.")
     labels: dict[Literal["added", "hidden"], int]

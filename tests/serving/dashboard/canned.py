@@ -8,9 +8,8 @@ import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from longtail.serving.monitoring.findings import Evidence
 from longtail.serving.monitoring.offline import OfflineFigures
-from longtail.serving.monitoring.verdict import judge
+from longtail.serving.monitoring.verdict import Evidence, judge
 
 NOW = datetime(2026, 3, 2, 14, 7, 30, tzinfo=UTC)
 BUCKETS = ("head", "torso", "tail", "new")
@@ -152,7 +151,6 @@ def monitoring() -> dict[str, Any]:
         "popularity_weight": 0.0,
         "k": 20,
         "queries": 500,
-        "telling": dict.fromkeys(BUCKETS, 4000.0),
         "coverage": {"head": 0.98, "torso": 0.71, "tail": 0.12, "new": 0.0},
         "shares": BASELINE,
         "popularity": 168.2,
@@ -165,6 +163,7 @@ def monitoring() -> dict[str, Any]:
         "baseline": baseline,
         "verdict": verdict(windows, baseline, added=17),
         "windows": windows,
+        "gini": 0.834,
         "series": series,
         "releases": [
             {"name": OLD, "from": "2026-03-01T22:01:10+00:00", "until": SWAPPED.isoformat()},
@@ -177,7 +176,9 @@ def monitoring() -> dict[str, Any]:
 
 def verdict(windows: dict[str, Any], baseline: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
     """What the service says of these windows."""
-    return judge(Evidence(windows, baseline, OfflineFigures(), (54, 400, 1228, 0), **more))
+    return judge(
+        Evidence(windows, baseline, OfflineFigures(), dict(zip(BUCKETS, (54, 400, 1228, 0), strict=True)), **more)
+    )
 
 
 def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> dict[str, Any]:
@@ -198,7 +199,6 @@ def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> 
             b: {
                 "count": round(20 * queries * share[b]),
                 "share": share[b],
-                "telling": 4.0 * queries,
                 "coverage": coverage[b],
             }
             for b in BUCKETS
@@ -212,9 +212,8 @@ def _window(series: dict[str, Any], seconds: int, positives: dict[str, int]) -> 
         },
         "dropped": 0,
         "coverage": 0.412,
-        "gini": 0.834,
         "popularity": 151.4,
-        "scores": {"counts": [queries * 2] * 10},
+        "unrestricted": {"queries": queries, "labels": 20 * queries, "shares": share, "scores": [queries * 2] * 10},
         "psi": {"buckets": _psi(share), "scores": 0.043},
         "recall": {"feedback": recall, "shadow": {k: wilson(2 * hits[k], 2 * positives[k] + 30) for k in KINDS}},
         "requests": {
@@ -238,10 +237,9 @@ def fresh() -> dict[str, Any]:
             "bias_removal": None,
             "popularity_weight": None,
             "coverage": 0.0,
-            "gini": None,
             "popularity": None,
         }
-        nobody = {"count": 0, "share": None, "telling": 0.0, "coverage": 0.0}
+        nobody = {"count": 0, "share": None, "coverage": 0.0}
         window |= {"exposures": dict.fromkeys(BUCKETS, nobody), "dials": {"bias_removal": [], "popularity_weight": []}}
         window |= {"psi": {"buckets": None, "scores": None}, "recall": {"feedback": nothing, "shadow": nothing}}
         window["requests"] |= {"count": 0, "per_second": 0.0, "p50_ms": None, "p99_ms": None, "shed": 0, "errors": 0}
@@ -251,7 +249,13 @@ def fresh() -> dict[str, Any]:
 
     data["series"] = {**emptied(data["series"]), "step_seconds": 60}
     data["verdict"] = verdict(data["windows"], None)
-    return {**data, "baseline": None, "releases": data["releases"][1:], "labels": {"added": 0, "hidden": 0}}
+    return {
+        **data,
+        "baseline": None,
+        "gini": None,
+        "releases": data["releases"][1:],
+        "labels": {"added": 0, "hidden": 0},
+    }
 
 
 def uncharted() -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_before_the_first_release(tmp_path: Path, path: str, body: dict | None) 
 def test_every_series_is_there_at_the_first_scrape(client: httpx.Client) -> None:
     series = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
     for name in (
-        *(f'longtail_exposures_total{{bucket="{bucket}"}}' for bucket in ("head", "torso", "tail")),
+        *(f'longtail_exposures_total{{bucket="{bucket}",restricted="no"}}' for bucket in ("head", "torso", "tail")),
         *(f'longtail_labels_unknown_total{{list="{ids}"}}' for ids in ("exclude", "allow")),
         *(f'longtail_stage_seconds_count{{stage="{stage}"}}' for stage in ("encode", "search", "answer")),
         *(
@@ -97,9 +97,9 @@ def test_answers_are_counted_by_bucket_route_and_stage(client: httpx.Client) -> 
     client.get("/nowhere")
     metrics = client.get("/metrics").text
     for line in (
-        'longtail_exposures_total{bucket="head"} 2.0',
-        'longtail_exposures_total{bucket="torso"} 2.0',
-        'longtail_exposures_total{bucket="tail"} 2.0',
+        'longtail_exposures_total{bucket="head",restricted="no"} 2.0',
+        'longtail_exposures_total{bucket="torso",restricted="no"} 2.0',
+        'longtail_exposures_total{bucket="tail",restricted="no"} 2.0',
         "longtail_queries_total 2.0",
         'longtail_stage_seconds_count{stage="search"} 1.0',
         'longtail_requests_total{route="/v1/retrieve",status="2xx"} 1.0',

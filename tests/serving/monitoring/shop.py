@@ -23,6 +23,9 @@ BASELINE = Baseline(
     popularity=52.75,
     score_edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
     score_shares=(0.1,) * 10,
+    popularity_weight=0.0,
+    queries=1000,
+    coverage=(1.0, 1.0, 1.0, 0.0),
 )
 NOON = 1_700_006_400.0 - 1_700_006_400.0 % 86_400 + 12 * 3600
 
@@ -48,6 +51,7 @@ def answered(
     bias_removal: float = 0.5,
     popularity: float = 0.0,
     score: float = 0.5,
+    restricted: bool = False,
 ) -> AnsweredBatch:
     """One query per list of rows; rows 12 and above are labels added since, which are new."""
     rows = np.array([row for listed in lists for row in listed], np.int64)
@@ -64,6 +68,7 @@ def answered(
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
         buckets_N=np.where(known, BUCKETS[rows % 12], 3).astype(np.int8),
         counts_N=np.where(known, COUNTS[rows % 12], 0),
+        restricted_B=np.full(len(lists), restricted),
     )
 
 

@@ -67,13 +67,25 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     counted = series(monitoring)
     assert counted["longtail_queries_total"] == 2
     exposures = {"head": 3, "torso": 1, "tail": 1, "new": 1}
-    assert {name: counted[f'longtail_exposures_total{{bucket="{name}"}}'] for name in exposures} == exposures
+    shown = {name: counted[f'longtail_exposures_total{{bucket="{name}",restricted="no"}}'] for name in exposures}
+    assert shown == exposures
+    dial = [counted[f'longtail_query_bias_removal_bucket{{le="{le}"}}'] for le in ("0.25", "0.5")]
+    assert (dial, counted["longtail_query_bias_removal_count"]) == ([0, 2], 2)
+    assert counted['longtail_scores_total{decile="1"}'] == 6
     assert counted['longtail_labels_unknown_total{list="exclude"}'] == 2
     assert counted['longtail_labels_unknown_total{list="allow"}'] == 1
     clock.pass_(1)
     figures = monitoring.figures.report()["windows"]["5m"]
     assert figures["queries"] == 2
     assert {name: of["count"] for name, of in figures["exposures"].items()} == exposures
+
+
+def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
+    monitoring.count_answers(answered([[0, 1, 4]], restricted=True), {})
+    counted = series(monitoring)
+    assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
+    assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
+    assert counted['longtail_scores_total{decile="1"}'] == 0
 
 
 def test_a_release_is_named_in_both(monitoring: Monitoring) -> None:

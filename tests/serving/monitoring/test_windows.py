@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring import LiveFigures, measure_baseline
+from longtail.serving.monitoring import LiveFigures, measure_baseline, ring
+from longtail.serving.monitoring.ring import MinuteRing, by_minute, total
 from tests.serving.monitoring.shop import BASELINE, BUCKETS, COUNTS, NOON, Clock, answered
 
 Opening = Callable[..., LiveFigures]
@@ -40,17 +43,41 @@ def test_figures_by_hand(live: LiveFigures, clock: Clock) -> None:
         assert figures["exposures"]["head"] == {
             "count": 4,
             "share": pytest.approx(4 / 6),
-            "telling": 3,
             "coverage": 2 / 4,
         }
         assert figures["coverage"] == pytest.approx(4 / 12)
-        # Exposures of the twelve: eight 0, three 1, one 3.
-        assert figures["gini"] == pytest.approx(2 * (9 + 10 + 11 + 12 * 3) / (12 * 6) - 13 / 12)
         assert figures["popularity"] == pytest.approx((4 * 100 + 10 + 1) / 6)
-        assert figures["scores"]["counts"] == [0, 5, 0, 0, 0, 0, 0, 0, 0, 1]
+        assert figures["unrestricted"]["scores"] == [0, 5, 0, 0, 0, 0, 0, 0, 0, 1]
         assert figures["psi"] == {"buckets": None, "scores": None}
         assert (figures["requests"]["count"], figures["requests"]["errors"], figures["requests"]["shed"]) == (2, 1, 1)
         assert 3 < figures["requests"]["p50_ms"] < 5
+    # Exposures of the twelve: eight 0, three 1, one 3.
+    assert live.report()["gini"] == pytest.approx(2 * (9 + 10 + 11 + 12 * 3) / (12 * 6) - 13 / 12)
+
+
+def test_restricted_answers_are_shown_and_not_judged(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0, 4]], score=2.5))
+    live.count_answers(answered([[8, 9, 10]], restricted=True))
+    figures = window(live, "5m", clock)
+    assert (figures["queries"], figures["exposures"]["tail"]["count"]) == (2, 3)
+    assert figures["unrestricted"] == {
+        "queries": 1, "labels": 2, "shares": {"head": 0.5, "torso": 0.5, "tail": 0.0, "new": 0.0},
+        "scores": [0, 0, 2, 0, 0, 0, 0, 0, 0, 0],
+    }  # fmt: skip
+
+
+def test_gini_is_of_today_and_yesterday(live: LiveFigures, clock: Clock) -> None:
+    live.count_answers(answered([[0]]))
+    clock.pass_(86_400)
+    live.count_answers(answered([[0, 1]]))
+    clock.pass_(1)
+    # Ten 0, one 1, one 2; then ten 0, one 1, one 1; then one 2 alone.
+    assert live.report()["gini"] == pytest.approx(2 * (11 + 12 * 2) / (12 * 3) - 13 / 12)
+    clock.pass_(86_400)
+    live.count_answers(answered([[5], [5]]))
+    assert live.report()["gini"] == pytest.approx(2 * (9.5 * 0 + 10 + 11 + 12 * 2) / (12 * 4) - 13 / 12)
+    clock.pass_(3 * 86_400)
+    assert live.report()["gini"] is None
 
 
 def test_psi_of_enough_exposures(live: LiveFigures, clock: Clock) -> None:
@@ -69,7 +96,7 @@ def test_new_labels_count_with_the_tail_in_the_drift(live: LiveFigures, clock: C
 def test_labels_added_since_count_in_the_buckets_only(live: LiveFigures, clock: Clock) -> None:
     live.count_answers(answered([[0, 12, 99]]))
     figures = window(live, "5m", clock)
-    assert figures["exposures"]["new"] == {"count": 2, "share": pytest.approx(2 / 3), "telling": 1, "coverage": 0}
+    assert figures["exposures"]["new"] == {"count": 2, "share": pytest.approx(2 / 3), "coverage": 0}
     assert figures["coverage"] == pytest.approx(1 / 12)
 
 
@@ -85,7 +112,6 @@ def test_windows_roll(live: LiveFigures, clock: Clock, name: str, still: float, 
     clock.now = NOON + gone
     figures = window(live, name, clock)
     assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (0, 0, 0)
-    assert figures["gini"] is None
     assert figures["exposures"]["head"]["share"] is None
 
 
@@ -253,37 +279,57 @@ def test_drift_raises_the_index(open_live: Opening, clock: Clock) -> None:
     assert 0.02 < window(live, "1h", clock)["psi"]["buckets"] < figures["psi"]["buckets"]
 
 
-def test_directories_nobody_used_for_two_days_go(open_live: Opening, clock: Clock, tmp_path: Path) -> None:
-    live = open_live()
-    live.count_answers(answered([[0]]))
-    live.close()
-    tiles = list((tmp_path / "live" / "r1").glob("labels-*"))
-    assert len(tiles) == 3
-    clock.pass_(47 * 3600)
-    live = open_live(begin=False)
-    live.begin_release("r2", BUCKETS, None)
-    # Counts by label are most of it and of no use once the release is out; its minutes are.
-    assert not any(path.exists() for path in tiles)
-    assert (tmp_path / "live" / "r1" / "answers.0.ring").exists()
-    clock.pass_(2 * 3600)
-    live.begin_release("r3", BUCKETS, None)
-    assert not (tmp_path / "live" / "r1").exists()
-    assert (tmp_path / "live" / "r2").exists()
+def test_files_of_labels_go_with_their_releases(open_live: Opening, tmp_path: Path) -> None:
+    live = open_live(releases=2)
+    for name in ("r2", "r3"):
+        live.begin_release(name, BUCKETS, None)
+    assert sorted(path.name for path in (tmp_path / "live").iterdir()) == ["minutes.0", "r2.shown", "r3.shown"]
 
 
 def test_a_full_disk_refuses_no_release(
-    live: LiveFigures, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    live: LiveFigures, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        for name in ("posix_fallocate", "mkdir"):
-            patched.setattr(os, name, full)
+        patched.setattr(fcntl, "flock", full)
         live.begin_release("r2", BUCKETS, BASELINE)
-    assert "No space left" in caplog.text
+    assert "kept in memory only" in caplog.text
     live.count_answers(answered([[0, 4]], release="r2"))
     live.count_request(0.001, 200)
     figures = window(live, "5m", clock)
     assert (figures["queries"], figures["coverage"], figures["requests"]["count"]) == (1, 2 / 12, 1)
-    assert not (tmp_path / "live" / "r2").exists()
+
+
+@pytest.mark.parametrize("value", [-(2.0**60), 2.0**60, math.nan, math.inf])
+def test_damaged_counts_are_left_out(live: LiveFigures, clock: Clock, tmp_path: Path, value: float) -> None:
+    live.count_answers(answered([[0, 1, 4, 8]] * 400))
+    clock.pass_(60)
+    live.count_answers(answered([[0]]))
+    table = np.memmap(tmp_path / "live/minutes.0", ring._ROW, "r+")
+    table["counts"]["judged_queries"][0] = value
+    assert window(live, "5m", clock)["queries"] == 1
+
+
+def test_a_file_of_another_size_is_started_again(
+    open_live: Opening, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "live").mkdir()
+    (tmp_path / "live/minutes.0").write_bytes(b"another")
+    live = open_live()
+    assert "found 7; started again" in caplog.text
+    live.count_answers(answered([[0]]))
+    assert window(live, "5m", clock)["queries"] == 1
+    live.close()
+    assert window(open_live(), "5m", clock)["queries"] == 1
+
+
+def test_the_oldest_minutes_give_way(tmp_path: Path) -> None:
+    counted = MinuteRing(tmp_path, 0)
+    for minute in range(ring.ROWS + 10):
+        counted.at(60.0 * minute, "r1")["queries"] += 1
+    now = 60.0 * (ring.ROWS + 9)
+    assert total(counted.read(now))["queries"] == 1440
+    assert MinuteRing(tmp_path, 1).read(now)["minute"].min() == ring.ROWS + 9 - 1439
+    assert by_minute(counted.read(now), now)["queries"].tolist() == [1.0] * 1440
