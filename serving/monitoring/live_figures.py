@@ -156,8 +156,8 @@ class LiveFigures:
             kept = [held for held in others[: 1 - self._releases] if held.name in self.beside]
             self._held = {held.name: held for held in (*kept, *others[1 - self._releases :], counted)}
             self._current, self._offline, self._report = counted, offline or OfflineFigures(), None
-            lately = {interval.name for interval in self._history.read()[-self._releases :]}
             with self._warning("forgetting old releases"):
+                lately = {interval.name for interval in self._history.read()[-self._releases :]}
                 for path in self._root.glob(f"*{SUFFIX}"):
                     if path.name.removesuffix(SUFFIX) not in lately | self._held.keys():
                         path.unlink(missing_ok=True)
