@@ -109,7 +109,7 @@ def first_before_others(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def folder_beside(target: Path) -> Iterator[Path]:
+def sibling_folder(target: Path) -> Iterator[Path]:
     """Return a folder to make `target` in, removed at the end: beside it, of the first process; a temporary one of
     others."""
     if is_first():

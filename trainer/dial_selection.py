@@ -50,7 +50,7 @@ def _theory(trained: Trained) -> dict[str, Setting]:
     link = removes_all(trained.recipe.loss.objective())
     if trained.model.proposal is not None or not link:
         return {}
-    as_trained = Setting(trained.theory_s_bias_removal())
+    as_trained = Setting(trained.theoretical_bias_removal())
     uniform = Setting(as_trained.bias_removal, -link) if trained.noise().apart else Setting(0.0)
     return {"train": as_trained, "uniform": uniform}
 
@@ -87,7 +87,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
-        why, best = "theory, for want of validation data", Setting(trained.theory_s_bias_removal())
+        why, best = "theory, for want of validation data", Setting(trained.theoretical_bias_removal())
     bias_removal = BiasRemoval(
         default=best.bias_removal,
         minimum=0.0 if trained.model.proposal is not None else -1.0,

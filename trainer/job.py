@@ -20,7 +20,7 @@ from longtail.trainer.baseline_report import before_test, compare_with_baselines
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.devices import Cluster, first_before_others, folder_beside, is_first, take_part, wait_for_all
+from longtail.trainer.devices import Cluster, first_before_others, is_first, sibling_folder, take_part, wait_for_all
 from longtail.trainer.dial_selection import check_choice, choose_dial, curve_of, found_by_label
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
@@ -171,7 +171,7 @@ def export_checkpoint(
 def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:
     if bundle is None:
         if fresh_optimizer:
-            raise RecipeError("fresh_optimizer: expected a warm start beside it, received none")
+            raise RecipeError("fresh_optimizer: expected a warm start with it, received none")
         return None
     return WarmStart.read(Path(bundle), optimizer=not fresh_optimizer)
 
@@ -237,7 +237,7 @@ def finish(
         facts |= by_label.facts()
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
-    with folder_beside(out) as folder:
+    with sibling_folder(out) as folder:
         made = to_bundle(trained, distinct(held_out.request_rows), dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)

@@ -83,11 +83,11 @@ class Trained:
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
-            return Noise(named + loss.beside_noise + shared, constant=False, apart=True)
+            return Noise(named + loss.noise_suffix + shared, constant=False, apart=True)
         log_nu = self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
         constant = apart and bool(np.ptp(log_nu) == 0)
-        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + loss.beside_noise
+        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + loss.noise_suffix
         return Noise(named if constant else named + shared, constant=constant, apart=apart)
 
     @property
@@ -95,7 +95,7 @@ class Trained:
         """Return the λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
         return 0.0 if self.noise().constant else self.recipe.loss.calibrated_at
 
-    def theory_s_bias_removal(self) -> float:
+    def theoretical_bias_removal(self) -> float:
         """Return the λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
         objective = self.recipe.loss.objective()
         if self.model.proposal is not None:

@@ -112,7 +112,7 @@ ERRORS = {
         "evaluation.metric: expected a k of at most 16, all labels, received recall@99",
     ),
     "out exists": ("fit nowhere.toml --out EXISTING", "nowhere.toml: expected a recipe"),
-    "split without a recipe": ("evaluate OUT --split valid", "expected --recipe beside them, received none"),
+    "split without a recipe": ("evaluate OUT --split valid", "expected --recipe with them, received none"),
     "no time": ("fit RECIPE --out OUT --since soon", "data.since: expected a span such as '30d' or a time such as"),
     "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
     "unknown split": ("evaluate OUT --split train", "--split: expected valid or test, received 'train'"),

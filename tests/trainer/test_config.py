@@ -315,7 +315,7 @@ IMPOSSIBLE = {
         {"evaluation": {"floor": {"psp@2": 0.1}}}, "expected evaluation.propensity beside 'psp@2', received none",
     ),
     "refined by a prior": (
-        {"evaluation": {"target_prior": "uniform", "refine": 0.01}}, "target_prior: expected no refine beside it",
+        {"evaluation": {"target_prior": "uniform", "refine": 0.01}}, "target_prior: expected no refine with it",
     ),
     "λ < 0 for a tree": (
         {

@@ -166,7 +166,7 @@ def test_a_given_test_file_is_left_whole(train: Path) -> None:
 
 
 def test_a_split_with_nothing_to_cut_is_refused(train: Path) -> None:
-    with pytest.raises(DataError, match="expected at most one of valid and test as a file beside it, received both"):
+    with pytest.raises(DataError, match="expected at most one of valid and test as a file with it, received both"):
         load(train, valid=train, test=train, split={"strategy": "random"})
 
 

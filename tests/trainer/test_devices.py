@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from longtail.trainer import devices
 from longtail.trainer.checkpoint import Checkpoints, identity_of
-from longtail.trainer.devices import Cluster, folder_beside, is_first, number_of_processes, of_lost_process, take_part
+from longtail.trainer.devices import Cluster, is_first, number_of_processes, of_lost_process, sibling_folder, take_part
 from longtail.trainer.errors import CheckpointError, RecipeError
 from tests.backends import environment
 from tests.trainer import tiny
@@ -199,7 +199,7 @@ def test_of_one_process_every_error_is_its_own(tmp_path: Path) -> None:
     assert number_of_processes() == 1
     assert is_first()
     assert of_lost_process(type("JaxRuntimeError", (Exception,), {})("Connection closed")) is None
-    with folder_beside(tmp_path / "out") as folder:
+    with sibling_folder(tmp_path / "out") as folder:
         assert folder.parent == tmp_path
     assert not folder.exists()
 

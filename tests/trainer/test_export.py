@@ -319,7 +319,7 @@ def test_an_unfinished_warm_start_is_exported_with_the_bundle_it_began_from(
 
     with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
         job.export_checkpoint(recipe, work, out, silent())
-    with pytest.raises(RecipeError, match="expected a warm start beside it"):
+    with pytest.raises(RecipeError, match="expected a warm start with it"):
         job.export_checkpoint(recipe, work, out, silent(), fresh_optimizer=True)
 
     job.export_checkpoint(recipe, work, out, silent(), warm_start=finished.out)

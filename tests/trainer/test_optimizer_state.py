@@ -163,7 +163,7 @@ def test_state_without_weights_is_refused() -> None:
 
 
 def test_a_fresh_optimizer_needs_a_warm_start(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="fresh_optimizer: expected a warm start beside it, received none"):
+    with pytest.raises(RecipeError, match="fresh_optimizer: expected a warm start with it, received none"):
         fit(tiny.recipe(), tmp_path / "out", fresh_optimizer=True)
 
 

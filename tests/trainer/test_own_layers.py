@@ -197,6 +197,6 @@ def test_another_backend_s_export_needs_a_module_to_import(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("page")
 def test_keys_of_our_tower_are_refused_beside_another(tmp_path: Path) -> None:
-    message = r"tower 'gated': expected no hidden, residual beside it.*received hidden = \[8\], residual = True"
+    message = r"tower 'gated': expected no hidden, residual with it.*received hidden = \[8\], residual = True"
     with pytest.raises(RecipeError, match=message):
         load_recipe(tiny.write_job(tmp_path), ["query.tower=gated", "query.hidden=[8]", "query.residual=true"])

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.config.rows import beside
+from longtail.trainer.config.rows import relative_to
 from longtail.trainer.data import files
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.errors import DataError
@@ -213,8 +213,8 @@ def test_a_file_twice_is_refused(logs: Path) -> None:
 
 
 def test_paths_are_beside_the_recipe_and_urls_are_not() -> None:
-    assert beside("s3://shop/logs", Path("here")) == "s3://shop/logs"
-    assert beside([Path("a"), "s3://b", Path("/c")], Path("here")) == [Path("here/a"), "s3://b", Path("/c")]
+    assert relative_to("s3://shop/logs", Path("here")) == "s3://shop/logs"
+    assert relative_to([Path("a"), "s3://b", Path("/c")], Path("here")) == [Path("here/a"), "s3://b", Path("/c")]
 
 
 def test_rows_after_a_filter_keep_their_numbers(tmp_path: Path) -> None:

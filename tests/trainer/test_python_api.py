@@ -144,5 +144,5 @@ def test_evaluate_names_its_arguments_in_errors(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"^split: expected valid or test, received 'foo'$"):
         evaluate(bundle, split="foo")
     for arguments in ({"split": "valid"}, {"overrides": ["model.dim=3"]}):
-        with pytest.raises(RecipeError, match=r"^split and overrides: expected a recipe beside them, received none"):
+        with pytest.raises(RecipeError, match=r"^split and overrides: expected a recipe with them, received none"):
             evaluate(bundle, **arguments)  # type: ignore[arg-type]

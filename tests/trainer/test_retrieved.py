@@ -292,6 +292,6 @@ def test_jobs_that_take_none(tmp_path: Path) -> None:
     some = loss(weight="importance")
     assert some.uncalibrated() == "retrieved_negatives follow the model's own scores, and no q draws them"
     assert str(some) == "softmax · in_batch · importance · 4 of 200 retrieved, each 1"
-    assert some.beside_noise == " of the draws, not of the retrieved negatives"
-    assert loss(impressions=0.5).beside_noise == " of the draws, not of the impressions and retrieved negatives"
-    assert loss(retrieved=None).beside_noise == ""
+    assert some.noise_suffix == " of the draws, not of the retrieved negatives"
+    assert loss(impressions=0.5).noise_suffix == " of the draws, not of the impressions and retrieved negatives"
+    assert loss(retrieved=None).noise_suffix == ""

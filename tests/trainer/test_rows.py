@@ -240,7 +240,7 @@ def test_a_span_counts_from_the_newest_plausible_row_in_the_unit_of_the_times(tm
 
 REFUSED = {
     "no span": ({"timestamp": "when", "since": "soon"}, "expected a span such as '30d' or a time"),
-    "no time": ({"since": "30d"}, "expected data.timestamp beside them, received none"),
+    "no time": ({"since": "30d"}, "expected data.timestamp with them, received none"),
     "no half-life": ({"timestamp": "when", "events": {"half_life": "0d"}}, "expected a span such as '90m'"),
     "weights of nothing": ({"events": {"weights": {"view": 1}}}, "expected column and weights together"),
     "only zeros": ({"events": {"column": "e", "weights": {"view": 0}}}, "expected some weight > 0"),

@@ -321,7 +321,7 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
     [
         ({"objectives": {"click": CLICK}}, r"expected at least two, or no \[objectives\] at all, received \['click'\]"),
         ({"objectives": {"a b": CLICK, "c": PURCHASE}}, r"expected names of letters, digits and _, received \['a b'\]"),
-        ({"data": {}}, "objectives: expected data.events with column and weights beside them, received none"),
+        ({"data": {}}, "objectives: expected data.events with column and weights with them, received none"),
         (
             {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "cart"]}}},
             r"objectives.purchase.events: expected types of data.events.weights with a weight above 0, "

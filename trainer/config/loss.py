@@ -497,7 +497,7 @@ class LossConfig(Section):
         return of_q, of_pi + self.reweight
 
     @property
-    def beside_noise(self) -> str:
+    def noise_suffix(self) -> str:
         """Return what a manifest adds to the name of ν where rows bring negatives of their own, which are not in it."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
         there = " and ".join(name for name, setting in named.items() if setting)

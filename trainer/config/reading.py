@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from longtail.trainer.config.recipe import Recipe
-from longtail.trainer.config.rows import beside
+from longtail.trainer.config.rows import relative_to
 from longtail.trainer.errors import RecipeError
 
 
@@ -44,7 +44,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     except ValidationError as error:
         raise RecipeError(f"{path}: {in_words(error.errors())}") from error
     paths = {
-        key: beside(value, path.parent)
+        key: relative_to(value, path.parent)
         for key in ("train", "valid", "test", "queries", "labels", "prepared")
         if (value := getattr(recipe.data, key)) is not None
     }

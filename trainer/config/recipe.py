@@ -62,7 +62,7 @@ class Recipe(Section):
         if self.objectives:
             check_objectives(self.objectives, self.data.events)
         self._check_cosine()
-        self._check_tree_s_dial()
+        self._check_dial_of_tree()
         self._check_likelihood()
         if self.tune is not None:
             check_tune(self.tune, self.evaluation)
@@ -165,7 +165,7 @@ class Recipe(Section):
             )
         if data.valid_from and not (data.queries and data.timestamp):
             raise ValueError(
-                "data.valid_from: expected data.queries and data.timestamp beside it, "
+                "data.valid_from: expected data.queries and data.timestamp with it, "
                 f"received {data.queries} and {data.timestamp}"
             )
 
@@ -255,7 +255,7 @@ class Recipe(Section):
                 f"label_bias = {model.label_bias}"
             )
 
-    def _check_tree_s_dial(self) -> None:
+    def _check_dial_of_tree(self) -> None:
         """Refuse λ < 0 for a tree: it favours labels that p_n(y|x) all but rules out, and no search finds those."""
         if self.loss.sampler.name != "adversarial":
             return

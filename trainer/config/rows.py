@@ -35,7 +35,7 @@ Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
 """A file, a directory, a glob, a URL of a file system that fsspec knows, or a list of these."""
 
 
-def beside(places: Places, folder: Path) -> Places:
+def relative_to(places: Places, folder: Path) -> Places:
     """Return places with their relative paths read from a folder; URLs stay."""
     if isinstance(places, list):
         return [part if isinstance(part, str) else folder / part for part in places]
@@ -165,7 +165,7 @@ def check_objectives(objectives: Mapping[str, ObjectiveConfig], events: EventsCo
     if wrong := [name for name in names if not name.isidentifier()]:
         raise ValueError(f"objectives: expected names of letters, digits and _, received {wrong}")
     if events is None or events.column is None:
-        raise ValueError("objectives: expected data.events with column and weights beside them, received none")
+        raise ValueError("objectives: expected data.events with column and weights with them, received none")
     types = [event for event, weight in events.weights.items() if weight]
     owners: dict[str, str] = {}
     for name, objective in objectives.items():

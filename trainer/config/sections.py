@@ -117,7 +117,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
-            raise ValueError("since and events.half_life: expected data.timestamp beside them, received none")
+            raise ValueError("since and events.half_life: expected data.timestamp with them, received none")
         if self.format in ("lists", "xmc") and (self.filter or self.events or self.since):
             raise ValueError(
                 f"filter, since and events: expected a format of columns, parquet, csv or tsv, received {self.format!r}"
@@ -346,11 +346,11 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.target_prior is not None and self.floor:
-            raise ValueError(f"target_prior: expected no floor beside it, received {self.floor}")
+            raise ValueError(f"target_prior: expected no floor with it, received {self.floor}")
         if any(k < 1 for k in self.ks):
             raise ValueError(f"ks: expected values >= 1, received {self.ks}")
         if self.target_prior is not None and self.refine is not None:
-            raise ValueError(f"target_prior: expected no refine beside it, received {self.refine}")
+            raise ValueError(f"target_prior: expected no refine with it, received {self.refine}")
         if unknown := [name for name in self.floor if name not in BUCKET_NAMES and not self._is_metric(name, _FLOORS)]:
             raise ValueError(
                 f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, or metrics such as 'ndcg@{self.ks[0]}' and "

@@ -430,7 +430,7 @@ class TowerConfig(Section):
             raise ValueError(f"features: expected distinct names, received {names}")
         if self.tower is not None and (given := [name for name in _OF_OURS if getattr(self, name)]):
             raise ValueError(
-                f"tower {self.tower.name!r}: expected no {', '.join(given)} beside it, which belong to our tower, "
+                f"tower {self.tower.name!r}: expected no {', '.join(given)} with it, which belong to our tower, "
                 f"received {', '.join(f'{name} = {getattr(self, name)}' for name in given)}"
             )
         if any(width < 1 for width in self.hidden):

@@ -180,7 +180,7 @@ def load_dataset(
     read_at = datetime.now(UTC)
     places = {name: place for name in ("train", "valid", "test") if (place := getattr(data, name)) is not None}
     if data.split and len(places) == 3:
-        raise DataError("data.split: expected at most one of valid and test as a file beside it, received both")
+        raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
     report = RowReport()
     raw, tables = read_files(
         data, places, report, strings=strings, columns=columns, now=read_at, context=context, scratch=scratch

@@ -61,7 +61,7 @@ def versions_of(
     """
     places, name = data.queries, data.valid_from
     if places is None or name is None:
-        raise DataError("data.valid_from: expected data.queries beside it, received none")
+        raise DataError("data.valid_from: expected data.queries with it, received none")
     path, column = named(places), read.table[name]
     since = as_times(column)
     if since is None:
