@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
-from longtail.index.manifests import Device, ReleaseManifest
+from longtail.index.manifests import Device, IndexManifest, RecallAt, ReleaseManifest
 from longtail.index.options import (
     BundleArgument,
     FloorOption,
@@ -38,7 +39,6 @@ from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
 from longtail.index.release.release import read_index_manifest, read_release_manifest
 from longtail.index.release.releases import Releases
-from longtail.index.release.summary import recalls_in_words, summary
 from longtail.state import Place, StoreError
 
 app = typer.Typer(
@@ -237,7 +237,7 @@ def list_(releases: ReleasesArgument) -> None:
         spec = manifest.spec if manifest.spec == manifest.kind else f"{manifest.spec} ({manifest.kind})"
         created = f"{manifest.created_at:%Y-%m-%d %H:%M:%S}"
         size = f"{shelf.bytes(name) / 1e6:.1f} MB"
-        table.add_row(mark, name, created, f"{manifest.labels:,}", spec, recalls_in_words(manifest.recall), size)
+        table.add_row(mark, name, created, f"{manifest.labels:,}", spec, _recalls_in_words(manifest.recall), size)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)
@@ -383,7 +383,7 @@ def _report(releases: str, manifest: ReleaseManifest, notes: list[str]) -> None:
     for note in notes:
         print(note)
     shelf = Releases(releases)
-    for line in summary(read_index_manifest(shelf.root / manifest.name)):
+    for line in _summary(read_index_manifest(shelf.root / manifest.name)):
         print(line)
     print(f"written: {shelf}/{manifest.name}")
 
@@ -392,3 +392,36 @@ def _device(text: str) -> Device:
     if text not in ("cpu", "gpu"):
         raise LongtailIndexError(f"--device: expected cpu or gpu, received {text!r}")
     return "gpu" if text == "gpu" else "cpu"
+
+
+def _summary(index: IndexManifest) -> list[str]:
+    """Recall, the kinds that `auto` measured, whose cells these are, and recall under filters."""
+    lines = [f"recall@{index.recall_k} at λ: {_recalls_in_words(index.recall)}"]
+    for trial in index.kinds:
+        rate = "not timed" if trial.queries_per_second is None else f"{trial.queries_per_second:,.0f} queries/s"
+        lines.append(
+            f"{'*' if trial.kind == index.kind else ' '} {trial.kind}: recall {trial.lowest.recall:.3f} or more, "
+            f"{rate}, {trial.bytes_per_label:.1f} bytes per label"
+        )
+    if (cells := index.partition) is not None:
+        lines.append(
+            f"cells trained by {cells.trained_by}: {cells.newer:,} labels came or were embedded anew since, "
+            f"imbalance {cells.imbalance:.2f}, {cells.imbalance_trained:.2f} then"
+        )
+    if (filtered := index.filtered) is not None:
+        lowest = [f"{selectivity:.1%} of the labels: {recall:.3f}" for selectivity, recall in filtered.lowest().items()]
+        lines.append(f"lowest recall under filters: {', '.join(lowest)}")
+    return lines
+
+
+def _recalls_in_words(recall: Sequence[RecallAt]) -> str:
+    """Recall along λ and μ at the priors' default weights, and the lowest of the other weights."""
+    default = recall[0].priors
+    along = [at for at in recall if at.priors == default]
+    shown = [
+        f"{at.bias_removal:g}{f' (μ {at.popularity:g})' if at.popularity else ''}: {at.recall:.3f}" for at in along
+    ]
+    if others := [at for at in recall if at.priors != default]:
+        lowest = min(others, key=lambda at: at.recall)
+        shown.append(f"at {len(others)} corners of the priors' weights {lowest.recall:.3f} or more ({lowest.where})")
+    return ", ".join(shown)

@@ -10,14 +10,17 @@ NAME/
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from longtail.bundle import Bundle, Priors
+from longtail.bundle import Bundle, Priors, atomic_directory, sha256_of
 from longtail.bundle.filterable import check_filterable
+from longtail.bundle.remote import local_bundle
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
@@ -26,9 +29,9 @@ from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
 from longtail.index.manifests import Device, Partition, ReleaseManifest
-from longtail.index.release.release import Release, check_name
+from longtail.index.release.index_files import manifest_bytes, write_file, write_index
+from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
-from longtail.index.release.writing import path_of, write_release
 from longtail.index.search.collection_searcher import CollectionSearcher
 from longtail.state import read_label_changes
 
@@ -100,13 +103,7 @@ def build(
         table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
         source = replace(source, priors=table.read(source, progress=progress))
     tuned = _tuned(source, spec, device, filterable, there, progress)
-    progress(f"write {name} to {there}")
-    with there.collections.held(name, tuned.collection):
-        manifest = write_release(
-            there.root, name, created_at, source, tuned, spec=spec, device=device, filterable=filterable
-        )
-    there.shelf.complete(name)
-    return manifest
+    return _write(there, name, created_at, source, tuned, spec, device, filterable, progress)
 
 
 def _tuned(
@@ -301,21 +298,73 @@ def _write_like(
     tuned: TunedIndex,
     progress: Progress,
 ) -> ReleaseManifest:
-    """Write a release as one before was asked for."""
+    """Write a release built like one before."""
+    return _write(there, name, created_at, bundle, tuned, before.spec, "cpu", before.index.filterable, progress)
+
+
+def _write(
+    there: Releases,
+    name: str,
+    created_at: datetime,
+    bundle: Bundle,
+    tuned: TunedIndex,
+    spec: IndexSpec,
+    device: Device,
+    filterable: Sequence[str] | None,
+    progress: Progress,
+) -> ReleaseManifest:
+    """Write a bundle and its index as a release, whole or not at all, and upload it where releases are at a URL."""
     progress(f"write {name} to {there}")
-    with there.collections.held(name, tuned.collection):
-        manifest = write_release(
-            there.root,
-            name,
-            created_at,
-            bundle,
+    with there.collections.held(name, tuned.collection), atomic_directory(there.root / name) as working:
+        _link_bundle(path_of(bundle), bundle, working / BUNDLE)
+        bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
+        index, files = write_index(
+            working,
             tuned,
-            spec=before.spec,
-            device="cpu",
-            filterable=before.index.filterable,
+            spec=spec,
+            bundle=bundle,
+            bundle_sha256=bundle_sha256,
+            device=device,
+            filterable=filterable,
         )
+        manifest = ReleaseManifest(
+            name=name,
+            created_at=created_at,
+            bundle=bundle.manifest.name,
+            bundle_sha256=bundle_sha256,
+            labels=index.labels,
+            spec=index.spec,
+            kind=index.kind,
+            recall_k=index.recall_k,
+            recall=index.recall,
+            files=files,
+        ).sealed()
+        write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
     there.shelf.complete(name)
     return manifest
+
+
+def path_of(bundle: Bundle | str | Path) -> Path:
+    """Get the directory of a bundle; raises LongtailIndexError for one without a path."""
+    if not isinstance(bundle, Bundle):
+        return local_bundle(bundle)
+    if bundle.path is None:
+        raise LongtailIndexError(
+            "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "
+            "the bundle with its path"
+        )
+    return bundle.path
+
+
+def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
+    """Hard-link the bundle's files, or copy them where the file system cannot link."""
+    for name in ("manifest.json", "manifest.sha256", *bundle.manifest.files):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        file = (source / name).resolve()
+        try:
+            os.link(file, target / name)
+        except OSError:
+            shutil.copyfile(file, target / name)
 
 
 def _current(there: Releases) -> str:

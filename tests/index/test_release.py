@@ -107,9 +107,7 @@ def test_names_are_unique_in_one_second_and_can_be_chosen(bundle_path: Path, tmp
         build(bundle_path, tmp_path, name=names[0])
 
 
-@pytest.mark.parametrize(
-    "name", ["../up", "a/b", ".hidden", "", "CURRENT", "HISTORY", "promise.toml", "a\nb", "x" * 129, "ü"]
-)
+@pytest.mark.parametrize("name", ["../up", "a/b", ".hidden", "", "CURRENT", "promise.toml", "a\nb", "x" * 129, "ü"])
 def test_names_that_leave_the_directory_are_refused(name: str, bundle_path: Path, tmp_path: Path) -> None:
     for action in (lambda: build(bundle_path, tmp_path, name=name), lambda: Releases(tmp_path).open(name)):
         with pytest.raises(ReleaseNameError, match="release name: expected 1 to 128 letters"):
@@ -184,7 +182,7 @@ def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("longtail.index.release.writing.write_file", full)
+    monkeypatch.setattr("longtail.index.release.building.write_file", full)
     with pytest.raises(OSError, match="No space left"):
         build(bundle_path, tmp_path, name="never")
     assert list(tmp_path.iterdir()) == []
@@ -211,7 +209,7 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_pat
     releases = Releases(tmp_path)
     releases.publish("good")
     killed = (
-        "import os, signal, sys, longtail.index.release.writing as writing\n"
+        "import os, signal, sys, longtail.index.release.building as writing\n"
         "writing.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from longtail.index.cli import main; main(sys.argv[1:])"
     )
