@@ -17,7 +17,6 @@ import numpy as np
 from longtail.bundle import CurvePoint
 from longtail.trainer import backend
 from longtail.trainer.callbacks import Callbacks
-from longtail.trainer.check.limits import check_sizes, check_threshold
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
@@ -28,6 +27,7 @@ from longtail.trainer.devices import first_before_others, is_first, number_of_pr
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
+from longtail.trainer.limits import check_sizes, check_threshold
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep

@@ -15,7 +15,6 @@ from keras import ops
 
 from longtail.bundle import Proposal
 from longtail.trainer import backend
-from longtail.trainer.check.limits import check_sizes
 from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.config import EvaluationConfig, LossConfig
 from longtail.trainer.config.loss import TopKConfig
@@ -23,6 +22,7 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
+from longtail.trainer.limits import check_sizes
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
 from longtail.trainer.losses.hits import hits_of, stands_for
 from longtail.trainer.losses.objective import log_terms

@@ -1,5 +1,4 @@
-"""A first recipe from the data themselves: what columns hold (`columns.py`), which are ids and times (`roles.py`), and
-a recipe that says why it is as it is (`recipe.py`)."""
+"""A first recipe from the data themselves, which says why it is as it is."""
 
 from longtail.trainer.drafting.recipe import draft_recipe
 

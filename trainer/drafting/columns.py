@@ -1,8 +1,9 @@
-"""What the columns of a table hold, and which kind of feature reads it."""
+"""What the columns of a table hold, which kind of feature reads them, and which of a log are ids, times and events."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.files import decoded, find_files, read_columns
+from longtail.trainer.data.times import as_times
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -27,6 +29,15 @@ _FEW = 64
 """Most distinct integers that are taken for a category."""
 _CODES = {"id", "code", "zip", "postcode", "postal", "type", "category", "group", "class"}
 """Words in the name of a column of integers that are categories, however many."""
+
+_QUERY = {"user", "customer", "client", "visitor", "member", "session", "shopper", "account", "query", "person",
+          "reviewer", "uid", "buyer", "reader", "viewer", "listener", "household", "cookie", "device"}  # fmt: skip
+_LABEL = {"item", "product", "article", "label", "sku", "movie", "film", "book", "track", "song", "video", "asin",
+          "business", "content", "game", "course", "poi", "location", "listing", "offer", "document", "doc", "page",
+          "iid", "pid", "recipe", "job", "podcast", "artist", "venue"}  # fmt: skip
+TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "at", "day", "unixtime"}
+_EVENT = {"event", "action", "behavior", "behaviour", "type", "interaction"}
+_MOST_EVENTS = 30
 
 
 @dataclass(frozen=True)
@@ -58,8 +69,7 @@ class Column:
 
 
 def read_table(place: Path) -> pa.Table:
-    """All columns of a file, a directory or a glob of Parquet, CSV or TSV files, with the types that they have or seem
-    to have; text in some files is text in all.
+    """Read all columns of a file, a directory or a glob; a column that is text in some files is text in all.
 
     Raises:
         DataError: missing, of another ending, empty or garbled, a column twice, or one of two types.
@@ -79,13 +89,13 @@ def read_table(place: Path) -> pa.Table:
 
 
 def words_of(name: str) -> set[str]:
-    """The words in a column's name, lower-case: of `productId`, `PRODUCT_ID` and `productid`, product and id."""
+    """List the words of a column's name, lower-case: product and id of `productId`, `PRODUCT_ID` and `productid`."""
     words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
     return words | {part for word in words if word.endswith("id") and len(word) > 3 for part in (word[:-2], "id")}
 
 
 def look_at(name: str, column: pa.ChunkedArray) -> Column:
-    """What one column, [rows], holds."""
+    """Find out what one column, [rows], holds."""
     kind, nulls = column.type, column.null_count
     if nulls == len(column):
         return Column(name, "nothing", 0, nulls)
@@ -110,7 +120,7 @@ def look_at(name: str, column: pa.ChunkedArray) -> Column:
         return Column(name, "infinite numbers" if infinite else "number", distinct, nulls)
     if pa.types.is_integer(kind):
         return Column(name, "category" if distinct <= 2 or words_of(name) & _CODES else "number", distinct, nulls)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+    if is_text(kind):
         return _look_at_strings(name, column, distinct)
     return Column(name, f"values of type {kind}, which no feature reads", distinct, nulls)
 
@@ -156,3 +166,103 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
 def _words(texts: pa.Array | pa.ChunkedArray) -> float:
     """Mean number of words."""
     return float(pc.mean(pc.list_value_length(pc.utf8_split_whitespace(texts))).as_py() or 0)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Tell whether values of a type are strings."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Columns of a log; `guessed` are roles that only the number of their values speaks for."""
+
+    query_id: str
+    label_id: str
+    timestamp: str | None
+    event: str | None
+    guessed: list[str]
+
+
+def roles_of(
+    log: pa.Table, path: Path, given: dict[str, str | None], *, query_columns: Collection[str],
+    label_columns: Collection[str],
+) -> Roles:  # fmt: skip
+    """Find the roles of a log's columns: those given, then by name, then by how many values they have.
+
+    Args:
+        log: interactions.
+        path: of the log, for errors.
+        given: columns by role, as the options name them; None is found out.
+        query_columns, label_columns: of the feature tables, which must have the ids' columns.
+
+    Raises:
+        DataError: a column that is given is not there, or no column can be ids of queries or of labels.
+    """
+    for role, name in given.items():
+        if name is not None and name not in log.column_names:
+            option = role.replace("_", "-")
+            raise DataError(f"{path}: --{option}: expected one of {', '.join(log.column_names)}, received {name!r}")
+    timestamp = given["timestamp"] or _time_in(log, taken=set(given.values()))
+    event = given["event"] or _event_in(log, taken={*given.values(), timestamp})
+    ids = {name: int(pc.count_distinct(log[name]).as_py()) for name in log.column_names if _is_id(log, name)}
+    found, guessed = {"query_id": given["query_id"], "label_id": given["label_id"]}, []
+    for role, names, columns in (("label_id", _LABEL, label_columns), ("query_id", _QUERY, query_columns)):
+        taken = {timestamp, event, *found.values()}
+        free = [name for name in ids if name not in taken]
+        if found[role] is None and (named := [name for name in free if _score(name, names, columns)]):
+            found[role] = max(named, key=lambda name: (_score(name, names, columns), ids[name]))
+    for role in ("query_id", "label_id"):
+        free = [name for name in ids if name not in {timestamp, event, *found.values()}]
+        if found[role] is None and free:
+            found[role] = max(free, key=lambda name: ids[name] if ids[name] < log.num_rows else 0)
+            guessed.append(role)
+    if found["query_id"] is None or found["label_id"] is None:
+        raise DataError(
+            f"{path}: expected a column of query ids and one of label ids, strings or integers, found "
+            f"{', '.join(f'{name} ({log.schema.field(name).type})' for name in log.column_names)}; "
+            "name them with --query-id and --label-id"
+        )
+    if found["query_id"] == found["label_id"]:
+        raise DataError(f"{path}: expected two columns of ids, received {found['query_id']!r} for both")
+    return Roles(found["query_id"], found["label_id"], timestamp, event, guessed)
+
+
+def _score(name: str, words: set[str], columns: Collection[str]) -> int:
+    """How well a name fits: 4 for a column of the feature table, 2 for a word of the list, 1 more for `id`."""
+    own = words_of(name)
+    fits = 4 * (name in columns) + 2 * bool(own & words)
+    return fits + (1 if fits and "id" in own else 0)
+
+
+def _is_id(log: pa.Table, name: str) -> bool:
+    """Strings, integers, and integers that a null or their size made floats of."""
+    column = log[name]
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = column.drop_null().to_numpy()
+        values = values[~np.isnan(values)]
+        return len(values) > 0 and bool((np.isfinite(values) & (values == np.floor(values))).all())
+    return is_text(kind) or bool(pa.types.is_integer(kind))
+
+
+def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
+    """The column of times: dates, or numbers or text with a name that says so; most of its rows have one."""
+    fits = {}
+    for name in log.column_names:
+        kind, named = log.schema.field(name).type, bool(words_of(name) & TIME_WORDS)
+        temporal = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+        times_N = as_times(log[name]) if name not in taken and (temporal or named) else None
+        if times_N is not None and np.isfinite(times_N).mean() > 0.5:
+            fits[name] = 2 * named + temporal
+    return max(fits, key=lambda name: fits[name]) if fits else None
+
+
+def _event_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
+    """The column of event types: few different strings, and a name that says so."""
+    names: list[str] = log.column_names
+    for name in names:
+        fits = name not in taken and is_text(log.schema.field(name).type) and words_of(name) & _EVENT
+        if fits and pc.count_distinct(log[name]).as_py() <= _MOST_EVENTS:
+            return name
+    return None

@@ -1,4 +1,4 @@
-"""How fast what is wanted passes, as a log tells it: the half-life of pairs' weights that `init` drafts.
+"""How fast what is wanted passes, as a log shows it: the half-life of pairs' weights that `init` drafts.
 
 Legend: `N` rows by time, `L` labels, `H` half-lives.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from longtail.bundle.arrays import Float64, Int32
 
 _LEARNT, _ASKED = 0.8, 0.9
-"""Shares of the rows, by time: of the first, popularity is learnt; the next are asked for; the newest are test's."""
+"""Shares of the rows, by time: popularity is learnt from the first and predicts the next; the newest are test's."""
 _HALVINGS = np.arange(0, 8, 0.5)
 """Half-lives are the span of what is learnt from, halved so often."""
 _OF_ALL_TIMES = (0, 0.2, 0.5)
@@ -24,12 +24,7 @@ _SHARE = 0.5
 
 
 class HalfLife(NamedTuple):
-    """A half-life that pays.
-
-    Attributes:
-        days: in which a pair's weight halves.
-        gain: nats by which counts that decay so predict a later event better than those of all times alike.
-    """
+    """Days in which a pair's weight halves, and nats by which such counts predict a later event better."""
 
     days: float
     gain: float
@@ -41,10 +36,10 @@ class HalfLife(NamedTuple):
 
 
 def half_life_of(labels_N: Int32, days_N: Float64) -> HalfLife | None:
-    """The longest half-life that gains .02 nats and half of what the best one does; None without.
+    """Get the longest half-life that gains .02 nats and half of what the best one does; None without.
 
-    Measured is the mean log-probability of events under the popularity of those before: Σ 2^(−age/h) of a label over
-    that of all, with an event more of every label, mixed with a part of what it is without decay.
+    The gain is of the mean log-probability of events under the popularity of those before: Σ 2^(−age/h) of a label
+    over that of all, with an event more of every label, mixed with a part of what it is without decay.
 
     Args:
         labels_N: int32 [N], from 0, in any order of time.
@@ -60,31 +55,22 @@ def half_life_of(labels_N: Int32, days_N: Float64) -> HalfLife | None:
     order_N = np.argsort(days_N, kind="stable")
     labels_N, days_N = labels_N[order_N], days_N[order_N]
     learnt, asked = (int(share * len(labels_N)) for share in (_LEARNT, _ASKED))
-    if learnt == asked or not learnt:
-        return None
-    span = float(days_N[learnt - 1] - days_N[0])
+    span = float(days_N[learnt - 1] - days_N[0]) if 0 < learnt < asked else 0.0
     if span <= 0:
         return None
     labels, wanted = int(labels_N.max()) + 1, labels_N[learnt:asked]
     ages, past = days_N[learnt - 1] - days_N[:learnt], labels_N[:learnt]
-    steady_L = _shares(past, np.ones(learnt), labels)
-    lives_H = span / 2.0**_HALVINGS
-    gains_H = np.array([_gain(_shares(past, np.exp2(-ages / life), labels), steady_L, wanted) for life in lives_H])
+
+    def popularity(life: float) -> Float64:
+        weights = np.exp2(-ages / life)
+        counts_L = np.bincount(past, weights * (learnt / weights.sum()), labels)
+        return np.asarray((counts_L + 1) / (learnt + labels), np.float64)
+
+    steady_L, lives_H = popularity(np.inf), span / 2.0**_HALVINGS
+    ratios = [(popularity(life) / steady_L)[wanted] for life in lives_H]
+    gains_H = np.array([max(np.log((1 - part) * ratio + part).mean() for part in _OF_ALL_TIMES) for ratio in ratios])
     enough_H = gains_H >= max(_LEAST_GAIN, _SHARE * float(gains_H.max()))
     if not enough_H.any():
         return None
     chosen = int(enough_H.argmax())
     return HalfLife(float(lives_H[chosen]), float(gains_H[chosen]))
-
-
-def _shares(events_N: Int32, weights_N: Float64, labels: int) -> Float64:
-    """Popularity by events' weights, with one event more of every label, float64 [L]."""
-    events = len(events_N)
-    counts_L: Float64 = np.bincount(events_N, weights_N * (events / weights_N.sum()), labels).astype(np.float64)
-    return (counts_L + 1) / (events + labels)
-
-
-def _gain(recent_L: Float64, steady_L: Float64, wanted: Int32) -> float:
-    """Nats by which recent popularity predicts better than steady."""
-    ratio = (recent_L / steady_L)[wanted]
-    return max(float(np.log((1 - part) * ratio + part).mean()) for part in _OF_ALL_TIMES)

@@ -23,7 +23,7 @@ from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
-from longtail.trainer.check.limits import check_negatives
+from longtail.trainer.limits import check_negatives
 from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, pair_weights
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.method import Method, Visit, check_columns

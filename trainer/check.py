@@ -1,0 +1,354 @@
+"""`longtail-train check`: all that can be said of a recipe and its data without training; loads no training framework.
+
+Legend: `L` labels, `Q` queries, `B` batch, `M` negatives of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from longtail.bundle import BUCKET_NAMES, Inputs
+from longtail.bundle.sets import distinct
+from longtail.trainer.config import FeatureConfig, Recipe, load_recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.data.times import in_words
+from longtail.trainer.errors import TrainerError
+from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.task import HeldOut, seen_pairs, to_find
+from longtail.trainer.limits import check_sizes
+
+_COPIES = 4
+"""Of the logits of a batch: themselves, their weights, their gradient, and what the loss keeps for it."""
+_QUERIES_LOOKED_AT = 20_000
+_MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
+"""Shares from which on something is said."""
+
+
+@dataclass(frozen=True)
+class SplitFigures:
+    """One split: pairs, distinct ones, queries, labels, what of them training has not, and the times it spans."""
+
+    pairs: int
+    distinct: int
+    queries: int
+    labels: int
+    new_queries: int
+    new_labels: int
+    on_new_labels: int
+    first: str | None
+    last: str | None
+    to_find: HeldOut | None = None
+
+
+@dataclass(frozen=True)
+class FeatureFigures:
+    """One feature: its table, the rows of it, and shares of values that are unknown ids or missing."""
+
+    tower: str
+    name: str
+    kind: str
+    table: str | None
+    rows: int | None
+    unknown: float | None
+    empty: float | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Steps, bytes of what they need beside the training framework, and multiplications of a step's logits.
+
+    Attributes:
+        data: bytes of pairs, feature tables, the labels' inputs, and lists of retrieved negatives and of neighbours.
+        batch: bytes of a step's logits, and of the cosines that neighbours are contrasted in.
+    """
+
+    batch_size: int
+    negatives: int
+    steps_per_epoch: int
+    steps: int
+    tables: int
+    optimizer: int
+    data: int
+    batch: int
+    products: int
+
+
+@dataclass(frozen=True)
+class Check:
+    """What there is to say of a recipe: `problems` that `fit` would refuse, `warnings`, rows left out, and figures."""
+
+    name: str
+    problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)
+    queries: int = 0
+    labels: int = 0
+    splits: dict[str, SplitFigures] = field(default_factory=dict)
+    buckets: dict[str, dict[str, int]] = field(default_factory=dict)
+    features: list[FeatureFigures] = field(default_factory=list)
+    cost: Cost | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether `fit` would begin to train."""
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        """Get all of it, for machines."""
+        return {"ok": self.ok} | asdict(self)
+
+
+def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Check:
+    """Read all that a recipe, or its TOML file with overrides `KEY=VALUE`, names, and say what is there."""
+    try:
+        made = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    except TrainerError as error:
+        return Check(str(recipe), [str(error)])
+    try:
+        dataset = read_dataset(made)
+    except TrainerError as error:
+        return Check(made.name, str(error).split("\n"))
+    problems = []
+    encoding: Encoding | None = None
+    try:
+        check_sizes(made, dataset)
+        encoding = Encoding.fit(made, dataset)
+    except TrainerError as error:
+        problems.append(str(error))
+    splits = _splits(made, dataset)
+    features = [] if encoding is None else _features(made, dataset, encoding)
+    counts_L = dataset.label_counts()
+    of_bucket = [
+        counts_L[buckets_for(made.evaluation, counts_L).assign(counts_L) == at] for at in range(len(BUCKET_NAMES))
+    ]
+    return Check(
+        name=made.name,
+        problems=problems,
+        warnings=_warnings(made, splits, features),
+        rows=dataset.report.lines(),
+        queries=len(dataset.query_ids),
+        labels=len(dataset.label_ids),
+        splits=splits,
+        buckets={
+            name: {"labels": len(each), "pairs": int(each.sum()), "without a pair": int((each == 0).sum())}
+            for name, each in zip(BUCKET_NAMES, of_bucket, strict=True)
+        },
+        features=features,
+        cost=None if encoding is None else cost_of(made, dataset, encoding),
+    )
+
+
+def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
+    labels = len(dataset.label_ids)
+    held_out: dict[str, Any] = {
+        "labels": labels,
+        "exclude_seen": recipe.evaluation.exclude_seen,
+        "request_queries": dataset.request_queries,
+    }
+    made: dict[str, SplitFigures] = {}
+    known = dataset.train.take(slice(0))
+    label_new_L, query_new_Q = np.ones(labels, bool), np.ones(len(dataset.query_ids), bool)
+    label_new_L[dataset.train.labels] = query_new_Q[dataset.train.queries] = False
+    for name in ("train", "valid", "test"):
+        pairs: Pairs = getattr(dataset, name)
+        if not len(pairs):
+            continue
+        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
+        first, last = (
+            (None, None)
+            if pairs.times is None
+            else (in_words(float(at), dataset.report.unit) for at in (pairs.times.min(), pairs.times.max()))
+        )
+        made[name] = SplitFigures(
+            pairs=len(pairs),
+            distinct=len(to_find(pairs, seen_pairs(known, labels=labels, exclude_seen=False), labels=labels)),
+            queries=len(queries),
+            labels=len(of_labels),
+            new_queries=int(query_new_Q[queries].sum()),
+            new_labels=int(label_new_L[of_labels].sum()),
+            on_new_labels=int(label_new_L[pairs.labels].sum()),
+            first=first,
+            last=last,
+            to_find=None if name == "train" else HeldOut.of(pairs, known, **held_out),
+        )
+        known = known.followed_by(pairs)
+    return made
+
+
+def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
+    """Both towers' features; queries with training pairs are looked at, evenly, at most some thousands."""
+    rows = distinct(dataset.train.request_rows)
+    looked = rows[:: max(len(rows) // _QUERIES_LOOKED_AT, 1)].astype(np.int32)
+    sides = (
+        ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),
+        ("label", recipe.label.features, encoding.label_inputs, dataset.label_table),
+    )
+    made = []
+    for tower, features, inputs, of_side in sides:
+        for feature in features:
+            table = dataset.contexts if feature.origin == "row" else of_side
+            unknown, empty = _shares(feature, inputs)
+            if table is not None and feature.source in table.column_names and feature.kind not in ("bag", "text"):
+                empty = float(pc.mean(pc.is_null(table[feature.source], nan_is_null=True)).as_py())
+                if unknown is not None and tower == "label" and empty < 1:
+                    unknown = max(unknown - empty, 0.0) / (1 - empty)  # a missing id reads that row, too
+            size = encoding.vocabulary_rows.get(
+                feature.table_name, feature.hash_rows if feature.kind == "text" else None
+            )
+            of_table = None if size is None else feature.table_name
+            made.append(FeatureFigures(tower, feature.name, feature.kind, of_table, size, unknown, empty))
+    return made
+
+
+def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float | None]:
+    """Shares of ids that read the out-of-vocabulary row, and of bags without an entry."""
+    ids, weights = inputs.get(feature.name), inputs.get(f"{feature.name}__weight")
+    if ids is None or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
+        return None, None
+    if weights is None:
+        return float((ids == 0).mean()), None
+    filled = weights != 0
+    empty = float((~filled.any(axis=1)).mean())
+    unknown = None if feature.kind == "text" or not filled.any() else float((ids[filled] == 0).mean())
+    return unknown, empty
+
+
+def _warnings(recipe: Recipe, splits: dict[str, SplitFigures], features: list[FeatureFigures]) -> list[str]:
+    """What somebody should look at before hours of training."""
+    made = []
+    train = splits["train"]
+    if train.pairs - train.distinct > _MANY_REPEATS * train.pairs:
+        made.append(
+            f"train: {train.pairs - train.distinct:,} of {train.pairs:,} pairs are repeats of another "
+            '(data.repeats = "drop" keeps each once)'
+        )
+    for name, split in splits.items():
+        if (found := split.to_find) is None:
+            continue
+        if found.seen > _MOSTLY_SEEN * found.distinct:
+            made.append(
+                f"{name}: evaluation.exclude_seen leaves out {found.seen:,} of {found.distinct:,} distinct pairs"
+            )
+        if not found.measured:
+            made.append(f"{name}: no pair is left to find")
+        if split.on_new_labels > _SOME_NEW * split.pairs:
+            share = split.on_new_labels / split.pairs
+            made.append(f"{name}: {split.on_new_labels:,} pairs ({share:.1%}) are of labels without a training pair")
+    for each in features:
+        if each.unknown is not None and each.unknown > _MOSTLY_UNKNOWN:
+            made.append(f"{each.tower} feature {each.name!r}: {each.unknown:.0%} of its values are unknown ids")
+        if each.empty is not None and each.empty > _MOSTLY_UNKNOWN and each.kind != "history":
+            made.append(f"{each.tower} feature {each.name!r}: {each.empty:.0%} of its values are missing")
+    if recipe.data.timestamp is None and any(feature.kind == "history" for feature in recipe.query.features):
+        made.append("query: histories without data.timestamp hold what came after a pair as well as what came before")
+    return made
+
+
+def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
+    """Compute the cost of a recipe on its data."""
+    visits = dataset.training_queries() if recipe.data.reduction == "sample" else len(dataset.train)
+    batch = min(recipe.training.batch_size, visits)
+    sampler, labels = recipe.loss.sampler, len(dataset.label_ids)
+    retrieved, near = recipe.loss.retrieved_negatives, recipe.loss.neighbours
+    negatives = labels if sampler.name == "full" else sampler.negatives or 0
+    negatives += (0 if retrieved is None else retrieved.negatives) + (batch if sampler.of_the_batch else 0)
+    sides = () if near is None else near.sides
+    rows = {"query": len(dataset.query_ids), "label": labels}
+    contrasted = negatives + batch * len(sides)
+    tables = {}  # rows and width, by name
+    for feature in (*recipe.query.features, *recipe.label.features):
+        name = feature.entry_table if feature.reads_label_tower else feature.table_name
+        if name in encoding.vocabulary_rows:
+            tables[name] = encoding.vocabulary_rows[name], feature.dim
+        elif feature.kind == "text":
+            tables[feature.table_name] = feature.hash_rows, feature.dim
+    if recipe.model.label_bias:
+        tables["label bias"] = labels + 1, 1
+    numbers = sum(rows * width for rows, width in tables.values())
+    slots = {"adam": 2.0, "adagrad_elementwise": 1.0, "sgd": 1.0 if any(recipe.optimizer.row_arguments.values()) else 0}
+    kept = numbers * slots.get(recipe.optimizer.embeddings, 0.0)
+    kept += sum(rows for rows, _ in tables.values()) if recipe.optimizer.embeddings == "adagrad" else 0
+    label_rows = {feature.table_name for feature in recipe.query.features if feature.reads_label_tower}
+    pairs = (dataset.train, dataset.valid, dataset.test)
+    arrays: list[Any] = [array for each in pairs for array in (each.queries, each.labels, each.weights, each.times)]
+    arrays += [dataset.query_table, dataset.label_table, *encoding.label_inputs.values(), encoding.audience]
+    data = sum(array.nbytes for array in arrays if array is not None)
+    data += 0 if retrieved is None else 4 * retrieved.depth * len(distinct(dataset.train.request_rows))
+    data += 0 if near is None else 4 * near.k * sum(rows[side] for side in sides)
+    return Cost(
+        batch_size=batch,
+        negatives=negatives,
+        steps_per_epoch=visits // batch,
+        steps=visits // batch * recipe.training.epochs,
+        tables=4 * (numbers + len(label_rows) * (labels + 1) * recipe.model.dim),
+        optimizer=int(4 * kept),
+        data=data,
+        batch=4 * _COPIES * batch * contrasted,
+        products=3 * 2 * batch * contrasted * recipe.model.dim,
+    )
+
+
+def show(check: Check, console: Console) -> None:
+    """Print a check: counts, splits, buckets, features, cost; what is wrong at the end, where it is read."""
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        made = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
+        for at, column in enumerate(columns):
+            made.add_column(column, justify="left" if at == 0 else "right", no_wrap=True)
+        for row in rows:
+            texts = (
+                f"{each:,}" if isinstance(each, int) else f"{each:.1%}" if isinstance(each, float) else each
+                for each in row
+            )
+            made.add_row(*(text or "" for text in texts))
+        if rows:
+            console.print("", made)
+
+    if check.labels:
+        say(f"[bold]{check.name}[/]: {check.queries:,} queries × {check.labels:,} labels")
+    for line in check.rows:
+        say(escape(line))
+    splits = [
+        (name, each.pairs, each.distinct, each.queries, each.labels)
+        + ((each.new_queries, each.new_labels, each.to_find.measured) if each.to_find else (None, None, None))
+        for name, each in check.splits.items()
+    ]
+    table(("split", "pairs", "distinct", "queries", "labels", "new\nqueries", "new\nlabels", "to find"), splits)
+    table(("split", "from", "to"), [(name, each.first, each.last) for name, each in check.splits.items() if each.first])
+    pairs = sum(bucket["pairs"] for bucket in check.buckets.values()) or 1
+    buckets = [(name, each["labels"], each["pairs"], each["pairs"] / pairs) for name, each in check.buckets.items()]
+    table(("bucket", "labels", "training pairs", "share"), buckets)
+    features = [(f"{e.tower}: {e.name}", e.kind, e.table, e.rows, e.unknown, e.empty) for e in check.features]
+    table(("feature", "kind", "table", "rows", "unknown", "missing"), features)
+    if (cost := check.cost) is not None:
+        parts = {"tables": cost.tables, "optimizer": cost.optimizer, "data": cost.data, "logits of a batch": cost.batch}
+        say(
+            f"\n{cost.steps_per_epoch:,} steps an epoch, {cost.steps:,} in all, of {cost.batch_size:,} pairs × "
+            f"{cost.negatives:,} negatives: {cost.products / 1e9:.2g} GFLOP of logits a step\n"
+            f"About {_bytes(sum(parts.values()))} beside the framework's own: "
+            f"{', '.join(f'{name} {_bytes(size)}' for name, size in parts.items())}"
+        )
+    for line in check.warnings:
+        say(f"[yellow]Look at[/] {escape(line)}")
+    for line in check.problems:
+        say(f"[red]Wrong[/] {escape(line)}")
+    say("[green]fit would train[/]" if check.ok else "[red]fit would refuse this[/]")
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
