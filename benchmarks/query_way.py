@@ -26,8 +26,7 @@ import typer
 import uvicorn
 
 import longtail.serving
-from longtail.index.release.building import build
-from longtail.index.release.publishing import publish
+from longtail.index import Releases, build
 from longtail.serving import Settings, create_app
 from tests.bundles import make_bundle
 from tests.serving.process import free_port
@@ -75,7 +74,7 @@ def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
         if releases is None:
             releases = Path(scratch, "releases")
             make_bundle(labels=2_000).write(Path(scratch, "bundle"))
-            publish(releases, build(Path(scratch, "bundle"), releases).name)
+            Releases(releases).publish(build(Path(scratch, "bundle"), releases).name)
         with served(releases, Path(scratch, "state")) as url:
             features = json.load(urlopen(f"{url}/v1/release"))["example"]
             body = json.dumps({"queries": [{"features": features, "k": 10}]}).encode()

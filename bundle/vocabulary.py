@@ -59,7 +59,7 @@ class Vocabulary:
     def of_labels(cls, labels: Labels) -> Vocabulary:
         """All labels in their order, in the memory of theirs."""
         shared = cls(labels.ids)
-        shared._rows_of = lambda: labels.row_of
+        shared._rows_of = cache(lambda: labels.row_of)
         return shared
 
     def encode(self, column: pa.Array | pa.ChunkedArray) -> Int32:

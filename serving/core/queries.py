@@ -381,11 +381,6 @@ class ResolvedQuery:
     display: frozenset[str] | None = None
     diversity: Diversity | None = None
 
-    @property
-    def depth(self) -> int:
-        """Labels to search for."""
-        return self.k if self.diversity is None else self.diversity.pool
-
     @classmethod
     def from_options(
         cls, options: SearchOptions, dials: Dials, catalogue: Catalogue, *, prefix: str = ""

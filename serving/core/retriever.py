@@ -337,7 +337,8 @@ class Retriever:
         filters = [query.filter for query in resolved]
         priors_BP = None if self._bundle.priors is None else np.stack([query.priors for query in resolved])
         batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP)
-        rows_B, scores_B = rank_each(ranker, batch, [query.depth for query in resolved])
+        depths = [query.k if query.diversity is None else query.diversity.pool for query in resolved]
+        rows_B, scores_B = rank_each(ranker, batch, depths)
         draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
         if any(query.diversity is not None for query in resolved):
             pools = diversify_each(ranker, batch, resolved, (rows_B, scores_B), self.catalogue)

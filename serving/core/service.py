@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -251,7 +251,11 @@ class Service:
                 field="k" if similar else "queries",
             )
         kind: Kind = "similar" if similar else "embed" if isinstance(search.asked, ToEmbed) else "retrieve"
-        return await self._counted(self.queue.submit(BatchKey(retriever, kind, preview), search, cost, client.get()))
+        try:
+            return await self.queue.submit(BatchKey(retriever, kind, preview), search, cost, client.get())
+        except (QueueFullError, TimedOutError) as error:
+            await self._count_refused(error)
+            raise
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
@@ -320,27 +324,29 @@ class Service:
 
     async def write(self, work: Callable[[], Result]) -> Result:
         """Record feedback, in a thread that no search waits for."""
-        return await self._counted(self._writer.run(work))
+        return await self._run(self._writer, work)
 
     async def change(self, work: Callable[[], Result]) -> Result:
         """Change labels, in a thread that neither searches nor feedback wait for."""
-        return await self._counted(self._changer.run(work))
+        return await self._run(self._changer, work)
 
     async def read(self, work: Callable[[], Result]) -> Result:
         """Read figures, in a thread that neither searches nor writes wait for."""
-        return await self._counted(self._reader.run(work))
+        return await self._run(self._reader, work)
 
-    async def _counted(self, result: Awaitable[Result]) -> Result:
-        """Wait for a result; count it if there is no room or time for it."""
+    async def _run(self, executor: BoundedExecutor, work: Callable[[], Result]) -> Result:
         try:
-            return await result
-        except QueueFullError:
+            return await executor.run(work)
+        except (QueueFullError, TimedOutError) as error:
+            await self._count_refused(error)
+            raise
+
+    async def _count_refused(self, error: ServingError) -> None:
+        if isinstance(error, TimedOutError):
+            self.monitoring.metrics.count_timeout()
+        else:
             self.monitoring.count_shed()
             await asyncio.sleep(_REFUSAL_SECONDS)
-            raise
-        except TimedOutError:
-            self.monitoring.metrics.count_timeout()
-            raise
 
     def close(self) -> None:
         """End the threads and close the files."""
