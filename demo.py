@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from pyarrow import feather
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -118,7 +119,7 @@ def show_dial() -> None:
 
 def show_queries(url: str) -> None:
     """Query for a known user and for someone who just watched two films, each at two settings of the dial."""
-    labels = pq.read_table(RUN / "labels.parquet", columns=["label_id", "title"])
+    labels = feather.read_table(RUN / "labels.arrow", columns=["label_id", "title"])
     id_of = dict(zip(labels["title"].to_pylist(), labels["label_id"].to_pylist(), strict=True))
     interactions = pq.read_table(DATA / "interactions.parquet", filters=[("user_id", "=", int(USER))])
     seen = [str(item) for item in interactions.sort_by("timestamp")["item_id"].to_pylist()]

@@ -26,7 +26,7 @@ from longtail.bundle.store import atomic_directory, sha256_of
 from longtail.bundle.tower_tables import check_tables, link_tables, read_table
 from longtail.bundle.vocabulary import Vocabulary
 
-LABELS = "labels.parquet"
+LABELS = "labels.arrow"
 EMBEDDINGS = "embeddings.npy"
 CALIBRATION_QUERIES = "calibration_queries.npy"
 QUERY_TOWER = "query_tower.onnx"
@@ -167,7 +167,7 @@ class Bundle:
             path: its directory.
             towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` are
                 their files, which a `Tower` maps.
-            tables: the label table and vocabularies as a release keeps them, to be mapped; None: read.
+            tables: the vocabularies and what finds labels, as a release keeps them, to be mapped; None: read and made.
             verify: whether to read every byte and check every invariant; False of files that were so, and were not
                 written since. Their sizes are looked at all the same.
 
@@ -183,7 +183,7 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        labels = tables.labels(verify=verify) if tables else Labels.read(path / LABELS)
+        labels = Labels.read(path / LABELS, lookup=tables.lookup if tables else None, verify=verify)
 
         def vocabulary(name: str) -> Vocabulary:
             if tables:

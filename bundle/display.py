@@ -110,7 +110,7 @@ def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
         return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise BundleInvariantError(
-            f"labels.parquet column {name!r} can be displayed",
+            f"labels.arrow column {name!r} can be displayed",
             expected="text, numbers, booleans, dates or lists of them",
             found=array.type,
         ) from error

@@ -45,7 +45,7 @@ def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]
     for name in names:
         if kinds.get(name) is None:
             raise BundleInvariantError(
-                f"labels.parquet column {name!r} can be filtered by",
+                f"labels.arrow column {name!r} can be filtered by",
                 expected=f"one of {[known for known, kind in kinds.items() if kind is not None]}",
                 found=f"a column of {display.schema.field(name).type}" if name in kinds else "no such column",
             )

@@ -89,7 +89,7 @@ def check_invariants(
     if proposal is not None:
         _check_proposal(manifest, labels, proposal, vocabularies)
     require(
-        "display names the user's columns of labels.parquet",
+        "display names the user's columns of labels.arrow",
         manifest.display == labels.display.column_names,
         manifest.display,
         labels.display.column_names,
@@ -127,14 +127,14 @@ def _check_proposal(
 
 def _check_labels(manifest: Manifest, labels: Labels) -> None:
     count = manifest.labels
-    require("labels.parquet has a row per label", len(labels.ids) == count, f"{count} rows", f"{len(labels.ids)} rows")
+    require("labels.arrow has a row per label", len(labels.ids) == count, f"{count} rows", f"{len(labels.ids)} rows")
     distinct = labels.lookup.distinct
     require("label ids are distinct", distinct == count, f"{count} distinct", f"{distinct} distinct")
     require("counts are >= 0", bool((labels.counts >= 0).all()), ">= 0", labels.counts.min())
     _require_distribution("log_pn", labels.log_pn)
     has_popularity = labels.log_popularity is not None
     require(
-        "labels.parquet has a log_popularity column when kappa_popularity is set",
+        "labels.arrow has a log_popularity column when kappa_popularity is set",
         has_popularity == (manifest.kappa_popularity is not None),
         manifest.kappa_popularity is not None,
         has_popularity,
@@ -151,17 +151,17 @@ def _check_labels(manifest: Manifest, labels: Labels) -> None:
     )
     has_bias = labels.bias is not None
     require(
-        "labels.parquet has a bias column when label_bias is set",
+        "labels.arrow has a bias column when label_bias is set",
         has_bias == manifest.label_bias,
         manifest.label_bias,
         has_bias,
     )
     if labels.bias is not None:
-        _require_finite("labels.parquet column bias", labels.bias)
+        _require_finite("labels.arrow column bias", labels.bias)
 
 
 def _require_distribution(name: str, log_p_L: Float32) -> None:
-    _require_finite(f"labels.parquet column {name}", log_p_L)
+    _require_finite(f"labels.arrow column {name}", log_p_L)
     total = float(np.logaddexp.reduce(log_p_L.astype(np.float64)))
     require(
         f"{name} is a distribution (natural log)",

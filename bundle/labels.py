@@ -1,17 +1,15 @@
-"""labels.parquet: everything about a label but its embedding. Row i is embedding row i is index id i.
+"""labels.arrow: everything about a label but its embedding. Row i is embedding row i is FAISS id i.
 
-A release keeps the same table as an Arrow file, too: its columns lie there as they are read, so it is mapped, and takes
-no memory of a process' own.
+The columns lie in the file as they are read, so it is mapped: processes share its pages, and none has a copy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.errors import BundleInvariantError
@@ -51,10 +49,13 @@ class Labels:
     display: pa.Table
     log_popularity: Float32 | None = None
 
+    stored_lookup: Lookup | None = field(default=None, repr=False, compare=False)
+
     @cached_property
     def lookup(self) -> Lookup:
-        """What finds labels by id."""
-        return Lookup(self.ids)
+        """Get what finds labels by id: what a release keeps of these very ids, or a new one."""
+        stored = self.stored_lookup
+        return stored if stored is not None and stored.ids is self.ids else Lookup(self.ids)
 
     @property
     def row_of(self) -> IdRows:
@@ -67,11 +68,7 @@ class Labels:
         return self.log_pn if self.log_popularity is None else self.log_popularity
 
     def write(self, path: Path) -> None:
-        """Write as Parquet; raises ValueError if a display column takes a reserved name."""
-        pq.write_table(self._table(), path)
-
-    def write_mappable(self, path: Path) -> None:
-        """Write as an Arrow file, for `map`; raises ValueError as `write`."""
+        """Write as an Arrow file; raises ValueError if a display column takes a reserved name."""
         write_table(path, self._table())
 
     def _table(self) -> pa.Table:
@@ -92,18 +89,8 @@ class Labels:
         return pa.table(columns)
 
     @classmethod
-    def read(cls, path: Path) -> Labels:
-        """Read what `write` wrote.
-
-        Raises:
-            BundleInvariantError: a column is missing, has another type, or holds nulls.
-        """
-        # By this thread: others would keep some of what they took, and take no less time.
-        return cls._of(pq.read_table(path, use_threads=False), path.name)
-
-    @classmethod
-    def map(cls, path: Path, *, lookup: Path | None = None, verify: bool = True) -> Labels:
-        """Map what `write_mappable` wrote: its pages are shared with every process that does so.
+    def read(cls, path: Path, *, lookup: Path | None = None, verify: bool = True) -> Labels:
+        """Map what `write` wrote.
 
         Args:
             path: labels.arrow.
@@ -112,13 +99,12 @@ class Labels:
 
         Raises:
             BundleCorruptError: no Arrow file, or one whose columns point beyond it.
-            BundleInvariantError: as `read`, or as `Lookup.map`.
+            BundleInvariantError: a column is missing, has another type, or holds nulls; or as `Lookup.map`.
         """
         labels = cls._of(map_table(path, verify=verify), path.name)
-        if lookup is not None:
-            # What the property would make; a table that is made of this one with other labels makes its own.
-            vars(labels)["lookup"] = Lookup.map(lookup, labels.ids, verify=verify)
-        return labels
+        if lookup is None:
+            return labels
+        return replace(labels, stored_lookup=Lookup.map(lookup, labels.ids, verify=verify))
 
     @classmethod
     def _of(cls, table: pa.Table, file: str) -> Labels:
@@ -141,7 +127,7 @@ class Labels:
             log_pn=numbers["log_pn"],
             buckets=numbers["bucket"],
             bias=numbers.get("bias"),
-            # In one piece, so that who takes it in one piece takes no copy.
+            # Combine chunks once, so later `combine_chunks` calls do not copy.
             display=table.drop_columns([*_COLUMNS, *optional]).combine_chunks(),
             log_popularity=numbers.get("log_popularity"),
         )

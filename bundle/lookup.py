@@ -36,26 +36,26 @@ class Lookup:
     """
 
     def __init__(self, ids: pa.Array, table: pa.Table | None = None) -> None:
-        self._ids = ids
+        self.ids = ids
         self._table = table
 
     @cached_property
     def row_of(self) -> IdRows:
         """Row of every label, by id."""
-        return IdRows(self._ids, None if self._table is None else IdHashes.from_table(self._table, len(self._ids)))
+        return IdRows(self.ids, None if self._table is None else IdHashes.from_table(self._table, len(self.ids)))
 
     @cached_property
     def rows_by_id(self) -> Int32:
         """All rows in the order of their ids, by code points, int32 [L]."""
         if self._table is not None:
-            return numbers_of(self._table, _BY_ID, np.int32, len(self._ids))
-        rows_L: Int32 = pc.sort_indices(self._ids).to_numpy().astype(np.int32)
+            return numbers_of(self._table, _BY_ID, np.int32, len(self.ids))
+        rows_L: Int32 = pc.sort_indices(self.ids).to_numpy().astype(np.int32)
         return rows_L
 
     @property
     def distinct(self) -> int:
         """How many different ids there are: as many as labels, where each stands once."""
-        return len(self._ids) if self._table is not None and self._ascending else pc.count_distinct(self._ids).as_py()
+        return len(self.ids) if self._table is not None and self._ascending else pc.count_distinct(self.ids).as_py()
 
     @cached_property
     def _ascending(self) -> bool:
@@ -63,7 +63,7 @@ class Lookup:
         rows_L = self.rows_by_id
         for start in range(0, len(rows_L), _CHUNK):
             # The last of one chunk is the first of the next.
-            ids = self._ids.take(pa.array(rows_L[start : start + _CHUNK + 1]))
+            ids = self.ids.take(pa.array(rows_L[start : start + _CHUNK + 1]))
             if pc.all(pc.less(ids[:-1], ids[1:])).as_py() is False:
                 return False
         return True
@@ -72,11 +72,11 @@ class Lookup:
     def fingerprints(self) -> UInt32:
         """`fingerprints` of all ids, uint32 [L]."""
         if self._table is not None:
-            return numbers_of(self._table, _FINGERPRINT, np.uint32, len(self._ids))
-        found_L = np.empty(len(self._ids), np.uint32)
+            return numbers_of(self._table, _FINGERPRINT, np.uint32, len(self.ids))
+        found_L = np.empty(len(self.ids), np.uint32)
         # In chunks, so that a release loading beside a live one never holds the interpreter for long.
-        for start in range(0, len(self._ids), _CHUNK):
-            ids = self._ids[start : start + _CHUNK].to_pylist()
+        for start in range(0, len(self.ids), _CHUNK):
+            ids = self.ids[start : start + _CHUNK].to_pylist()
             found_L[start : start + len(ids)] = fingerprints(ids)
         return found_L
 

@@ -253,7 +253,7 @@ class Manifest(Record):
     own_id: str | None = None
     """The label feature whose value is the label's id; null where there is none."""
     display: list[str] = []
-    """Columns of labels.parquet that are the user's own, shown in answers."""
+    """Columns of labels.arrow that are the user's own, shown in answers."""
     buckets: Buckets
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()

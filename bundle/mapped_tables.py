@@ -9,7 +9,7 @@ from pathlib import Path
 from longtail.bundle.labels import Labels
 from longtail.bundle.vocabulary import Vocabulary
 
-LABELS, LOOKUP, VOCABULARIES = "labels.arrow", "lookup.arrow", "vocabularies"
+LOOKUP, VOCABULARIES = "lookup.arrow", "vocabularies"
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,8 @@ class MappedTables:
         Raises:
             OSError: the disk is full or not writable.
         """
-        labels.write_mappable(directory / LABELS)
         labels.lookup.write(directory / LOOKUP)
-        names = [LABELS, LOOKUP]
+        names = [LOOKUP]
         (directory / VOCABULARIES).mkdir()
         for name, vocabulary in vocabularies.items():
             if not vocabulary.ids.equals(labels.ids):
@@ -41,16 +40,17 @@ class MappedTables:
                 vocabulary.write_mappable(directory / names[-1])
         return cls(directory, frozenset(names))
 
-    def labels(self, *, verify: bool) -> Labels:
-        """Map the label table; raises as `Labels.map`."""
-        return Labels.map(self.directory / LABELS, lookup=self.directory / LOOKUP, verify=verify)
+    @property
+    def lookup(self) -> Path:
+        """The file that finds labels by id."""
+        return self.directory / LOOKUP
 
     def vocabulary(self, name: str, labels: Labels, *, verify: bool) -> Vocabulary:
         """Map a vocabulary of the bundle; raises as `Vocabulary.map`.
 
         Args:
             name: the vocabulary's.
-            labels: of `labels`.
+            labels: the bundle's.
             verify: whether to look at all of it.
         """
         if _vocabulary(name) not in self.names:

@@ -3,8 +3,8 @@
 NAME/
   bundle/         every file of the bundle, hard-linked where the disk allows it
   index/          manifest.json; index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
-                  head.rows.npy and head.vectors.npy, the exact head; with priors priors.npy; and to be mapped
-                  labels.arrow, lookup.arrow, vocabularies/
+                  head.rows.npy and head.vectors.npy, the exact head; with priors priors.npy; what finds labels
+                  and vocabularies' ids, lookup.arrow and vocabularies/
   release.json    which bundle, which index, the sha256 of every file of index/
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from longtail.bundle import (
     Bundle,
@@ -21,13 +21,14 @@ from longtail.bundle import (
     Labels,
     read_manifest,
 )
+from longtail.bundle.mapped_table import write_table
 from tests.bundles import make_bundle
 
 FILES = [
     "calibration_queries.npy",
     "embeddings.npy",
     "label_tower.onnx",
-    "labels.parquet",
+    "labels.arrow",
     "metrics.json",
     "query_tower.onnx",
     "vocabularies/items.parquet",
@@ -156,7 +157,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "too few labels": (
         lambda b: with_labels(b, ids=b.labels.ids[:-1]),
-        "labels.parquet has a row per label: expected 12 rows, found 11 rows",
+        "labels.arrow has a row per label: expected 12 rows, found 11 rows",
     ),
     "a label twice": (
         lambda b: with_labels(b, ids=pa.array(["item-1", *b.labels.ids.to_pylist()[1:]])),
@@ -168,7 +169,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "log_pn without a number": (
         lambda b: with_labels(b, log_pn=with_entry(b.labels.log_pn, 6, -np.inf)),
-        "labels.parquet column log_pn is finite: expected finite values, found -inf in row 6",
+        "labels.arrow column log_pn is finite: expected finite values, found -inf in row 6",
     ),
     "log_pn in bits": (
         lambda b: with_labels(b, log_pn=np.full(12, -np.log2(12), np.float32)),
@@ -180,11 +181,11 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "no bias though there should be": (
         lambda b: with_labels(b, bias=None),
-        "labels.parquet has a bias column when label_bias is set: expected True, found False",
+        "labels.arrow has a bias column when label_bias is set: expected True, found False",
     ),
     "bias with NaN": (
         lambda b: with_labels(b, bias=with_entry(b.labels.bias, 1, np.nan)),
-        "labels.parquet column bias is finite: expected finite values, found nan in row 1",
+        "labels.arrow column bias is finite: expected finite values, found nan in row 1",
     ),
     "a vocabulary missing": (
         lambda b: replace(b, vocabularies={"users": b.vocabularies["users"]}),
@@ -192,11 +193,11 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "a popularity without its coordinate": (
         lambda b: with_labels(b, log_popularity=b.labels.log_pn),
-        "labels.parquet has a log_popularity column when kappa_popularity is set: expected False, found True",
+        "labels.arrow has a log_popularity column when kappa_popularity is set: expected False, found True",
     ),
     "a coordinate without popularity": (
         lambda b: with_manifest(b, kappa_popularity=1.0),
-        "labels.parquet has a log_popularity column when kappa_popularity is set: expected True, found False",
+        "labels.arrow has a log_popularity column when kappa_popularity is set: expected True, found False",
     ),
     "a popularity that is no distribution": (
         lambda b: with_labels(with_manifest(b, kappa_popularity=1.0), log_popularity=b.labels.log_pn - 1),
@@ -204,7 +205,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "display columns of another name": (
         lambda b: with_manifest(b, display=["name"]),
-        r"display names the user's columns of labels.parquet: expected \['name'\], found \['title'\]",
+        r"display names the user's columns of labels.arrow: expected \['name'\], found \['title'\]",
     ),
 }
 
@@ -271,7 +272,7 @@ def test_a_truncated_file_is_refused(written: Path) -> None:
         Bundle.load(written)
 
 
-@pytest.mark.parametrize("name", ["labels.parquet", "embeddings.npy", "calibration_queries.npy", "query_tower.onnx"])
+@pytest.mark.parametrize("name", ["labels.arrow", "embeddings.npy", "calibration_queries.npy", "query_tower.onnx"])
 def test_a_manifest_that_leaves_out_a_needed_file_is_refused(written: Path, name: str) -> None:
     edit_manifest(written, lambda content: content["files"].pop(name))
 
@@ -340,9 +341,9 @@ LABEL_TABLES: dict[str, tuple[Callable[[pa.Table], pa.Table], str]] = {
 def test_a_label_table_of_another_form_is_refused(
     tmp_path: Path, edit: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
-    path = tmp_path / "labels.parquet"
+    path = tmp_path / "labels.arrow"
     make_bundle(labels=5, bias=True).labels.write(path)
-    pq.write_table(edit(pq.read_table(path)), path)
+    write_table(path, edit(feather.read_table(path)))
 
     with pytest.raises(BundleInvariantError, match=message):
         Labels.read(path)
@@ -353,7 +354,7 @@ def test_display_columns_cannot_take_a_reserved_name(tmp_path: Path, name: str) 
     labels = replace(make_bundle(labels=2).labels, display=pa.table({name: ["a", "b"]}))
 
     with pytest.raises(ValueError, match=f"display column '{name}': expected a name other than"):
-        labels.write(tmp_path / "labels.parquet")
+        labels.write(tmp_path / "labels.arrow")
 
 
 def test_every_byte_of_the_manifest_counts(written: Path) -> None:

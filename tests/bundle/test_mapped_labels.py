@@ -1,4 +1,4 @@
-"""The label table as a file that is mapped: what labels.parquet holds, and no memory of its own."""
+"""The label table as a file that is mapped: what was written, and no memory of its own."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,32 +22,30 @@ DISPLAY = pa.table(
 
 def mappable(path: Path, display: pa.Table = DISPLAY) -> Labels:
     labels = replace(make_bundle(labels=60, bias=True).labels, display=display)
-    labels.write_mappable(path)
+    labels.write(path)
     return labels
 
 
 def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
     written = mappable(tmp_path / "labels.arrow", DISPLAY)
-    written.write(tmp_path / "labels.parquet")
     allocated = pa.total_allocated_bytes()
-    mapped = Labels.map(tmp_path / "labels.arrow")
+    mapped = Labels.read(tmp_path / "labels.arrow")
     assert pa.total_allocated_bytes() == allocated
-    read = Labels.read(tmp_path / "labels.parquet")
-    assert mapped.ids.equals(read.ids)
+    assert mapped.ids.equals(written.ids)
     for name in ("counts", "log_pn", "buckets", "bias"):
         array = getattr(mapped, name)
-        assert array.dtype == getattr(read, name).dtype
+        assert array.dtype == getattr(written, name).dtype
         assert np.array_equal(array, getattr(written, name))
-    assert mapped.log_popularity is None is read.log_popularity
-    assert mapped.display.schema == read.display.schema
-    assert repr(mapped.display.to_pydict()) == repr(read.display.to_pydict())  # NaN is no NaN's equal
+    assert mapped.log_popularity is None is written.log_popularity
+    assert mapped.display.schema == written.display.schema
+    assert repr(mapped.display.to_pydict()) == repr(written.display.to_pydict())  # NaN is no NaN's equal
     assert (mapped.row_of["item-7"], mapped.row_of.get("x")) == (7, None)
 
 
 def test_a_column_in_pieces_is_written_in_one(tmp_path: Path) -> None:
     halves = pa.chunked_array([["a"] * 30, ["b"] * 30])
     mappable(tmp_path / "labels.arrow", pa.table({"title": halves}))
-    assert Labels.map(tmp_path / "labels.arrow").display["title"].num_chunks == 1
+    assert Labels.read(tmp_path / "labels.arrow").display["title"].num_chunks == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])
@@ -56,7 +54,7 @@ def test_what_is_no_arrow_file_is_refused(tmp_path: Path, content: bytes | None)
     mappable(path, DISPLAY.select(["title"]))
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
     with pytest.raises(BundleCorruptError, match=r"labels.arrow: expected an Arrow file"):
-        Labels.map(path)
+        Labels.read(path)
 
 
 def test_text_that_would_end_beyond_the_file_is_refused(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_text_that_would_end_beyond_the_file_is_refused(tmp_path: Path) -> None:
     assert path.read_bytes().count(offsets) == 1
     path.write_bytes(path.read_bytes().replace(offsets, beyond))
     with pytest.raises(BundleCorruptError, match=r"labels.arrow: expected an Arrow file"):
-        Labels.map(tmp_path / "labels.arrow")
+        Labels.read(tmp_path / "labels.arrow")
 
 
 def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
@@ -79,4 +77,4 @@ def test_a_table_of_another_form_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BundleInvariantError, match=r"labels.arrow column 'log_pn': expected float, found no such column"
     ):
-        Labels.map(tmp_path / "labels.arrow")
+        Labels.read(tmp_path / "labels.arrow")

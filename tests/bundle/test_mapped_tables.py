@@ -11,19 +11,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.bundle import BundleError, MappedTables
+from longtail.bundle import BundleError, Labels, MappedTables
 from longtail.bundle.lookup import Lookup, fingerprints
 from longtail.bundle.mapped_table import map_table, write_table
 from tests.bundles import make_bundle
 
 IDS = pa.array(["b", "ä" * 90, "", "a", "\U0001f600", "item-7"])
-FILES = {"labels.arrow", "lookup.arrow", "vocabularies/users.arrow"}
+FILES = {"lookup.arrow", "vocabularies/users.arrow"}
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> MappedTables:
     bundle = make_bundle(labels=60)
+    bundle.labels.write(tmp_path / "labels.arrow")
     return MappedTables.write(tmp_path, bundle.labels, bundle.vocabularies)
+
+
+def labels_of(tables: MappedTables, *, verify: bool) -> Labels:
+    return Labels.read(tables.directory / "labels.arrow", lookup=tables.lookup, verify=verify)
 
 
 @given(ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), unique=True, max_size=50))
@@ -40,7 +45,7 @@ def test_a_mapped_lookup_is_the_one_that_was_made(tmp_path_factory: pytest.TempP
 
 def test_no_table_takes_memory_of_its_own(tables: MappedTables) -> None:
     allocated = pa.total_allocated_bytes()
-    labels = tables.labels(verify=False)
+    labels = labels_of(tables, verify=False)
     users = tables.vocabulary("users", labels, verify=False)
     assert (labels.row_of["item-7"], users.lookup_all(["u1", "nobody"])) == (7, [2, 0])
     for array in (labels.lookup.rows_by_id, labels.lookup.fingerprints, labels.row_of.hashes.hashes_L):
@@ -50,14 +55,14 @@ def test_no_table_takes_memory_of_its_own(tables: MappedTables) -> None:
 
 def test_a_vocabulary_that_is_all_labels_is_theirs(tables: MappedTables) -> None:
     assert tables.names == FILES
-    labels = tables.labels(verify=True)
+    labels = labels_of(tables, verify=True)
     items = tables.vocabulary("items", labels, verify=True)
     assert items.ids is labels.ids
     assert items.lookup_all(["item-0", "item-59", "x"]) == [1, 60, 0]
 
 
 def test_labels_made_of_mapped_ones_are_found_by_ids_of_their_own(tables: MappedTables) -> None:
-    labels = tables.labels(verify=True)
+    labels = labels_of(tables, verify=True)
     renamed = replace(labels, ids=pa.array([f"other-{row}" for row in range(60)]))
     assert (renamed.row_of.get("item-7"), renamed.row_of["other-7"]) == (None, 7)
 
@@ -95,7 +100,7 @@ def test_what_would_lead_astray_is_refused(tables: MappedTables, file: str, what
     (tables.directory / "other").replace(path)
     labels = make_bundle(labels=60).labels
     with pytest.raises(BundleError, match=message):
-        _ = tables.labels(verify=True), tables.vocabulary("users", labels, verify=True)
+        _ = labels_of(tables, verify=True), tables.vocabulary("users", labels, verify=True)
 
 
 def test_a_lookup_of_fewer_labels_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 from typer.testing import CliRunner
 
 from longtail.bundle import read_manifest
@@ -35,7 +35,7 @@ class Reference:
     def __init__(self, bundle: Path) -> None:
         self.temperature = read_manifest(bundle).temperature
         self.towers = {name: ort.InferenceSession(bundle / f"{name}_tower.onnx") for name in ("query", "label")}
-        labels = pq.read_table(bundle / "labels.parquet")
+        labels = feather.read_table(bundle / "labels.arrow")
         self.log_pn_L = labels["log_pn"].to_numpy()
         self.log_pi_L = labels["log_popularity" if "log_popularity" in labels.column_names else "log_pn"].to_numpy()
 
@@ -155,7 +155,7 @@ def test_new_labels_are_filtered_and_found_similar_like_any_other(root: Path, tm
         (result,) = longtail.similar(NEW.id, k=3, bias_removal=0).results
         new_D = reference.new()
         embeddings_LD = np.load(root / name / "embeddings.npy").astype(np.float64)
-        table = pq.read_table(root / name / "labels.parquet")
+        table = feather.read_table(root / name / "labels.arrow")
         biases_L = table["bias"].to_numpy() if "bias" in table.column_names else np.zeros(LABELS)
         nearest = {
             f"item-{row}": float(s) for row, s in enumerate(embeddings_LD @ new_D / reference.temperature + biases_L)
@@ -303,7 +303,7 @@ def test_a_release_without_a_label_tower_hides_and_refuses_to_add(root: Path, tm
 
 
 def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: Path, tmp_path: Path) -> None:
-    table = pq.read_table(root / "first" / "labels.parquet").to_pydict()
+    table = feather.read_table(root / "first" / "labels.arrow").to_pydict()
     heads = [id_ for id_, bucket in zip(table["label_id"], table["bucket"], strict=True) if bucket == 0][:5]
     with serving(root, tmp_path / "state") as (_, longtail):
         longtail.add_labels([NewLabel(id_, label_features(row)) for row, id_ in enumerate(heads)])

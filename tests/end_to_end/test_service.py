@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from pyarrow import feather
 
 from longtail.bundle import Proposal, read_manifest
 from longtail.index import IndexSpec, Releases, build
@@ -28,7 +29,7 @@ class Reference:
     """`u·v/T + b + λ·log ν + μ·log π` in float64, from the files of the bundle alone."""
 
     def __init__(self, bundle: Path) -> None:
-        self.labels = pq.read_table(bundle / "labels.parquet")
+        self.labels = feather.read_table(bundle / "labels.arrow")
         self.ids = self.labels["label_id"].to_pylist()
         self.temperature = read_manifest(bundle).temperature
         self.embeddings_LD = np.load(bundle / "embeddings.npy").astype(np.float64)

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import FileRecord, sha256_of
+from longtail.bundle import BundleCorruptError, FileRecord, sha256_of
 from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
 from longtail.index.release import index_files
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
 SMAPS = Path("/proc/self/smaps")
-TABLE = "index/labels.arrow"
+TABLE = "bundle/labels.arrow"
 
 SEARCHING = """
 import sys
@@ -137,7 +137,7 @@ def test_a_label_table_of_another_content_is_refused(opened: Callable[[str], Rel
     shutil.copytree(release.path, tmp_path / "releases" / release.name)
     file = tmp_path / "releases" / release.name / TABLE
     file.write_bytes(file.read_bytes().replace(b"item-7", b"item-X", 1))
-    with pytest.raises(ReleaseCorruptError, match=r"labels.arrow: expected sha256"):
+    with pytest.raises(BundleCorruptError, match=r"labels.arrow: expected sha256"):
         Releases(tmp_path / "releases").open(release.name)
 
 

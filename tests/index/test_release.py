@@ -66,7 +66,6 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
         "index/manifest.json",
         "index/head.rows.npy",
         "index/head.vectors.npy",
-        "index/labels.arrow",
         "index/lookup.arrow",
         "index/index.faiss",
         "index/lists.npy",

@@ -171,16 +171,16 @@ def test_floors_beside_the_releases_hold(url: str) -> None:
 def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
     releases.verify("a")
-    assert downloads(s3) == ["all.faiss"]
+    assert downloads(s3) == ["index.faiss"]
     releases.verify("a")
-    assert downloads(s3) == ["all.faiss"]
+    assert downloads(s3) == ["index.faiss"]
 
 
 @pytest.mark.parametrize("fault", ["fail", "tear", "garble"])
 def test_a_store_that_fails_leaves_no_part(fault: str, url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
     told = pytest.raises(StorageError, match=rf"{url}.*a/index/all\.faiss")
-    with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("all.faiss") else None), told:
+    with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None), told:
         releases.verify("a")
     assert [path.name for path in releases.root.iterdir() if path.is_dir()] == []
     assert releases.verify("a").name == "a"
@@ -189,9 +189,9 @@ def test_a_store_that_fails_leaves_no_part(fault: str, url: str, s3: S3Server, t
 def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str, tmp_path: Path) -> None:
     store = ObjectStore(url)
     file = tmp_path / "file"
-    file.write_bytes(bytes(len(store.read("a/index/all.faiss") or b"")))
-    store.upload(file, "a/index/all.faiss")
-    with pytest.raises(StorageError, match=r"all.faiss: expected sha256 \w{64}, received bytes of \w{64}"):
+    file.write_bytes(bytes(len(store.read("a/index/index.faiss") or b"")))
+    store.upload(file, "a/index/index.faiss")
+    with pytest.raises(StorageError, match=r"index.faiss: expected sha256 \w{64}, received bytes of \w{64}"):
         local(url, tmp_path / "other").verify("a")
     store.upload(tmp_path / "file", "a/release.json")
     with pytest.raises(ReleaseCorruptError, match="expected JSON with a schema_version"):
@@ -199,9 +199,9 @@ def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str,
 
 
 def test_a_missing_part_and_a_missing_release(url: str, tmp_path: Path) -> None:
-    ObjectStore(url).delete(["a/index/all.faiss", "b/bundle/manifest.sha256", "c/release.json"])
+    ObjectStore(url).delete(["a/index/index.faiss", "b/bundle/manifest.sha256", "c/release.json"])
     releases = local(url, tmp_path / "other")
-    with pytest.raises(StorageError, match=r"a/index/all.faiss: expected an object, found none"):
+    with pytest.raises(StorageError, match=r"a/index/index.faiss: expected an object, found none"):
         releases.verify("a")
     with pytest.raises(BundleCorruptError, match=r"b/bundle/manifest.sha256: expected a file of a bundle, found none"):
         releases.verify("b")
@@ -239,7 +239,7 @@ def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, m
         releases.publish(name)
     folders = lambda: sorted({path.partition("/")[0] for path in store.list()})  # noqa: E731
     store.create("broken/upload.json", b"{}")
-    store.create("broken/index/all.faiss", b"half")
+    store.create("broken/index/index.faiss", b"half")
     assert releases.prune(1) == ["a"]
     assert folders() == ["CURRENT", "CURRENT.probe", "b", "broken", "c"]
     monkeypatch.setattr(remote_module, "_ABANDONED", timedelta(0))
@@ -318,7 +318,7 @@ def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str
 
 def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
-    file = releases.verify("a").path / "index" / "all.faiss"
+    file = releases.verify("a").path / "index" / "index.faiss"
     file.chmod(0o644)
     file.write_bytes(bytes(file.stat().st_size))
     assert releases.verify("a").name == "a"
@@ -328,7 +328,7 @@ def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, 
 def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
     told = pytest.raises(StorageError, match=rf"the release is built: longtail-index upload (\S+)/x {url} goes on")
-    with s3.failing(lambda _, path: "fail" if path.endswith("labels.parquet") else None), told as error:
+    with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told as error:
         build(bundle_path, url, name="x", spec="flat")
     path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]
     Releases(url).upload(Path(path))
@@ -355,7 +355,7 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     copy = tmp_path / "copy"
     shutil.copytree(bundle_path, copy)
     said = json.loads((copy / "manifest.json").read_text())
-    said["files"]["../../../out"] = said["files"].pop("labels.parquet")
+    said["files"]["../../../out"] = said["files"].pop("labels.arrow")
     (copy / "manifest.json").write_text(json.dumps(said))
     (copy / "manifest.sha256").write_text(sha256_of(copy / "manifest.json"))
     store = ObjectStore(url)
@@ -385,7 +385,7 @@ def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> No
 def test_an_upload_that_was_cut_off_is_gone_on_with(bundle_path: Path, url: str, s3: S3Server, tmp_path: Path) -> None:
     build(bundle_path, tmp_path / "new", name="d", spec="flat")
     told = pytest.raises(StorageError, match=r"could not write d/bundle/labels\.parquet")
-    with s3.failing(lambda _, path: "fail" if path.endswith("labels.parquet") else None), told:
+    with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told:
         Releases(url).upload(tmp_path / "new" / "d")
     assert "d" not in Releases(url).names()
     Releases(url).upload(tmp_path / "new" / "d")

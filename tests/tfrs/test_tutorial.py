@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from tests.serving.process import server
 
@@ -56,7 +57,7 @@ def client(folder: Path) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize("bias_removal", [None, 0.0, 1.0])
 def test_http_answers_are_tfrs_brute_force(folder: Path, client: httpx.Client, bias_removal: float | None) -> None:
     scores = json.loads((folder / "scores.json").read_text())
-    labels = pq.read_table(folder / "model" / "labels.parquet").to_pydict()
+    labels = feather.read_table(folder / "model" / "labels.arrow").to_pydict()
     assert len(set(labels["count"])) > 5
     log_pn = dict(zip(labels["label_id"], labels["log_pn"], strict=True))
     queries = [{"features": {"user_id": user}, "k": MOVIES, "bias_removal": bias_removal} for user in ASKED]

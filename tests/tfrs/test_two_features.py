@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather
 
 from longtail.bundle import read_manifest
 from tests.serving.process import server
@@ -61,7 +61,7 @@ def answers(client: httpx.Client, bias_removal: float | None, k: int = 40) -> li
 
 def expected(folder: Path, bias_removal: float) -> list[dict[str, float]]:
     """TFRS' scores and λ·log ν, which for a label that is not in the bundle is its rarest label's."""
-    labels = pq.read_table(folder / "films" / "labels.parquet").to_pydict()
+    labels = feather.read_table(folder / "films" / "labels.arrow").to_pydict()
     log_pn = dict(zip(labels["label_id"], labels["log_pn"], strict=True))
     rows: list[dict[str, float]] = json.loads((folder / "scores.json").read_text())
     least = min(log_pn.values())

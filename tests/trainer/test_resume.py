@@ -61,7 +61,7 @@ def start(recipe: Path, out: Path, point: str, count: int, *more: str) -> "subpr
     )  # fmt: skip
 
 
-SAME = ("embeddings.npy", "calibration_queries.npy", "labels.parquet", "metrics.json", "history.json")
+SAME = ("embeddings.npy", "calibration_queries.npy", "labels.arrow", "metrics.json", "history.json")
 
 
 def exit_of(process: "subprocess.Popen[bytes]") -> int:

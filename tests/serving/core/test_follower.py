@@ -149,7 +149,7 @@ def flip_last_byte(path: Path) -> None:
         lambda release: flip_last_byte(release / "bundle" / "embeddings.npy"),
         lambda release: flip_last_byte(release / "bundle" / "query_tower.onnx"),
         lambda release: flip_last_byte(next((release / "index").glob("*.faiss"))),
-        lambda release: (release / "bundle" / "labels.parquet").unlink(),
+        lambda release: (release / "bundle" / "labels.arrow").unlink(),
         lambda release: (release / "release.json").write_bytes(b"{"),
         lambda release: shutil.rmtree(release),
     ],
