@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import faiss
-import httpx
+import httpx2 as httpx
 import numpy as np
 import typer
 

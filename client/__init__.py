@@ -1,4 +1,4 @@
-"""A typed client of a Longtail service, synchronous and asynchronous, on httpx and pydantic.
+"""A typed client of a Longtail service, synchronous and asynchronous, on httpx2 and pydantic.
 
     from longtail.client import Client, Feedback, Query
 
@@ -15,58 +15,18 @@
 `AsyncClient` has the same methods to await. What goes wrong is a `LongtailError`; 429, 503 and lost connections are
 tried again first.
 
-    requests.py      what a caller sends, and the request of each method
-    transport.py     settings, attempts and waits of one call
-    responses.py     what the service answers
-    errors.py        what goes wrong
-    async_client.py  the methods; sync_client.py is generated from it
+    calls.py      what a caller sends, and the request of each method
+    answers.py    what the service answers
+    attempts.py   settings, attempts, waits and errors of one call; no socket and no sleep
+    clients.py    the two clients
 """
 
-from longtail.client.async_client import AsyncClient
-from longtail.client.errors import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
-from longtail.client.requests import Features, Feedback, Interaction, LabelId, NewLabel, Query
-from longtail.client.responses import (
-    Accepted,
-    Answer,
-    BucketName,
-    CatalogueLabel,
-    Deleted,
-    Embedded,
-    Exploration,
-    Label,
-    LabelState,
-    ListedLabel,
-    Reloaded,
-    Result,
-    Unknown,
-)
-from longtail.client.sync_client import Client
+from longtail.client.answers import Answer, BucketName, Label, LabelState, Result
+from longtail.client.attempts import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
+from longtail.client.calls import Features, Feedback, Interaction, LabelId, NewLabel, Query
+from longtail.client.clients import AsyncClient, Client
 
 __all__ = [
-    "Accepted",
-    "Answer",
-    "AsyncClient",
-    "BucketName",
-    "BusyError",
-    "CatalogueLabel",
-    "Client",
-    "Deleted",
-    "DeniedError",
-    "Embedded",
-    "Exploration",
-    "Features",
-    "Feedback",
-    "Interaction",
-    "Label",
-    "LabelId",
-    "LabelState",
-    "ListedLabel",
-    "LongtailError",
-    "NewLabel",
-    "NoAnswerError",
-    "NotFoundError",
-    "Query",
-    "Reloaded",
-    "Result",
-    "Unknown",
-]
+    "Answer", "AsyncClient", "BucketName", "BusyError", "Client", "DeniedError", "Features", "Feedback", "Interaction",
+    "Label", "LabelId", "LabelState", "LongtailError", "NewLabel", "NoAnswerError", "NotFoundError", "Query", "Result",
+]  # fmt: skip

@@ -154,9 +154,9 @@ def test_a_command_that_lacks_a_part_names_its_extra(
     assert found.returncode == 2
 
 
-def test_the_client_needs_httpx_and_pydantic_and_no_more() -> None:
+def test_the_client_needs_httpx2_and_pydantic_and_no_more() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert [*project["dependencies"], *project["optional-dependencies"]["client"]] == ["pydantic>=2.9", "httpx>=0.27"]
+    assert [*project["dependencies"], *project["optional-dependencies"]["client"]] == ["pydantic>=2.9", "httpx2>=2.0"]
 
 
 def test_clean_removes_what_a_build_leaves() -> None:

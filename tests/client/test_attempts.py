@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.client import BusyError, DeniedError, Interaction, LongtailError, NoAnswerError, NotFoundError
-from tests.client.asking import Asker, Script, refusal
-from tests.client.conftest import Clock
+from longtail.client.attempts import retry_after
+from tests.client.conftest import Clock, Make, Script, refusal
 
 RELEASE = httpx.Response(200, json={"name": "r", "request_id": "q"})
 FULL = refusal(429, "queue_full", Retry_After="1")
 NOT_READY = refusal(503, "not_ready")
-ORGANIC = Interaction({"user_id": "u1"}, labels=["a"], idempotency_key=None)
-Make = Callable[..., Asker]
 
 
 def test_a_busy_service_is_asked_again_when_it_says(asker: Make, clock: Clock) -> None:
@@ -57,6 +54,34 @@ def test_nothing_is_waited_for_that_would_come_too_late(asker: Make, clock: Cloc
     assert len(script.requests) == 3
 
 
+def test_an_answer_of_another_kind_is_final(asker: Make, clock: Clock) -> None:
+    for outcome in (*map(httpx.Response, (200, 400, 404, 409, 422, 500, 502, 504)), httpx.LocalProtocolError):
+        script = Script(outcome)
+        with pytest.raises(LongtailError):
+            asker(script)("retrieve", features={})
+        assert (len(script.requests), clock.sleeps) == (1, [])
+
+
+def test_waits_double_up_to_five_seconds(asker: Make, clock: Clock) -> None:
+    with pytest.raises(NoAnswerError):
+        asker(Script(httpx.ReadTimeout), retries=8, timeout=100)("release")
+    assert clock.sleeps == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("0", 0), (" 12 ", 12), ("9" * 5000, 999_999_999), ("Sun, 06 Nov 1994 08:49:37 GMT", 37),
+        ("Sun, 06 Nov 1994 10:49:37 +0200", 37), ("Sun, 06 Nov 1994 08:48:00 GMT", 0), ("", 0), ("soon", 0), ("-5", 0),
+        ("1.5", 0), ("inf", 0), ("٣", 0), ("Sun, 99 Nov 1994 08:49:37 GMT", 0),
+    ],
+)  # fmt: skip
+def test_retry_after_is_seconds_or_a_date(value: str, seconds: float) -> None:
+    eight_forty_nine = 784_111_740.0  # 1994-11-06T08:49:00Z: 9075 days, 8 h and 49 min after the epoch
+    assert eight_forty_nine == ((9075 * 24 + 8) * 60 + 49) * 60
+    assert retry_after(value, eight_forty_nine) == seconds
+
+
 @pytest.mark.usefixtures("clock")
 def test_every_attempt_may_take_what_is_left(asker: Make) -> None:
     script = Script(FULL, RELEASE)
@@ -74,28 +99,6 @@ def test_an_interaction_is_sent_again_under_its_own_key(asker: Make) -> None:
         first, again = (json.loads(request.content)["events"] for request in script.requests)
         assert first == again
         assert len({event["idempotency_key"] for event in first}) == 2
-
-
-@pytest.mark.usefixtures("clock")
-def test_an_interaction_without_a_key_that_may_have_been_taken_is_not_sent_twice(asker: Make) -> None:
-    for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
-        script = Script(outcome)
-        with pytest.raises((NoAnswerError, BusyError)):
-            asker(script)("interactions", ORGANIC)
-        assert len(script.requests) == 1
-    taken = httpx.Response(200, json={"accepted": 1, "request_id": "q"})
-    script = Script(httpx.ConnectError, FULL, NOT_READY, taken)
-    assert asker(script)("interactions", ORGANIC).accepted == 1
-
-
-@pytest.mark.parametrize("outcome", [NOT_READY, FULL, httpx.ConnectError, httpx.ReadTimeout])
-def test_readiness_is_asked_once(asker: Make, clock: Clock, outcome: httpx.Response) -> None:
-    script = Script(outcome)
-    assert asker(script)("ready") is False
-    assert (len(script.requests), clock.sleeps) == (1, [])
-    assert asker(Script(httpx.Response(200, json={"status": "ready"})))("ready") is True
-    with pytest.raises(NotFoundError):
-        asker(Script(httpx.Response(404)))("ready")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,8 @@ def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
 )
 def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, object], named: str) -> None:
     result = {"labels": [{"id": "a", "score": 1, "bucket": "tail", "display": {}} | part], "bias_removal": 0}
-    body = {"results": [result | {"unknown": {"exclude": 0, "allow": 0}}], "release": "r", "request_id": "q"}
+    result |= {"popularity": 0, "unknown": {"exclude": 0, "allow": 0}}
+    body = {"results": [result], "release": "r", "answer_id": "a", "request_id": "q"}
     with pytest.raises(LongtailError) as raised:
         asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
     place = "POST http://longtail.test/v1/retrieve"
@@ -161,7 +165,7 @@ def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, o
 
 def test_words_and_keys_of_a_newer_service_are_taken(asker: Make) -> None:
     label = {"id": "a", "score": 1, "bucket": "new", "display": {}, "age": 3}
-    result = {"labels": [label], "bias_removal": 0, "unknown": {"exclude": 0, "allow": 0}}
+    result = {"labels": [label], "bias_removal": 0, "popularity": 0, "unknown": {"exclude": 0, "allow": 0}}
     body = {"results": [result], "release": "r", "request_id": "q", "answer_id": "x"}
     answer = asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
     assert [label.bucket for label in answer.results[0].labels] == ["new"]
@@ -190,6 +194,8 @@ def test_what_json_has_not_is_refused_unsent(asker: Make, features: dict[str, ob
 
 def test_text_is_sent_as_utf_8(asker: Make) -> None:
     script = Script(httpx.Response(200, json={"accepted": 1, "request_id": "q"}))
-    asker(script)("interactions", Interaction({"name": "Größe λ"}, labels=["é"], idempotency_key=None))
+    asker(script)("interactions", Interaction({"name": "Größe λ"}, labels=["é"], idempotency_key="k"))
     assert script.requests[0].headers["content-type"] == "application/json"
-    assert json.loads(script.requests[0].content)["events"] == [{"features": {"name": "Größe λ"}, "labels": ["é"]}]
+    assert json.loads(script.requests[0].content)["events"] == [
+        {"features": {"name": "Größe λ"}, "labels": ["é"], "idempotency_key": "k"}
+    ]

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.client import Answer, AsyncClient, Client, LongtailError, NoAnswerError, NotFoundError, Query
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
-from tests.client.asking import Asker
+from tests.client.conftest import Make
 from tests.serving.process import free_port, server
 
 pytestmark = pytest.mark.process
 
 LABELS = 60
 FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
-Make = Callable[..., Asker]
 
 
 @pytest.fixture(scope="module")
@@ -67,31 +66,10 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
     assert (len(apart.labels), apart.pool, plain.pool) == (3, 20, None)
 
 
-def test_similar(asker: Make, url: str) -> None:
-    longtail = asker(url=url)
-    one = longtail("similar", "item-3", k=4)
-    several = longtail("similar", ["item-3", "item-5"], k=4)
-    assert [result.id for result in several.results] == ["item-3", "item-5"]
-    assert one.results[0] == several.results[0]
-    assert (len(one.results[0].labels), one.results[0].bias_removal) == (4, 0.0)
-    assert "item-3" not in {label.id for label in one.results[0].labels}
-
-
-def test_label_and_release(asker: Make, url: str) -> None:
-    longtail = asker(url=url)
-    label, release = longtail("label", "item-3"), longtail("release")
-    assert (label.id, label.display, label.bias, label.release) == ("item-3", {"title": "Title 3"}, None, "first")
-    assert label.count >= 1000 // LABELS
-    assert label.log_pn == label.log_popularity < 0
-    assert (release["name"], release["labels"]) == ("first", LABELS)
-    assert len(longtail("retrieve", features=release["example"]).results) == 1
-    assert longtail("ready") is True
-
-
 def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url: str) -> None:
     longtail, expected = asker(url=url), sorted(f"item-{row}" for row in range(LABELS))
-    for page_size in (7, None):
-        assert [label.id for label in longtail("labels", page_size=page_size)] == expected
+    for listing in ({"limit": 7}, {}):
+        assert [label.id for label in longtail("labels", **listing)] == expected
     assert {label.bucket for label in longtail("labels", bucket="tail")} == {"tail"}
     assert longtail("delete_labels", ["item-3", "item-5", "item-3"]).accepted == 2
     hidden = [label.id for label in longtail("labels", state="hidden", search="TITLE 5")]
@@ -100,22 +78,6 @@ def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url:
     assert longtail("restore_labels", hidden).accepted == 1
     assert [(label.id, label.state) for label in longtail("labels", state="hidden")] == [("item-3", "hidden")]
     assert longtail("restore_labels", ["item-3"]).release == "first"
-
-
-def test_a_vector_is_answered_as_the_features_it_was_made_from(asker: Make, url: str) -> None:
-    longtail = asker(url=url)
-    embedded = longtail("embed", FEATURES)
-    assert (len(embedded.vectors), len(embedded.vectors[0]), embedded.similarity) == (1, embedded.dim, "cosine")
-    by_features, by_vector = longtail(
-        "retrieve", [Query(FEATURES, k=5), Query(vector=embedded.vectors[0], k=5)]
-    ).results
-    assert by_features == by_vector
-    (v,) = longtail("embed", labels=[by_vector.labels[0].id]).vectors
-    (exact,) = longtail(
-        "retrieve", [Query(vector=embedded.vectors[0], k=1, bias_removal=0, allow=[by_vector.labels[0].id])]
-    ).results
-    u_v = sum(a * b for a, b in zip(embedded.vectors[0], v, strict=True))
-    assert exact.labels[0].score == pytest.approx(u_v / embedded.temperature, rel=1e-4)
 
 
 @pytest.mark.parametrize("id_", ["no such label", "a/b/", "/", "..", ".", "%2F", "c/é?#", "", "x" * 3000, 7])
@@ -163,6 +125,5 @@ def test_tasks_share_a_client(url: str) -> None:
 
 def test_nobody_there(asker: Make) -> None:
     longtail = asker(url=f"http://127.0.0.1:{free_port()}", retries=1)
-    assert longtail("ready") is False
     with pytest.raises(NoAnswerError, match="connection: expected an answer from GET http://"):
         longtail("release")

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 
 from longtail.serving import logs
 from longtail.serving.process.supervisor import serve

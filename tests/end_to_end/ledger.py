@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import onnxruntime as ort
 

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 from typer.testing import CliRunner
 

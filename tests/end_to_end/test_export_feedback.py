@@ -70,7 +70,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
                     Feedback(answer_id=answer.answer_id, labels=[drawn], query=1),
                     Feedback(answer_id=answer.answer_id, labels=[drawn], query=1, event="purchase", weight=10.0),
                     Feedback(answer_id=answer.answer_id, labels=[drawn], query=1, event="purchase", weight=10.0),
-                    Feedback(near.request_id, [near.results[0].labels[0].id]),
+                    Feedback(request_id=near.request_id, labels=[near.results[0].labels[0].id]),
                     Feedback(answer_id="nobody", labels=["item-9"]),
                 ]
             )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

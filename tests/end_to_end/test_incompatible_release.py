@@ -96,7 +96,6 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     assert forced.returncode == 0
     assert "query feature 'history'" in forced.stderr
     until(lambda: client.release()["name"] == "narrow", "the forced release to be served")
-    assert client.ready()
     with pytest.raises(LongtailError) as caught:
         client.retrieve(features=FEATURES)
     assert caught.value.field == "queries.0.features.history"

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from statistics import median
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -13,7 +13,7 @@ from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.index import IndexSpec, Releases, build

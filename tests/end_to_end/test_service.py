@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import onnxruntime as ort
 import pyarrow.parquet as pq

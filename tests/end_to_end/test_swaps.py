@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pyarrow as pa
 import pytest
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 
 from longtail.bundle import Bundle
 from longtail.index import Releases, build, merge_labels

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -50,15 +50,16 @@ def connected(process: ServerProcess, worker: int) -> Iterator[tuple[Client, htt
     """Two clients that share one connection, kept to one worker: the others cannot accept while it is made."""
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
     others = [other for other in workers_of(process) if other != worker]
+    http = httpx.Client(base_url=process.url, transport=transport)
     with Client(process.url, transport=transport) as longtail:
         for other in others:
             os.kill(other, signal.SIGSTOP)
         try:
-            until(longtail.ready, f"worker {worker} to be ready")
+            until(lambda: http.get("/readyz").status_code == 200, f"worker {worker} to be ready")
         finally:
             for other in others:
                 os.kill(other, signal.SIGCONT)
-        yield longtail, httpx.Client(base_url=process.url, transport=transport)
+        yield longtail, http
 
 
 def samples(http: httpx.Client) -> dict[str, float]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import uvicorn
 from fastapi import FastAPI
 

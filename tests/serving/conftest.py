@@ -1,7 +1,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import pytest
 from fastapi import FastAPI
 

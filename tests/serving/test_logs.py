@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.serving import create_app
@@ -26,7 +26,7 @@ QUERY = {"queries": [{"features": {"user": "east"}, "k": 1}]}
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
     """What this project has logged so far, read from JSON."""
     caplog.handler.setFormatter(JsonFormatter())
-    caplog.set_level(logging.WARNING, "httpx")
+    caplog.set_level(logging.WARNING, "httpx2")
     caplog.set_level(logging.INFO)
     return lambda: [json.loads(line) for line in caplog.text.splitlines()]
 

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": {"allocator", "errors", "settings", "core", "http"},
 }
-HTTP = {"asgiref", "fastapi", "fastapi_offline", "h11", "httptools", "httpx", "starlette", "uvicorn"}
+HTTP = {"asgiref", "fastapi", "fastapi_offline", "h11", "httptools", "httpx2", "starlette", "uvicorn"}
 
 
 def imported_by(path: Path) -> Iterator[str]:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

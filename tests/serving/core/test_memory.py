@@ -7,7 +7,7 @@ import time
 import tracemalloc
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from http import HTTPStatus
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.serving.http.schemas.operations import ErrorAnswer

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import httpx2 as httpx
 import pytest
 from fastapi import FastAPI
 

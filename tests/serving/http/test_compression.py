@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.serving import create_app

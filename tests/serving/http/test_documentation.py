@@ -6,7 +6,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from tests.serving.dashboard.browser import executable

@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 from fastapi import FastAPI
 
 from longtail.serving.core.follower import ReleaseFollower

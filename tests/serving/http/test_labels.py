@@ -3,7 +3,7 @@
 import math
 from urllib.parse import quote
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.serving.http.schemas.labels import LabelAnswer

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import httpx2 as httpx
 from typer.testing import CliRunner
 
 from longtail.serving import create_app

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-import httpx
+import httpx2 as httpx
 import pytest
 from fastapi import FastAPI
 

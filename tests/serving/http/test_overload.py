@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import orjson
 import pytest
 from fastapi import FastAPI

@@ -2,7 +2,7 @@
 
 import math
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 from longtail.serving.core.queries import Query, RequestModel

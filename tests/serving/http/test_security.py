@@ -14,7 +14,7 @@ from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
 
-import httpx
+import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
 

@@ -21,8 +21,7 @@ LabelState = Literal["visible", "hidden", "added"]
 class Label:
     """One label of an answer: s = u·v/T + b + λ·log ν + μ·log π in logits, its frequency bucket, its display columns.
 
-    `bucket` is a `BucketName`, or another word of a service newer than this client. `propensity` is the probability
-    with which the label is in the answer: 1 but for labels of queries that explore.
+    `propensity` is the probability with which the label is in the answer: 1 but for labels of queries that explore.
     """
 
     id: str
@@ -51,22 +50,19 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one query, best label first, and the λ and μ that it was given at.
+    """The answer to one query, best label first, at λ = `bias_removal` and μ = `popularity`.
 
-    `id` is the label asked about, None in answers of `retrieve`; `popularity` is 0 of a service that does not know μ;
-    `exploration` is None unless the query explores, and then what was drawn stands at random places; `priors` are the
-    weights of the release's priors. `pool` is None unless the query has `max_per` or `mmr`, and then how many
-    labels theirs were chosen from; what `mmr` chose stands in the order in which it did.
-
-    While an experiment runs, `run` names it, `arm` the arm (None: the unit is outside), `counted` says whether arms are
-    compared by it, and `release` answered it. Else they are None.
+    `id` is the label of `similar`, else None. Of a query that explores, `exploration` says what was drawn, which stands
+    at random places. `priors` are the weights of the release's priors. `pool` is how many labels `max_per` and `mmr`
+    chose from. While an experiment runs, `run` names it, `arm` the arm (None: the unit is outside), `counted` says
+    whether arms are compared by it, and `release` answered it.
     """
 
     labels: tuple[Label, ...]
     bias_removal: float
+    popularity: float
     unknown: Unknown
     id: str | None = None
-    popularity: float = 0.0
     exploration: Exploration | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
     pool: int | None = None
@@ -78,48 +74,45 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One result per query, in order, all from one release; `answer_id` is what feedback refers to.
-
-    `answer_id` is None of a service that does not give any: feedback then refers to `request_id`.
-    """
+    """One result per query, in order; `answer_id` is what feedback refers to."""
 
     results: tuple[Result, ...]
     release: str
+    answer_id: str
     request_id: str
-    answer_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogueLabel:
     """What the release knows about one label.
 
-    `count` is in training pairs (0 for an added label), `log_pn` and `log_popularity` are log ν and log π in nats (None
-    of a service that gives no log π), `bias` in logits (None for a model without).
+    `count` is in training pairs (0 for an added label), `log_pn` and `log_popularity` are log ν and log π in nats,
+    `bias` in logits (None of a model without).
     """
 
     id: str
     count: int
     log_pn: float
+    log_popularity: float
     bucket: str
     bias: float | None
     display: dict[str, Any]
     release: str
     request_id: str
-    log_popularity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ListedLabel:
-    """One label of `labels`: as a `CatalogueLabel`, and its `LabelState`, or another word of a newer service."""
+    """One label of `labels`: as a `CatalogueLabel`, and its `LabelState`."""
 
     id: str
     count: int
     log_pn: float
+    log_popularity: float
     bucket: str
     bias: float | None
     display: dict[str, Any]
     state: str
-    log_popularity: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +121,13 @@ class LabelPage:
 
     labels: tuple[ListedLabel, ...]
     next_cursor: str | None
-    release: str
-    request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Vectors in the order asked for, float32: u of queries or v of labels of `u·v/T`; T is `temperature`.
+    """Vectors in order, float32: u of queries or v of labels of `u·v/T`, comparable within one release.
 
-    They are of norm 1 where `similarity` is `cosine`. Those of another release have nothing to do with them.
+    T is `temperature`; vectors are of norm 1 where `similarity` is `cosine`.
     """
 
     vectors: tuple[tuple[float, ...], ...]
@@ -175,13 +166,6 @@ class Reloaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Readiness:
-    """Answer of GET /readyz; `status` is `ready` if the service takes requests."""
-
-    status: str
-
-
-@dataclass(frozen=True, slots=True)
 class Problem:
     """What the service says is wrong; see `LongtailError` for the parts."""
 
@@ -202,10 +186,6 @@ _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def read(kind: type[T], content: bytes) -> T:
-    """JSON as one of the types above, or as a plain `dict[str, Any]`.
-
-    Raises:
-        pydantic.ValidationError: no JSON, or a key that is missing or of another type.
-    """
+    """Read JSON as one of the types above, or as a `dict[str, Any]`; raises pydantic.ValidationError."""
     value: T = _adapter(kind).validate_json(content, strict=True)
     return value

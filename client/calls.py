@@ -1,0 +1,386 @@
+"""What a caller sends, as JSON, and the request that each method of the clients makes of it.
+
+What the caller leaves open is left out of the JSON, so that the service's defaults hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, Literal, TypedDict, TypeVar
+from urllib.parse import quote, urlencode
+from uuid import uuid4
+
+from longtail.client.answers import (
+    Accepted,
+    Answer,
+    BucketName,
+    CatalogueLabel,
+    Deleted,
+    Embedded,
+    LabelPage,
+    LabelState,
+    Reloaded,
+    T,
+)
+
+LabelId = str | int
+"""A label's id; `1` and `"1"` are the same label."""
+Features = Mapping[str, Any]
+"""JSON values by feature name, as `release()["query_features"]` lists them."""
+Item = TypeVar("Item")
+_SEVERAL = ("exclude", "allow", "buckets", "display", "labels", "ids")
+"""Fields where one string is refused: its characters would pass for ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Features of one query, or a vector in their place, and which labels may answer it.
+
+    Args:
+        features: what the query tower reads; None or absent means missing.
+        k: labels wanted.
+        bias_removal: λ of `u·v/T + b + λ·log ν + μ·log π` [METHODS §6]; None: the release's default, 0 for `similar`.
+        popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: as of `bias_removal`.
+        priors: weights of the release's priors, such as `{"recent": 0.5}`; left out, likewise.
+        exclude: ids never to answer.
+        allow: if given, only these ids may be answered; empty allows none.
+        buckets: if given, only labels of these frequency buckets may be answered.
+        filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
+            `release()["filterable"]` lists the columns.
+        explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`.
+        max_per: labels for each value of a column, at most, such as `{"brand": 2}`.
+        mmr: weight of maximal marginal relevance, from 0 to 1, for labels unlike each other.
+        pool: labels that `max_per` and `mmr` choose from.
+        display: columns that come with each label: True all (the default), False none, or their names.
+        vector: u in place of features, such as one of `embed`: `release()["dim"]` numbers, scored as they are.
+    """
+
+    features: Features | None = None
+    k: int | None = None
+    bias_removal: float | None = None
+    popularity: float | None = None
+    priors: Mapping[str, float] | None = None
+    exclude: Collection[LabelId] | None = None
+    allow: Collection[LabelId] | None = None
+    buckets: Collection[BucketName] | None = None
+    filter: Mapping[str, Any] | None = None
+    explore: Mapping[BucketName, int] | None = None
+    max_per: Mapping[str, int] | None = None
+    mmr: float | None = None
+    pool: int | None = None
+    display: bool | Collection[str] | None = None
+    vector: Sequence[float] | None = None
+
+    def json(self) -> dict[str, Any]:
+        """Return the query as the service reads it; raises ValueError unless it has one of features and vector."""
+        if (self.features is None) == (self.vector is None):
+            received = "neither" if self.features is None else "both"
+            raise ValueError(f"expected either features or vector, received {received}")
+        sent = _json(self)
+        if self.vector is not None:
+            sent["vector"] = list(map(float, self.vector))
+        return sent if self.mmr is None else {**sent, "mmr": {"weight": self.mmr}}
+
+
+class Listing(TypedDict, total=False):
+    """Which labels `labels` lists, and how many it reads at a time."""
+
+    search: str
+    """Only labels with this in their id or in what is displayed, in upper case or lower."""
+    state: LabelState
+    bucket: BucketName
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewLabel:
+    """A label to add, or to replace if it was added before.
+
+    Args:
+        id: the label's id.
+        features: what the label tower reads.
+        display: columns that come back in answers, such as a title.
+        priors: values of the release's priors, such as `{"recent": 0.3}`.
+    """
+
+    id: LabelId
+    features: Features
+    display: Mapping[str, Any] | None = None
+    priors: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What was chosen from an answer.
+
+    Args:
+        answer_id: the answer's.
+        labels: ids of what was chosen.
+        query: which of the answer's results it was, from 0.
+        event: what was done, such as `purchase`; None: the service's default, `click`.
+        weight: what it is worth in training; None: the service's default, 1.
+        request_id: the request's own, in place of `answer_id`. Where several requests had one id it is left out.
+    """
+
+    answer_id: str | None = None
+    labels: Collection[LabelId] = ()
+    query: int = 0
+    event: str | None = None
+    weight: float | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """What was chosen without an answer of the service (an organic interaction), for shadow recall.
+
+    Args:
+        features: of the query as it was before the choice.
+        labels: ids of what was chosen.
+        bias_removal, popularity: λ and μ at which the service is measured; None: the release's defaults.
+        exclude: ids that would not have been answered.
+        event, weight: as of `Feedback`.
+        idempotency_key: by which the service knows the interaction when it comes again, at most 128 characters.
+    """
+
+    features: Features
+    labels: Collection[LabelId]
+    bias_removal: float | None = None
+    popularity: float | None = None
+    exclude: Collection[LabelId] | None = None
+    event: str | None = None
+    weight: float | None = None
+    idempotency_key: str = field(default_factory=lambda: uuid4().hex, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """One request, without host and key, and the type of its answer. Sent twice, it has the effect of once.
+
+    Args:
+        method: HTTP method.
+        path: below the service's URL, quoted.
+        answer: type that the JSON of a 2xx answer is read as.
+        body: JSON to send; None: no body.
+    """
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    answer: type[T]
+    body: Mapping[str, Any] | None = None
+
+
+def retrieve(
+    queries: Query | Iterable[Query] | None = None,
+    *,
+    features: Features | None = None,
+    release: str | None = None,
+    preview: bool = False,
+    unit: str | None = None,
+    arm: str | None = None,
+    **selection: Any,
+) -> Call[Answer]:
+    """Get the best labels for each query.
+
+    Args:
+        queries: one or several; or none, with the parts of a single one (see `Query`) as keywords.
+        features: of that single one.
+        release: answers, if the service has it loaded; None: the current one.
+        preview: nobody will see the answer, which counts nowhere.
+        unit: a user, say: while an experiment runs, the same unit gets the same arm; None: a feature says.
+        arm: answer as this arm does; None: as the unit's does.
+        selection: the other parts of the single query.
+
+    Raises:
+        ValueError: both or neither of queries and features, or a part next to queries.
+        TypeError: one string where several ids or buckets are expected.
+        NotFoundError: the release is not loaded.
+        LongtailError: the service refused, or did not answer.
+    """
+    if (queries is None) == (features is None):
+        raise ValueError(f"expected either queries or features, received {'neither' if queries is None else 'both'}")
+    if queries is not None and selection:
+        raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")
+    sent = [query.json() for query in _list(Query(features, **selection) if queries is None else queries)]
+    options = _given(release=release, preview=preview or None, unit=unit, arm=arm)
+    return Call("POST", "/v1/retrieve", Answer, {"queries": sent, **options})
+
+
+def similar(
+    ids: LabelId | Iterable[LabelId],
+    *,
+    release: str | None = None,
+    preview: bool = False,
+    **selection: Any,
+) -> Call[Answer]:
+    """Get the labels nearest to each of the given labels, itself left out.
+
+    Args:
+        ids: one label, or several.
+        release, preview: as for `retrieve`.
+        selection: parts of a `Query`.
+
+    Raises:
+        NotFoundError: a label is unknown, or the release is not loaded.
+        LongtailError: the service refused, or did not answer.
+    """
+    sent = Query({}, **selection).json() | _given(release=release, preview=preview or None)
+    del sent["features"]
+    asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
+    return Call("POST", "/v1/similar", Answer, {**asked, **sent})
+
+
+def embed(
+    queries: Features | Iterable[Features] | None = None,
+    *,
+    labels: Collection[LabelId] | None = None,
+    release: str | None = None,
+) -> Call[Embedded]:
+    """Get the vectors of queries, or of labels: u or v of the scores `u·v/T + …`.
+
+    Args:
+        queries: features of one query or of several.
+        labels: or ids of labels.
+        release: as for `retrieve`.
+
+    Raises:
+        ValueError: both or neither of queries and labels.
+        NotFoundError: a label is unknown, or the release is not loaded.
+        LongtailError: the service refused, or did not answer.
+    """
+    if (queries is None) == (labels is None):
+        raise ValueError(f"expected either queries or labels, received {'neither' if queries is None else 'both'}")
+    features = [queries] if isinstance(queries, Mapping) else queries or ()
+    sent = (
+        {"queries": [{"features": dict(each)} for each in features]} if labels is None else _several("labels", labels)
+    )
+    return Call("POST", "/v1/embed", Embedded, sent | _given(release=release))
+
+
+def label(id: LabelId) -> Call[CatalogueLabel]:
+    """Get what the release knows about one label; raises NotFoundError for an unknown one."""
+    return Call("GET", _label_path(id), CatalogueLabel)
+
+
+def label_page(cursor: str | None, listing: Listing) -> Call[LabelPage]:
+    """Get one page of the labels, from a cursor on."""
+    given = _given(cursor=cursor, **listing)
+    return Call("GET", f"/v1/labels?{urlencode(given)}" if given else "/v1/labels", LabelPage)
+
+
+def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Accepted]:
+    """Add labels from their features; on disk and retrievable when this returns. Needs an admin key.
+
+    Raises:
+        DeniedError: no admin key.
+        LongtailError: `no_label_tower` if the release cannot embed labels; the service refused or did not answer.
+    """
+    return Call("POST", "/v1/labels", Accepted, {"labels": [_json(label) for label in _list(labels)]})
+
+
+def restore_label(id: LabelId) -> Call[Accepted]:
+    """Bring a hidden label of the catalogue back; raises as `delete_label`. Needs an admin key."""
+    return Call("POST", "/v1/labels", Accepted, {"labels": [{"id": id}]})
+
+
+def delete_label(id: LabelId) -> Call[Deleted]:
+    """Take a label out of every answer: an added one is deleted, one of the catalogue hidden. Needs an admin key.
+
+    Raises:
+        DeniedError: no admin key.
+        NotFoundError: it is unknown; also if a first attempt deleted it and only its answer was lost.
+        LongtailError: the service did not answer.
+    """
+    return Call("DELETE", _label_path(id), Deleted)
+
+
+def delete_labels(ids: Collection[LabelId]) -> Call[Accepted]:
+    """Take labels out of every answer, all in one write to disk, or none; raises as `delete_label`."""
+    return Call("POST", "/v1/labels/delete", Accepted, _several("ids", ids))
+
+
+def restore_labels(ids: Collection[LabelId]) -> Call[Accepted]:
+    """Bring hidden labels of the catalogue back, all in one write to disk, or none; raises as `delete_label`."""
+    return Call("POST", "/v1/labels/restore", Accepted, _several("ids", ids))
+
+
+def feedback(events: Feedback | Iterable[Feedback]) -> Call[Accepted]:
+    """Report what was chosen from answers; on disk when this returns. Sent again, it counts once.
+
+    Raises:
+        ValueError: an event names no answer.
+        LongtailError: the service refused, or did not answer.
+    """
+    sent = [_json(event) for event in _list(events)]
+    for event in sent:
+        if not event.keys() & {"answer_id", "request_id"}:
+            raise ValueError("expected an answer_id, or the request_id of an answer, received neither")
+        if "answer_id" in event:
+            event.pop("request_id", None)
+    return Call("POST", "/v1/feedback", Accepted, {"events": sent})
+
+
+def interactions(events: Interaction | Iterable[Interaction]) -> Call[Accepted]:
+    """Report what was chosen without an answer of the service; on disk when this returns. Sent again, it counts once.
+
+    Raises:
+        LongtailError: the service refused, or did not answer.
+    """
+    return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
+
+
+def release() -> Call[dict[str, Any]]:
+    """Get the release being served: its model, the curve over λ and μ, the features of a query and an example."""
+    return Call("GET", "/v1/release", dict[str, Any])
+
+
+def staged() -> Call[dict[str, Any]]:
+    """Get how the staged release would have answered a share of live queries; raises NotFoundError without one."""
+    return Call("GET", "/v1/release/staged", dict[str, Any])
+
+
+def monitoring() -> Call[dict[str, Any]]:
+    """Get what head, torso, tail and new labels got in the last minutes, hour and day, and the baseline."""
+    return Call("GET", "/v1/monitoring", dict[str, Any])
+
+
+def reload() -> Call[Reloaded]:
+    """Load the published release now instead of at the next poll. Needs an admin key.
+
+    Raises:
+        DeniedError: no admin key.
+        LongtailError: `release_refused` (409), or the service did not answer.
+    """
+    return Call("POST", "/v1/release/reload", Reloaded)
+
+
+def _json(item: Any) -> dict[str, Any]:
+    """Return a dataclass as JSON, without what is None."""
+    sent: dict[str, Any] = {}
+    for name in (one.name for one in fields(item)):
+        value = getattr(item, name)
+        if value is not None:
+            several = name in _SEVERAL and not isinstance(value, bool | Mapping)
+            sent |= _several(name, value) if several else {name: dict(value) if isinstance(value, Mapping) else value}
+    return sent
+
+
+def _several(name: str, values: Collection[LabelId]) -> dict[str, Any]:
+    if isinstance(values, str):
+        raise TypeError(f"{name}: expected a collection, received one string {values!r}")
+    return {name: list(values)}
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _list(one_or_several: Item | Iterable[Item]) -> list[Item]:
+    return list(one_or_several) if isinstance(one_or_several, Iterable) else [one_or_several]
+
+
+def _label_path(id: LabelId) -> str:
+    """Return a label's path. Slashes are quoted; so are `.` and `..`, which URLs would resolve."""
+    quoted = quote(str(id), safe="")
+    return f"/v1/labels/{quoted.replace('.', '%2E') if quoted in ('.', '..') else quoted}"

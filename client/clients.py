@@ -1,0 +1,223 @@
+"""The client whose methods block, and the one whose methods are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, Unpack
+
+import httpx2 as httpx
+
+from longtail.client import calls
+from longtail.client.answers import ListedLabel, T
+from longtail.client.attempts import Attempts, Outcome, Settings
+from longtail.client.calls import Call, Listing
+
+P = ParamSpec("P")
+
+
+def _blocking(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
+    """Return the method that sends a call and returns its value."""
+
+    @wraps(make)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._send(make(*args, **kwargs))
+
+    method.__signature__ = _signature(make)  # type: ignore[attr-defined]
+    return method
+
+
+def _awaited(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """Return the method that sends a call and is awaited for its value."""
+
+    @wraps(make)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._send(make(*args, **kwargs))
+
+    method.__signature__ = _signature(make)  # type: ignore[attr-defined]
+    return method
+
+
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a call's method, for `help`."""
+    made = inspect.signature(make)
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    returned = made.return_annotation.removeprefix("Call[").removesuffix("]")
+    return made.replace(parameters=[this, *made.parameters.values()], return_annotation=returned)
+
+
+class Client:
+    """Sends requests to one service over a pool of kept connections; threads may share it.
+
+    Close it, or use `with`:
+
+    >>> from longtail.client import Client
+    >>> with Client("http://localhost:8000") as longtail:
+    ...     answer = longtail.retrieve(features={"user_id": "u3"}, k=1, bias_removal=0.3)
+    ...     for label in answer.results[0].labels:
+    ...         print(label.id, label.score, label.bucket, label.display["title"])
+    a 1.5 tail Alpha
+
+    Args:
+        url: of the service, such as `https://longtail.example`; may have a path for the routes to follow.
+        api_key: sent as `Authorization: Bearer`; None: no key.
+        timeout: seconds that one call may take, retries and waits included. One read of a socket waits for as long as
+            is left, so an answer that trickles in can take longer.
+        retries: further attempts after the first, at 429, 503 and lost connections.
+        transport: httpx2's, for other pool limits, certificates or tests; None: httpx2's default.
+
+    Raises:
+        ValueError: a value that cannot be; the message holds neither key nor URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        timeout: float = 10.0,
+        retries: int = 3,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._settings = Settings(url, api_key, timeout, retries)
+        self._http = httpx.Client(**self._settings.connection, transport=transport)
+
+    retrieve = _blocking(calls.retrieve)
+    similar = _blocking(calls.similar)
+    embed = _blocking(calls.embed)
+    label = _blocking(calls.label)
+    add_labels = _blocking(calls.add_labels)
+    restore_label = _blocking(calls.restore_label)
+    restore_labels = _blocking(calls.restore_labels)
+    delete_label = _blocking(calls.delete_label)
+    delete_labels = _blocking(calls.delete_labels)
+    feedback = _blocking(calls.feedback)
+    interactions = _blocking(calls.interactions)
+    release = _blocking(calls.release)
+    staged = _blocking(calls.staged)
+    monitoring = _blocking(calls.monitoring)
+    reload = _blocking(calls.reload)
+
+    def labels(self, **listing: Unpack[Listing]) -> Iterator[ListedLabel]:
+        """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
+        cursor: str | None = None
+        while True:
+            page = self._send(calls.label_page(cursor, listing))
+            yield from page.labels
+            if (cursor := page.next_cursor) is None:
+                return
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        self._http.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.__exit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"Client({self._settings})"
+
+    def _send(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self._settings)
+        while True:
+            outcome: Outcome
+            try:
+                outcome = self._http.send(self._http.build_request(**attempts.request()))
+            except httpx.RequestError as error:
+                outcome = error
+            wait = attempts.wait_after(outcome)
+            if wait is None:
+                return attempts.value(outcome)
+            time.sleep(wait)
+
+
+class AsyncClient:
+    """As `Client`, with methods to await; tasks of one event loop may share it.
+
+    >>> import asyncio
+    >>> from longtail.client import AsyncClient
+    >>> async def main() -> None:
+    ...     async with AsyncClient("http://localhost:8000") as longtail:
+    ...         answer = await longtail.retrieve(features={"user_id": "u3"}, k=1, bias_removal=0.3)
+    ...         for label in answer.results[0].labels:
+    ...             print(label.id, label.score, label.bucket, label.display["title"])
+    >>> asyncio.run(main())
+    a 1.5 tail Alpha
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        timeout: float = 10.0,
+        retries: int = 3,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._settings = Settings(url, api_key, timeout, retries)
+        self._http = httpx.AsyncClient(**self._settings.connection, transport=transport)
+
+    retrieve = _awaited(calls.retrieve)
+    similar = _awaited(calls.similar)
+    embed = _awaited(calls.embed)
+    label = _awaited(calls.label)
+    add_labels = _awaited(calls.add_labels)
+    restore_label = _awaited(calls.restore_label)
+    restore_labels = _awaited(calls.restore_labels)
+    delete_label = _awaited(calls.delete_label)
+    delete_labels = _awaited(calls.delete_labels)
+    feedback = _awaited(calls.feedback)
+    interactions = _awaited(calls.interactions)
+    release = _awaited(calls.release)
+    staged = _awaited(calls.staged)
+    monitoring = _awaited(calls.monitoring)
+    reload = _awaited(calls.reload)
+
+    async def labels(self, **listing: Unpack[Listing]) -> AsyncIterator[ListedLabel]:
+        """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
+        cursor: str | None = None
+        while True:
+            page = await self._send(calls.label_page(cursor, listing))
+            for label in page.labels:
+                yield label
+            if (cursor := page.next_cursor) is None:
+                return
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.__aexit__(kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._settings})"
+
+    async def _send(self, call: Call[T]) -> T:
+        attempts = Attempts(call, self._settings)
+        while True:
+            outcome: Outcome
+            try:
+                outcome = await self._http.send(self._http.build_request(**attempts.request()))
+            except httpx.RequestError as error:
+                outcome = error
+            wait = attempts.wait_after(outcome)
+            if wait is None:
+                return attempts.value(outcome)
+            await asyncio.sleep(wait)

@@ -1,0 +1,221 @@
+"""The request of every method, held against the committed OpenAPI document, and the value made of the answer."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from longtail.client import Answer, Feedback, Interaction, Label, NewLabel, Query, Result, calls
+from longtail.client.answers import Accepted, CatalogueLabel, Deleted, Embedded, ListedLabel, Reloaded, Unknown
+from longtail.client.calls import Call
+from tests.client.conftest import Make, Script
+
+DOCUMENT = Path(__file__).parent.parent.parent / "serving" / "openapi.json"
+FREE = ("features", "display", "explore", "priors", "filter", "max_per")
+"""Keys whose values are the user's own JSON, or keyed by bucket, prior or column."""
+PARTS: dict[str, Any] = {
+    "k": 3, "bias_removal": 0.0, "popularity": 0.25, "priors": {"recent": 0.5}, "exclude": {"x"}, "allow": [],
+    "buckets": ("tail",), "filter": {"price": {"lt": 20}}, "explore": {"new": 2}, "max_per": {"brand": 2}, "mmr": 0.25,
+    "pool": 99, "display": ["title"],
+}  # fmt: skip
+SENT = PARTS | {"mmr": {"weight": 0.25}, "exclude": ["x"], "buckets": ["tail"]}
+INTERACTION = Interaction({"u": 1}, ["a"], 0.5, 1.0, ["s"], idempotency_key="visit-1")
+RETRIEVE, SIMILAR, FEEDBACK = "POST /v1/retrieve", "POST /v1/similar", "POST /v1/feedback"
+
+CASES: list[tuple[Call[Any], str, Any]] = [
+    (calls.retrieve(features={}), RETRIEVE, {"queries": [{"features": {}}]}),
+    (
+        calls.retrieve(features={"u": 1}, **PARTS, release="r1", preview=True, unit="me", arm="tail"),
+        RETRIEVE,
+        {"queries": [{"features": {"u": 1}, **SENT}], "release": "r1", "preview": True, "unit": "me", "arm": "tail"},
+    ),
+    (
+        calls.retrieve([Query({"u": "a"}, **PARTS), Query(vector=(0.5, 1), display=False)]),
+        RETRIEVE,
+        {"queries": [{"features": {"u": "a"}, **SENT}, {"vector": [0.5, 1.0], "display": False}]},
+    ),
+    (calls.similar("b"), SIMILAR, {"id": "b"}),
+    (calls.similar(4, preview=True), SIMILAR, {"id": 4, "preview": True}),
+    (calls.similar(["b", 4], release="r", **PARTS), SIMILAR, {"ids": ["b", 4], "release": "r", **SENT}),
+    (calls.embed({"u": 1}), "POST /v1/embed", {"queries": [{"features": {"u": 1}}]}),
+    (calls.embed([{}], release="r"), "POST /v1/embed", {"queries": [{"features": {}}], "release": "r"}),
+    (calls.embed(labels={"a": 1}), "POST /v1/embed", {"labels": ["a"]}),
+    (calls.label(4), "GET /v1/labels/4", None),
+    (calls.label("c/é?#% "), "GET /v1/labels/c%2F%C3%A9%3F%23%25%20", None),
+    (calls.label(".."), "GET /v1/labels/%2E%2E", None),
+    (calls.label("a.b"), "GET /v1/labels/a.b", None),
+    (calls.label_page(None, {}), "GET /v1/labels", None),
+    (
+        calls.label_page("n/1", {"search": "a&b é", "state": "hidden", "limit": 2}),
+        "GET /v1/labels?cursor=n%2F1&search=a%26b+%C3%A9&state=hidden&limit=2",
+        None,
+    ),
+    (
+        calls.add_labels([NewLabel("n", {}, {"title": "N"}, {"recent": 0.3}), NewLabel(7, {})]),
+        "POST /v1/labels",
+        {
+            "labels": [
+                {"id": "n", "features": {}, "display": {"title": "N"}, "priors": {"recent": 0.3}},
+                {"id": 7, "features": {}},
+            ]
+        },
+    ),
+    (calls.restore_label("a"), "POST /v1/labels", {"labels": [{"id": "a"}]}),
+    (calls.delete_label("a/b"), "DELETE /v1/labels/a%2Fb", None),
+    (calls.delete_labels(["a", 4]), "POST /v1/labels/delete", {"ids": ["a", 4]}),
+    (calls.restore_labels({"a"}), "POST /v1/labels/restore", {"ids": ["a"]}),
+    (
+        calls.feedback([Feedback("q0", {"a"}, 1), Feedback("q1", (4,), event="buy", weight=2.0, request_id="r1")]),
+        FEEDBACK,
+        {
+            "events": [
+                {"answer_id": "q0", "query": 1, "labels": ["a"]},
+                {"answer_id": "q1", "query": 0, "labels": [4], "event": "buy", "weight": 2.0},
+            ]
+        },
+    ),
+    (
+        calls.feedback(Feedback(request_id="r1", labels=["a"])),
+        FEEDBACK,
+        {"events": [{"request_id": "r1", "query": 0, "labels": ["a"]}]},
+    ),
+    (
+        calls.interactions(INTERACTION),
+        FEEDBACK,
+        {
+            "events": [
+                {
+                    "features": {"u": 1}, "labels": ["a"], "bias_removal": 0.5, "popularity": 1.0, "exclude": ["s"],
+                    "idempotency_key": "visit-1",
+                }
+            ]
+        },
+    ),
+    (calls.release(), "GET /v1/release", None),
+    (calls.staged(), "GET /v1/release/staged", None),
+    (calls.monitoring(), "GET /v1/monitoring", None),
+    (calls.reload(), "POST /v1/release/reload", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "line", "body"), CASES)
+def test_request(call: Call[Any], line: str, body: Any) -> None:
+    assert (f"{call.method} {call.path}", call.body) == (line, body)
+
+
+def keys_sent(body: Any) -> set[str]:
+    if isinstance(body, list):
+        return set().union(*map(keys_sent, body))
+    if not isinstance(body, dict):
+        return set()
+    return set(body).union(*(keys_sent(value) for key, value in body.items() if key not in FREE))
+
+
+def test_every_route_has_its_method_and_reads_every_key() -> None:
+    document = json.loads(DOCUMENT.read_text(encoding="utf-8"))
+    schemas = document["components"]["schemas"]
+
+    def keys_read(schema: Any) -> set[str]:
+        if isinstance(schema, list):
+            return set().union(*map(keys_read, schema))
+        if not isinstance(schema, dict):
+            return set()
+        if "$ref" in schema:
+            return keys_read(schemas[schema["$ref"].split("/")[-1]])
+        below = [part for name, part in schema.items() if name in ("items", "anyOf", "oneOf", "allOf")]
+        return set(schema.get("properties", ())).union(
+            *map(keys_read, [*below, *schema.get("properties", {}).values()])
+        )
+
+    offered = {(method, route) for route, by in document["paths"].items() for method in by if route.startswith("/v1/")}
+    met = set()
+    for call, *_ in CASES:
+        method, path = call.method.lower(), call.path.partition("?")[0]
+        routes = [
+            one for one in offered if one[0] == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", one[1]), path)
+        ]
+        # GET /v1/release/staged meets no route but its own.
+        (route,) = routes
+        met.add(route)
+        if call.body is not None:
+            content = document["paths"][route[1]][method]["requestBody"]["content"]["application/json"]
+            assert keys_sent(call.body) <= keys_read(content["schema"]), call
+    assert met == offered
+
+
+RESULT = {
+    "labels": [{"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}],
+    "bias_removal": 0.5, "popularity": 0.25, "unknown": {"exclude": 1, "allow": 0},
+}  # fmt: skip
+RETRIEVED = {"results": [RESULT], "release": "r", "answer_id": "q0", "request_id": "q", "added_later": 1}
+KNOWN = {"id": "a", "count": 3, "log_pn": -1.5, "log_popularity": -2.5, "bucket": "tail", "bias": None, "display": {}}
+LISTED, PLACE = ListedLabel(**KNOWN, state="hidden"), {"release": "r", "request_id": "q"}
+VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "dot", "temperature": 0.5, **PLACE}
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "answer", "value"),
+    [
+        (
+            "retrieve", (Query({}),), RETRIEVED,
+            Answer((Result((Label("a", 1.5, "tail", {"title": "Alpha"}),), 0.5, 0.25, Unknown(1, 0)),), "r", "q0", "q"),
+        ),
+        ("label", ("a",), KNOWN | PLACE, CatalogueLabel(**KNOWN, **PLACE)),
+        ("labels", (), {"labels": [asdict(LISTED)], "next_cursor": None}, [LISTED]),
+        ("embed", ({},), VECTORS, Embedded(**VECTORS)),
+        ("add_labels", (NewLabel("n", {}),), {"accepted": 1, **PLACE}, Accepted(1, "q", "r")),
+        ("delete_label", ("a",), {"id": "a", **PLACE}, Deleted("a", "r", "q")),
+        ("feedback", (Feedback("q0", ["a"]),), {"accepted": 2, "request_id": "q"}, Accepted(2, "q")),
+        ("reload", (), {"changed": True, **PLACE}, Reloaded("r", True, "q")),
+        ("monitoring", (), {"windows": {}}, {"windows": {}}),
+    ],
+)  # fmt: skip
+def test_value(asker: Make, method: str, args: Any, answer: Any, value: Any) -> None:
+    script = Script(httpx.Response(200, json=answer))
+    assert asker(script, url="http://longtail.test/behind/")(method, *args) == value
+    assert script.requests[0].url.raw_path.decode().startswith("/behind/v1/")
+
+
+def test_labels_are_read_page_by_page(asker: Make) -> None:
+    page = {"labels": [asdict(LISTED)], "next_cursor": None}
+    pages = [{**page, "next_cursor": "n/1"}, {"labels": [], "next_cursor": "n2"}, page]
+    script = Script(*(httpx.Response(200, json=page) for page in pages))
+    assert asker(script)("labels", state="hidden", limit=1) == [LISTED, LISTED]
+    queries = [request.url.query.decode() for request in script.requests]
+    assert queries == [f"{cursor}state=hidden&limit=1" for cursor in ("", "cursor=n%2F1&", "cursor=n2&")]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: calls.retrieve(), ValueError, "either queries or features, received neither"),
+        (lambda: calls.retrieve([], features={}), ValueError, "either queries or features, received both"),
+        (lambda: calls.retrieve(Query({}), k=3, allow=[]), ValueError, "expected k, allow in every Query"),
+        (lambda: calls.retrieve(Query()), ValueError, "expected either features or vector, received neither"),
+        (lambda: calls.retrieve(Query({}, vector=[1])), ValueError, "features or vector, received both"),
+        (lambda: calls.retrieve(features={}, K=3), TypeError, "unexpected keyword argument 'K'"),
+        (lambda: calls.embed(), ValueError, "either queries or labels, received neither"),
+        (lambda: calls.embed({}, labels=["a"]), ValueError, "either queries or labels, received both"),
+        (lambda: calls.feedback(Feedback(labels=["a"])), ValueError, "expected an answer_id"),
+        (lambda: calls.retrieve(features={}, exclude="item-1"), TypeError, "exclude: expected a collection"),
+        (lambda: calls.similar("a", buckets="tail"), TypeError, "buckets: expected a collection"),
+        (lambda: calls.feedback(Feedback("q", "item-1")), TypeError, "labels: expected a collection"),
+        (lambda: calls.delete_labels("item-1"), TypeError, "ids: expected a collection"),
+        (lambda: calls.embed(labels="item-1"), TypeError, "labels: expected a collection"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_every_interaction_has_a_key_of_its_own() -> None:
+    sent = calls.interactions([Interaction({}, ["a"]), Interaction({}, ["a"])]).body
+    assert sent is not None
+    assert len({event["idempotency_key"] for event in sent["events"]}) == 2
