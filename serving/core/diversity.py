@@ -21,12 +21,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
+
+if TYPE_CHECKING:
+    from longtail.serving.core.catalogue import Catalogue
+    from longtail.serving.core.queries import ResolvedQuery
 
 MOST = 4_096
 """Labels of a pool, at most; if k is more, k."""
@@ -60,34 +64,12 @@ def first_pool(asked: int | None, k: int, labels: int) -> int:
     return min(max(_LEAST, _PER_RESULT * k) if asked is None else asked, max(MOST, k), labels)
 
 
-class Diverse(Protocol):
-    """A query that may want its labels apart."""
-
-    @property
-    def k(self) -> int:
-        """Labels wanted."""
-
-    @property
-    def diversity(self) -> Diversity | None:
-        """How; None: by score alone."""
-
-
-class LabelValues(Protocol):
-    """What is known of labels, by row; `Catalogue` knows it."""
-
-    def values(self, column: str, rows_N: Int64) -> list[list[Hashable]]:
-        """The values of every row in a column; none of a label without one."""
-
-    def embeddings(self, rows: Sequence[int]) -> Float32:
-        """Embeddings of rows, float32 [N, D]."""
-
-
 def diversify_each(
     ranker: Ranker,
     batch: Batch,
-    queries: Sequence[Diverse],
+    queries: Sequence[ResolvedQuery],
     best: tuple[list[Int64], list[Float32]],
-    catalogue: LabelValues,
+    catalogue: Catalogue,
 ) -> dict[int, int]:
     """Choose the labels of the queries that want them apart.
 
@@ -124,7 +106,7 @@ def diversify_each(
     return pools
 
 
-def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: LabelValues) -> Int64:
+def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: Catalogue) -> Int64:
     """Places in the pool of the labels taken, int64, in the order in which they are: k, or fewer where no more may be.
 
     Args:
@@ -147,9 +129,7 @@ def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catal
     return np.array(chosen, np.int64)
 
 
-def _marginal(
-    rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: _Crowds, catalogue: LabelValues
-) -> Int64:
+def _marginal(rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: _Crowds, catalogue: Catalogue) -> Int64:
     vectors_PD = catalogue.embeddings(rows_P.tolist())
     norms_P = np.linalg.norm(vectors_PD, axis=1, keepdims=True)
     vectors_PD = vectors_PD / np.maximum(norms_P, np.finfo(np.float32).tiny)
@@ -174,7 +154,7 @@ def _marginal(
 class _Crowds:
     """How many labels of each value of the columns are taken."""
 
-    def __init__(self, rows_P: Int64, max_per: Mapping[str, int], catalogue: LabelValues) -> None:
+    def __init__(self, rows_P: Int64, max_per: Mapping[str, int], catalogue: Catalogue) -> None:
         self._columns = [(most, catalogue.values(name, rows_P)) for name, most in max_per.items()]
         self._taken: dict[int, Counter[Hashable]] = defaultdict(Counter)
 

@@ -81,18 +81,18 @@ def record_events(
     """Record events; they are on disk when this returns.
 
     Args:
-        events: events of one request.
-        retriever: the release being served; organic choices are compared with what it answers.
+        events: of one request.
+        retriever: the release being served; organic choices are compared with its answers.
         figures: count them.
         shadow_k: labels retrieved for an organic choice.
-        record_features: keep organic choices with their features, as those after an answer are.
+        record_features: keep organic choices with their features.
 
     Returns:
         How many events there were.
 
     Raises:
         InvalidRequestError: query features that the release cannot read; nothing was recorded.
-        StoreError: the disk; nothing was recorded, or only events that may be sent again and count once.
+        StoreError: nothing was recorded, or only events that may be sent again and count once.
     """
     organic = {place: event for place, event in enumerate(events) if event.features is not None}
     interactions = _retrieve_unseen(organic, retriever, shadow_k, record_features)
@@ -106,13 +106,7 @@ def record_events(
 
 
 def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
-    """What would have been asked before organic choices.
-
-    Args:
-        organic: the choices.
-        k: labels retrieved, at most.
-        retriever: the release that is asked.
-    """
+    """Return the queries before organic choices, for at most k labels."""
     return [
         Query(
             features=event.features or {},
@@ -141,14 +135,7 @@ def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
 def _retrieve_unseen(
     organic: dict[int, Event], retriever: Retriever, k: int, record_features: bool
 ) -> list[ShadowPair]:
-    """What was chosen in each organic event, beside what the release answers to its query.
-
-    Args:
-        organic: organic events by their places among the events of the request, for errors.
-        retriever: the release.
-        k: labels retrieved, at most.
-        record_features: whether they are kept.
-    """
+    """Retrieve what the release answers to each organic event, by place, with what was chosen."""
     if not organic:
         return []
     try:

@@ -93,22 +93,17 @@ class LabelFollower:
         return retriever.with_changes(self._so_far.records())
 
     def append(self, records: Sequence[LabelRecord], retrievers: Iterable[Retriever]) -> None:
-        """Write changes to disk; `read` has them next. Raises as `LabelStore.append`.
-
-        Args:
-            records: made under the releases.
-            retrievers: the releases; the changes are later than their data, whatever the clock says.
-        """
+        """Write changes to disk, later than the releases' data whatever the clock says."""
         self._store.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
 
     def read(self, retrievers: Sequence[Retriever]) -> list[Retriever]:
-        """The releases with what was written since the last call, by whichever worker.
+        """Return the releases with what any worker has written since the last call.
 
         Args:
             retrievers: the one being served last. Of the others, one that cannot be changed is left out.
 
         Raises:
-            StoreError: as `LabelStore.read_from`; nothing has changed.
+            StoreError: nothing has changed.
             UnservableReleaseError: the release being served cannot embed what was written.
         """
         self._reading_since = monotonic()
@@ -153,12 +148,7 @@ def _change_each(retrievers: Sequence[Retriever], change: Callable[[Retriever], 
 
 
 def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:
-    """What a POST /v1/labels asks for, checked against the release being served.
-
-    Raises:
-        UnknownLabelError: an id without features that the release does not have.
-        NoLabelTowerError, InvalidRequestError: as `Overlay.check`.
-    """
+    """Make the records of a POST /v1/labels; raises ServingError that names the label."""
     at = datetime.now(UTC)
     records: list[LabelRecord] = []
     for place, label in enumerate(labels):
@@ -181,33 +171,21 @@ def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Lab
 
 
 def record_to_hide(id_: str, retriever: Retriever) -> Hide:
-    """What a DELETE /v1/labels/{id} asks for; again for a label that is gone already, as retries do.
-
-    Raises:
-        UnknownLabelError: the release never had it.
-    """
+    """Make the record of a DELETE /v1/labels/{id}, also of a label that is gone already, as retries do."""
     if not retriever.knows(id_):
         raise UnknownLabelError(f"expected the id of a label of this release, received {describe(id_)}")
     return Hide(id=id_, at=datetime.now(UTC))
 
 
 def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
-    """What a POST /v1/labels/delete asks for, a record for each of the distinct labels; also for those gone already.
-
-    Raises:
-        UnknownLabelError: names those that the release never had.
-    """
+    """Make a record for each distinct label of a POST /v1/labels/delete, also for those gone already."""
     _refuse_unknown(ids, retriever.knows)
     at = datetime.now(UTC)
     return [Hide(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 
 
 def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
-    """What a POST /v1/labels/restore asks for, a record for each of the distinct labels; also for those never hidden.
-
-    Raises:
-        UnknownLabelError: names those that the release does not have; added ones that were deleted are gone.
-    """
+    """Make a record for each distinct label of a POST /v1/labels/restore, also for those never hidden."""
     _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or id_ in retriever.overlay.row_of)
     at = datetime.now(UTC)
     return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]

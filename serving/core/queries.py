@@ -37,35 +37,37 @@ _BELOW_ZERO = (
 _NO_WEIGHTS = np.empty(0, np.float32)
 
 
-class _StringOrInteger:
-    """Validates an id with one error for any other type, where pydantic's union gives one error per type."""
+class _OneError:
+    """Validates a union with one error for any other type, where pydantic's gives one per type."""
 
-    def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.union_schema(
-            [core_schema.str_schema(strict=True), core_schema.int_schema(strict=True)],
-            mode="left_to_right",
-            custom_error_type="id_type",
-            custom_error_message="Input should be an id (a string or an integer)",
+    def __init__(self, type_: str, message: str, *choices: CoreSchema) -> None:
+        self._schema = core_schema.union_schema(
+            list(choices), mode="left_to_right", custom_error_type=type_, custom_error_message=message
         )
 
+    def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        return self._schema
 
-LabelId = Annotated[str | int, _StringOrInteger()]
+
+LabelId = Annotated[
+    str | int,
+    _OneError(
+        "id_type",
+        "Input should be an id (a string or an integer)",
+        core_schema.str_schema(strict=True),
+        core_schema.int_schema(strict=True),
+    ),
+]
 """A label's id; `1` and `"1"` are the same label."""
-
-
-class _AllNoneOrSome:
-    """Validates what to show with one error, as `_StringOrInteger` does."""
-
-    def __get_pydantic_core_schema__(self, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.union_schema(
-            [
-                core_schema.bool_schema(strict=True),
-                core_schema.list_schema(core_schema.str_schema(strict=True), strict=True),
-            ],
-            mode="left_to_right",
-            custom_error_type="display_type",
-            custom_error_message="Input should be true, false or a list of columns",
-        )
+_Display = Annotated[
+    bool | list[str],
+    _OneError(
+        "display_type",
+        "Input should be true, false or a list of columns",
+        core_schema.bool_schema(strict=True),
+        core_schema.list_schema(core_schema.str_schema(strict=True), strict=True),
+    ),
+]
 
 
 class RequestModel(BaseModel):
@@ -153,7 +155,7 @@ class SearchOptions(RequestModel):
         description="How many of the best labels `mmr` and `max_per` choose from, at least k; more where too few of "
         "them may be answered. Null: 4·k, at least 100.",
     )
-    display: Annotated[bool | list[str], _AllNoneOrSome()] = Field(
+    display: _Display = Field(
         default=True, description="Which columns come with each label: all, none (false), or these."
     )
 

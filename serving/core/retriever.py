@@ -75,14 +75,14 @@ class Retriever:
     """One release, ready to answer. Immutable and thread-safe; a hot swap is one assignment of another one.
 
     Args:
-        name, created_at: the release's.
+        name, created_at: of the release.
         bundle: the model and its labels.
         searcher: finds rows of the bundle's augmented label table. It answers alone, unless the bundle has a tree
-            p_n(y|x): its conditional log p_n is then what λ multiplies for queries with features.
+            p_n(y|x): λ then multiplies the tree's conditional log p_n for queries with features.
         encoder: the bundle's query tower.
-        baseline: what live traffic is compared with, if it was measured.
+        baseline: measured shares that live traffic is compared with.
         max_new_labels: labels that may be added beside the index.
-        filterable: columns that requests may filter by; None: all that filters are for, but strings of many values.
+        filterable: columns that requests may filter by; None: all but strings of many values.
 
     Attributes:
         engine: the searcher, if it asks a server of its own.
@@ -125,7 +125,7 @@ class Retriever:
         self._use(self._as_built)
 
     def with_changes(self, records: Sequence[LabelRecord]) -> Retriever:
-        """The same release after some label changes, in the log's order; raises as `Overlay.with_changes`."""
+        """Return the same release after some label changes, in the log's order."""
         if not records:
             return self
         changed = copy.copy(self)
@@ -133,7 +133,7 @@ class Retriever:
         return changed
 
     def rebuilt(self, records: Sequence[LabelRecord]) -> Retriever:
-        """The release as it was built, after some label changes; raises as `Overlay.with_changes`."""
+        """Return the release as it was built, after some label changes."""
         changed = copy.copy(self)
         changed._use(self._as_built.with_changes(records))
         return changed
@@ -153,11 +153,7 @@ class Retriever:
         ResolvedQuery.from_options(options, self._dials_of_queries, self.catalogue)
 
     def check_compatible(self, before: Retriever) -> None:
-        """Refuse to follow a release whose clients would lose something.
-
-        Raises:
-            UnservableReleaseError: lists query features that would be refused, and added labels that would be dropped.
-        """
+        """Raise UnservableReleaseError if clients of the release before would lose features, priors or labels."""
         skipped, kept = self.overlay.skipped, self.catalogue.row_of
         dropped = {
             id_: why
@@ -260,7 +256,7 @@ class Retriever:
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
     def label(self, id_: str) -> dict[str, Any]:
-        """Everything known about one label; raises UnknownLabelError."""
+        """Return all that is known about one label; raises UnknownLabelError."""
         return self.catalogue.labels_json([self.catalogue.row(id_)])[0]
 
     def list_labels(self, asked: LabelListing) -> Page:
@@ -268,12 +264,7 @@ class Retriever:
         return list_labels(self.catalogue, self.overlay, asked)
 
     def warm(self) -> None:
-        """Answer one real query, so that what is loaded at first use is loaded before the first client.
-
-        Raises:
-            UnservableReleaseError: the tower does not compute what the manifest says.
-            InvalidRequestError: it turns its own example into NaN or infinity.
-        """
+        """Answer a real query, so that what loads at first use is loaded before the first client."""
         k = min(10, self.manifest.labels)
         maximum = self.manifest.bias_removal.maximum
         self.retrieve(

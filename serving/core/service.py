@@ -1,4 +1,4 @@
-"""What every route works with: the loaded releases, the batcher that searches them, writes, reads and figures."""
+"""What every route works with: the loaded releases, the search queue, writes, reads and figures."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests should come here: what /readyz and `longtail_ready` say."""
+        """Whether new requests should come here, as /readyz and `longtail_ready` say."""
         return self.monitoring.seat.ready
 
     def check_ready(self) -> None:
@@ -114,7 +114,7 @@ class Service:
 
     @property
     def problem(self) -> str | None:
-        """Why no new requests should come here, or which published release is not the one that answers them."""
+        """Why no new requests should come here, or which published release is not served."""
         if self.draining:
             return "the service is shutting down"
         if self.release_problem is not None:
@@ -127,11 +127,11 @@ class Service:
         return self._current
 
     def retriever(self, name: str | None = None) -> Retriever:
-        """A loaded release; the one being served unless named. Take it once: the next call may give another.
+        """Get a loaded release, by default the current one; call it once for each request.
 
         Raises:
             NotReadyError: none is loaded yet.
-            UnknownReleaseError: this one is not, or no longer.
+            UnknownReleaseError: this one is not loaded.
         """
         current = self._current
         if current is None:
@@ -153,12 +153,12 @@ class Service:
 
         Args:
             retriever: the release.
-            forced: whatever it takes away from clients of the release before.
+            forced: even if clients of the release before lose features or labels.
 
         Raises:
-            UnservableReleaseError: it refuses query features that the release before takes, or drops labels that were
-                added, and is not forced.
-            as `Retriever.with_changes`; the release before goes on. The first release also as `LabelFollower.read`.
+            UnservableReleaseError: clients would lose something and it is not forced, or label changes cannot be
+                embedded; the release before stays.
+            StoreError: the label changes of a first release cannot be read.
         """
         with self._changing:
             # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
@@ -184,24 +184,20 @@ class Service:
             self.monitoring.set_ready(False)
 
     def stage(self, retriever: Retriever | None) -> None:
-        """Ask this release, too, a share of what is asked from now on, unseen; None: no other.
-
-        Raises:
-            as `Retriever.with_changes`; whatever was staged before is so no more.
-        """
+        """Send a share of live queries to this release, too, as shadow traffic; None: to no other."""
         with self._changing:
             self.mirror.use(None, None)
             if retriever is not None:
                 self.mirror.use(self._changes.apply_to(retriever), self._current)
 
     def set_release_problem(self, problem: str | None) -> None:
-        """Say what is wrong with the release that CURRENT names, beginning with its name; None: nothing."""
+        """Set what is wrong with the release that CURRENT names, beginning with its name; None: nothing."""
         self.release_problem = problem
         told = f"The published release, {problem}. The log says why."
         self.monitoring.figures.set_trouble("refused_release", problem and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
-        """Say whether others' changes of labels can be read; a replica that cannot read another's is not ready."""
+        """Set whether others' label changes cannot be read; a replica that cannot read them is not ready."""
         told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
         self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
@@ -209,7 +205,7 @@ class Service:
             self.monitoring.set_ready(not self._changes.behind and not self.draining)
 
     def beside(self, names: frozenset[str], retriever: Retriever | None = None) -> Mapping[str, Retriever]:
-        """Keep the releases of these names, and load one; all loaded, by name. Raises as `Retriever.with_changes`."""
+        """Keep the releases of these names, and load one; return all that are loaded, by name."""
         with self._changing:
             if retriever is not None:
                 changed = self._changes.apply_to(retriever)
@@ -225,7 +221,7 @@ class Service:
         return {name: retriever for name, retriever in loaded.items() if name not in old}
 
     def drain(self) -> None:
-        """Say on /readyz that new requests should go elsewhere; they are answered all the same. For signal handlers."""
+        """Say on /readyz that new requests should go elsewhere; they are answered all the same."""
         self.draining = True
         self.monitoring.set_ready(False)
 
@@ -261,15 +257,13 @@ class Service:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
 
         Args:
-            change: what is asked for, checked against the release being served.
+            change: makes records, checked against the release being served.
 
         Returns:
             That release's name.
 
         Raises:
-            NotReadyError: no release is loaded yet.
             StorageError: the disk or the database; nothing is known to have changed.
-            ServingError: as `change`.
         """
         with self._changing:
             retriever = self.retriever()
@@ -285,7 +279,7 @@ class Service:
             return retriever.name
 
     def read_changes(self) -> None:
-        """Answer with what other workers have changed. Raises as `LabelFollower.read`; nothing has changed then."""
+        """Read what other workers have changed."""
         with self._changing:
             self._read_changes()
 
@@ -296,9 +290,8 @@ class Service:
             How many there were.
 
         Raises:
-            NotReadyError: no release is loaded yet.
-            StorageError: the disk, where `record_events` raises StoreError.
-            InvalidRequestError: as `record_events`.
+            StorageError: the disk; nothing was recorded, or what may be sent again.
+            InvalidRequestError: query features that the release cannot read.
         """
         try:
             recorded = record_events(
@@ -315,7 +308,7 @@ class Service:
         return recorded
 
     def read_figures(self, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `report` makes of the figures; raises as it, but StorageError for the disk."""
+        """Return what `report` makes of the figures; raises StorageError for the disk."""
         try:
             return report()
         except (StoreError, OSError) as error:
