@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
-from starlette.middleware.gzip import GZipMiddleware
+from starlette.applications import Starlette
+from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
@@ -38,10 +40,22 @@ _DESCRIPTION = (
     "`popularity`, the weight of a prior for frequent labels."
 )
 _LOOK_SECONDS = 0.02
-_COMPRESSED_FROM_BYTES = 1024
-_COMPRESSION_LEVEL = 1
-"""gzip's fastest: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
 _UNTRACED = "livez,readyz,metrics"
+
+
+class Application(FastAPI):
+    """FastAPI with no layers but the middleware that is added to it and the handlers of errors."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request without FastAPI's own telemetry: `tracing` has its own."""
+        await Starlette.__call__(self, scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Leave out FastAPI's own layers, for telemetry, file uploads and 500s, which `RequestMiddleware` answers."""
+        app: ASGIApp = ExceptionMiddleware(self.router, handlers=self.exception_handlers, debug=self.debug)
+        for cls, args, kwargs in reversed(self.user_middleware):
+            app = cls(app, *args, **kwargs)
+        return app
 
 
 def create_app(
@@ -85,7 +99,7 @@ def create_app(
             follower.stop()
         service.close()
 
-    app = FastAPI(
+    app = Application(
         title="Longtail",
         version=_version(),
         description=_DESCRIPTION,
@@ -100,7 +114,6 @@ def create_app(
     install_documentation(app)
     install_error_handlers(app)
     # The last one added is the outermost.
-    app.add_middleware(GZipMiddleware, minimum_size=_COMPRESSED_FROM_BYTES, compresslevel=_COMPRESSION_LEVEL)
     app.add_middleware(AuthMiddleware, keys=keys, insecure=settings.insecure)
     app.add_middleware(RequestMiddleware, service=service)
     if settings.tracing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar, get_args
@@ -10,8 +11,9 @@ from typing import Any, TypeVar, get_args
 import orjson
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from longtail.bundle.errors import describe
 from longtail.serving.errors import (
@@ -23,6 +25,7 @@ from longtail.serving.errors import (
 )
 from longtail.serving.http.limits import Body
 from longtail.serving.http.responses import service_of
+from longtail.serving.settings import Settings
 
 BodyT = TypeVar("BodyT", bound=Body)
 Model = TypeVar("Model", bound=BaseModel)
@@ -34,9 +37,16 @@ _IN_FULL = {"id_or_ids", "features_or_vector", "queries_or_labels", "request_or_
 class RequestRoute(APIRoute):
     """A route whose endpoint takes the Request and returns the Response: FastAPI only documents it."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the endpoint itself, without the resolution of dependencies that it does not have."""
-        return self.endpoint
+    def __init__(self, path: str, endpoint: Callable[[Request], Coroutine[Any, Any, Response]], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        # A label's id may have line breaks: Starlette's `path` ends before one, and names another label.
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+        self.app = app
 
 
 async def read_body(request: Request, model: type[BodyT]) -> BodyT:
@@ -53,23 +63,39 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     content_type = headers.get("content-type", "none")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
-    limit, body = settings.max_body_bytes, bytearray()
+    limit = settings.max_body_bytes
     announced = headers.get("content-length", "")
     if announced.isdigit() and int(announced[:18]) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    body = message.get("body", b"")
+    if message.get("more_body", False):
+        body = await _read_rest(request, body, settings)
+    if len(body) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+    parsed = parse(body, model)
+    parsed.check_limits(settings)
+    return parsed
+
+
+async def _read_rest(request: Request, first: bytes, settings: Settings) -> bytes:
+    """Read a body that comes in several parts, or the beginning of one that is too long."""
+    body, more = bytearray(first), True
     try:
         async with asyncio.timeout(settings.request_seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+            while more and len(body) <= settings.max_body_bytes:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
     except TimeoutError:
         raise SlowBodyError(
             f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"
         ) from None
-    parsed = parse(bytes(body), model)
-    parsed.check_limits(settings)
-    return parsed
+    return bytes(body)
 
 
 def read_parameters(request: Request, model: type[Model]) -> Model:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from longtail.bundle import LabelRecord
@@ -18,7 +15,7 @@ from longtail.serving.core.queries import LabelId
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.auth import require_admin
-from longtail.serving.http.body import read_body, read_parameters
+from longtail.serving.http.body import RequestRoute, read_body, read_parameters
 from longtail.serving.http.openapi import errors, json_body, query_parameters
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
 from longtail.serving.http.schemas.labels import (
@@ -30,18 +27,12 @@ from longtail.serving.http.schemas.labels import (
     LabelsRequest,
 )
 
-
-class _LabelIdRoute(APIRoute):
-    """Takes an id with line breaks, too: Starlette's `path` ends before one, and names another label."""
-
-    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        super().__init__(path, endpoint, **options)
-        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
-
-
-LabelPath = Annotated[str, Path(examples=["50"])]
-
-router = APIRouter(tags=["catalogue"], route_class=_LabelIdRoute)
+router = APIRouter(tags=["catalogue"], route_class=RequestRoute)
+_LABEL = {
+    "parameters": [
+        {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "examples": ["50"], "title": "Id"}}
+    ]
+}
 
 
 @router.get(
@@ -64,10 +55,12 @@ async def labels(request: Request) -> Response:
     return json_response(to_json(answer, request_id(request)))
 
 
-@router.get("/v1/labels/{id:path}", responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)})
-async def label(request: Request, id: LabelPath) -> Response:
+@router.get(
+    "/v1/labels/{id:path}", openapi_extra=_LABEL, responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)}
+)
+async def label(request: Request) -> Response:
     """What the release knows about one label; its id may hold slashes."""
-    retriever = service_of(request).retriever()
+    id, retriever = request.path_params["id"], service_of(request).retriever()
     return json_response(to_json({**retriever.label(id), "release": retriever.name}, request_id(request)))
 
 
@@ -112,9 +105,14 @@ async def restore_labels(request: Request) -> Response:
     return await _change_all(request, records_to_restore)
 
 
-@router.delete("/v1/labels/{id:path}", responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)})
-async def hide_label(request: Request, id: LabelPath) -> Response:
+@router.delete(
+    "/v1/labels/{id:path}",
+    openapi_extra=_LABEL,
+    responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)},
+)
+async def hide_label(request: Request) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
+    id = request.path_params["id"]
     require_admin(request, labels=[id])
     service = service_of(request)
     release = await service.change(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))

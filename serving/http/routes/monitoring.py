@@ -9,13 +9,13 @@ from starlette.responses import HTMLResponse, Response
 from longtail.bundle.errors import describe
 from longtail.serving import dashboard
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.body import read_body
+from longtail.serving.http.body import RequestRoute, read_body
 from longtail.serving.http.limits import LONGEST_ID
 from longtail.serving.http.openapi import errors, json_body
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
 
-router = APIRouter(tags=["figures"])
+router = APIRouter(tags=["figures"], route_class=RequestRoute)
 
 
 @router.post(

@@ -12,6 +12,7 @@ from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
+from longtail.serving.http.body import RequestRoute
 from longtail.serving.http.openapi import errors
 from longtail.serving.http.responses import json_response, request_id, service_of, to_json
 from longtail.serving.http.schemas.operations import (
@@ -22,7 +23,7 @@ from longtail.serving.http.schemas.operations import (
     StagedAnswer,
 )
 
-router = APIRouter(tags=["operations"])
+router = APIRouter(tags=["operations"], route_class=RequestRoute)
 
 
 @router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})

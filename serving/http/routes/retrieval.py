@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
@@ -28,18 +28,19 @@ from longtail.serving.http.schemas.retrieval import (
 router = APIRouter(tags=["retrieval"], route_class=RequestRoute)
 _ERRORS = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
 _FLOAT32_BYTES = 4
+Result = TypeVar("Result")
 _WATCHED_FROM_SECONDS = 0.05
 """Most searches end sooner; only clients of longer ones are watched for hanging up."""
 
 
-@asynccontextmanager
-async def _while_connected(request: Request) -> AsyncIterator[None]:
-    """Cancel what runs inside when the client hangs up.
+async def _while_connected(request: Request, search: Awaitable[Result]) -> Result:
+    """Await a search; cancel it when its client hangs up.
 
     Raises:
         ClientDisconnect: the client has hung up.
     """
     task, loop, hung_up = asyncio.current_task(), asyncio.get_running_loop(), False
+    watching: list[asyncio.Task[None]] = []
 
     async def watch() -> None:
         nonlocal hung_up
@@ -49,17 +50,17 @@ async def _while_connected(request: Request) -> AsyncIterator[None]:
         if task is not None:
             task.cancel()
 
-    watching: list[asyncio.Task[None] | asyncio.TimerHandle] = []
-    watching.append(loop.call_later(_WATCHED_FROM_SECONDS, lambda: watching.append(loop.create_task(watch()))))
+    timer = loop.call_later(_WATCHED_FROM_SECONDS, lambda: watching.append(loop.create_task(watch())))
     try:
-        yield
+        return await search
     except asyncio.CancelledError:
         if not hung_up:
             raise
         raise ClientDisconnect from None
     finally:
-        for each in watching:
-            each.cancel()
+        timer.cancel()
+        for watcher in watching:
+            watcher.cancel()
 
 
 @router.post(
@@ -71,10 +72,10 @@ async def retrieve(request: Request) -> Response:
     """The best labels for each query."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
-    async with _while_connected(request):
-        results, release = await experiments.retrieve(
-            service, body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
-        )
+    search = experiments.retrieve(
+        service, body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
+    )
+    results, release = await _while_connected(request, search)
     return json_response(to_json({"results": results, "release": release, "answer_id": own}, id_))
 
 
@@ -87,9 +88,9 @@ async def similar(request: Request) -> Response:
     """The labels nearest to each given label."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
-    async with _while_connected(request):
-        retriever = service.retriever(body.release)
-        results = await service.search(retriever, Search(body, own, id_), preview=body.preview)
+    retriever = service.retriever(body.release)
+    search = service.search(retriever, Search(body, own, id_), preview=body.preview)
+    results = await _while_connected(request, search)
     return json_response(to_json({"results": results, "release": retriever.name, "answer_id": own}, id_))
 
 
@@ -112,8 +113,7 @@ async def embed(request: Request) -> Response:
             f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
             field="queries" if body.labels is None else "labels",
         )
-    async with _while_connected(request):
-        vectors = await service.search(retriever, Search(body), preview=True)
+    vectors = await _while_connected(request, service.search(retriever, Search(body), preview=True))
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
     answer = {"vectors": vectors, **described, "release": retriever.name}
     return json_response(to_json(answer, request.state.request_id))

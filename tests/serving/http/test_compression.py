@@ -22,7 +22,7 @@ def test_it_is_what_the_client_accepts(client: httpx.Client, accepted: str, codi
     response = client.send(request, stream=True)
     content = b"".join(response.iter_raw())
     assert response.headers.get("content-encoding") == coding
-    assert response.headers["vary"].lower() == "accept-encoding"
+    assert (response.headers.get("vary") == "Accept-Encoding") is (coding is not None)
     assert int(response.headers["content-length"]) == len(content)
     assert len(json.loads(gzip.decompress(content) if coding else content)["results"]) == 5
     assert "content-encoding" not in client.get("/livez", headers={"accept-encoding": accepted}).headers
