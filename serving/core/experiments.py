@@ -9,28 +9,22 @@ many units move as the shares say; an arm that is added only gains units, one th
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b, sha256
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import Query, QueryInArm, SearchOptions
-from longtail.serving.core.searches import Search
-from longtail.serving.errors import InvalidRequestError, ServingError, UnknownReleaseError
+from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import Settings
-
-if TYPE_CHECKING:
-    from longtail.serving.core.retriever import Retriever
-    from longtail.serving.core.service import Service
 
 FILE = "experiments.toml"
 LARGEST_FILE = 1 << 16
@@ -182,65 +176,6 @@ class Experiment:
     def _unit_in(self, query: Query) -> str | None:
         value = None if self.unit is None else (query.features or {}).get(self.unit)
         return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None
-
-
-async def retrieve(
-    service: Service,
-    queries: Sequence[Query],
-    answer_id: str,
-    request_id: str,
-    *,
-    release: str | None,
-    preview: bool,
-    unit: str | None,
-    arm: str | None,
-) -> tuple[list[dict[str, Any]], str]:
-    """Answer queries, each as the arm of its unit does while an experiment runs.
-
-    Args:
-        service: searches.
-        queries, answer_id, request_id, preview: as for `Service.search`.
-        release: that answers; None: the current one, or that of an arm.
-        unit, arm: of the request.
-
-    Returns:
-        Results as JSON, and the release that answered all; of several, the one of the queries without an arm's.
-
-    Raises:
-        InvalidRequestError: there is no such arm, or the request would be refused without arms, too.
-        ServingError: as `Service.search`.
-    """
-    retriever, experiment = service.retriever(release), service.experiment
-    if experiment is None:
-        return await service.search(retriever, Search(queries, answer_id, request_id), preview=preview), retriever.name
-
-    places = range(len(queries))
-    in_arms, releases = zip(
-        *(
-            experiment.assign(queries[place], f"{place}:{answer_id}", unit=unit, arm=arm, pinned=release is not None)
-            for place in places
-        ),
-        strict=True,
-    )
-
-    async def search(answers: Retriever, queries: Sequence[Query], some: Sequence[int]) -> list[dict[str, Any]]:
-        asked = Search([queries[place] for place in some], answer_id, request_id, some)
-        return await service.search(answers, asked, preview=preview)
-
-    try:
-        answers = [retriever if name is None else service.retriever(name) for name in releases]
-        parts = {one.name: (one, [place for place in places if answers[place] is one]) for one in answers}
-        found = await asyncio.gather(*(search(one, in_arms, some) for one, some in parts.values()))
-    except (InvalidRequestError, UnknownReleaseError):
-        # No request is refused because of an arm: without one, it says what is wrong with the request itself.
-        by_default = [query.in_arm(replace(query.arm, counted=False), {}) for query in in_arms]
-        return await search(retriever, by_default, places), retriever.name
-    of_place = {
-        place: result
-        for (_, some), results in zip(parts.values(), found, strict=True)
-        for place, result in zip(some, results, strict=True)
-    }
-    return [of_place[place] for place in places], answers[0].name if len(parts) == 1 else retriever.name
 
 
 def parse_experiments(content: bytes, settings: Settings | None = None) -> Experiment | None:

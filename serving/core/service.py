@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from longtail.bundle import LabelRecord
@@ -16,7 +18,7 @@ from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import SimilarQuery
+from longtail.serving.core.queries import Query, QueryInArm, SimilarQuery
 from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.searches import BatchKey, Kind, Search, SearchRunner
@@ -224,6 +226,64 @@ class Service:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same."""
         self.draining = True
         self.monitoring.set_ready(False)
+
+    async def retrieve(
+        self,
+        queries: Sequence[Query],
+        answer_id: str,
+        request_id: str,
+        *,
+        release: str | None,
+        preview: bool,
+        unit: str | None,
+        arm: str | None,
+    ) -> tuple[list[Any], str]:
+        """Answer queries, each as the arm of its unit does while an experiment runs.
+
+        Args:
+            queries, answer_id, request_id: of the request.
+            release: that answers; None: the current one, or that of an arm.
+            preview: as for `search`.
+            unit, arm: of the request.
+
+        Returns:
+            The results, and the release that answered all; of several, the one of queries without an arm's.
+
+        Raises:
+            NotReadyError, UnknownReleaseError: see `retriever`.
+            InvalidRequestError: there is no such arm, or the request would be refused without arms, too.
+            ServingError: see `search`.
+        """
+        retriever, experiment = self.retriever(release), self.experiment
+        search = Search(queries, answer_id, request_id)
+        if experiment is None:
+            return await self.search(retriever, search, preview=preview), retriever.name
+        in_arms, answering = list[QueryInArm](), list[Retriever]()
+        for place, query in enumerate(queries):
+            own = f"{place}:{answer_id}"
+            given, name = experiment.assign(query, own, unit=unit, arm=arm, pinned=release is not None)
+            in_arms.append(given)
+            answering.append(retriever if name is None else self._loaded.get(name, retriever))
+        places_of = {each: [place for place, one in enumerate(answering) if one is each] for each in answering}
+        try:
+            found = await asyncio.gather(
+                *(
+                    self.search(
+                        each,
+                        replace(search, asked=[in_arms[place] for place in places], in_request=places),
+                        preview=preview,
+                    )
+                    for each, places in places_of.items()
+                )
+            )
+        except InvalidRequestError:
+            # No request is refused because of an arm: without one, it says what is wrong with the request itself.
+            by_default = [query.in_arm(replace(query.arm, counted=False), {}) for query in in_arms]
+            return await self.search(retriever, replace(search, asked=by_default), preview=preview), retriever.name
+        of_place = dict(zip(chain(*places_of.values()), chain(*found), strict=True))
+        return [of_place[place] for place in range(len(in_arms))], (
+            answering[0].name if len(places_of) == 1 else retriever.name
+        )
 
     async def search(self, retriever: Retriever, search: Search, *, preview: bool) -> list[Any]:
         """Return the results of one request, or its vectors, float32 [D], from a batch that others may share.

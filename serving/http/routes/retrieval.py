@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from longtail.serving.core import experiments
 from longtail.serving.core.searches import Search
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.body import RequestRoute, read_body
@@ -72,8 +71,8 @@ async def retrieve(request: Request) -> Response:
     """The best labels for each query."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
-    search = experiments.retrieve(
-        service, body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
+    search = service.retrieve(
+        body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
     )
     results, release = await _while_connected(request, search)
     return json_response(to_json({"results": results, "release": release, "answer_id": own}, id_))
