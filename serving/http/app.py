@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.applications import Starlette
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -51,11 +52,11 @@ class Application(FastAPI):
         await Starlette.__call__(self, scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Leave out FastAPI's own layers, for telemetry, file uploads and 500s, which `RequestMiddleware` answers."""
+        """Leave out FastAPI's layers for telemetry and file uploads; OpenTelemetry expects the outermost one."""
         app: ASGIApp = ExceptionMiddleware(self.router, handlers=self.exception_handlers, debug=self.debug)
         for cls, args, kwargs in reversed(self.user_middleware):
             app = cls(app, *args, **kwargs)
-        return app
+        return ServerErrorMiddleware(app)
 
 
 def create_app(
