@@ -1,4 +1,4 @@
-// The verdict, as the service gives it: the worst first, the rest below, what is steady folded away.
+// The verdict, as the service gives it: the worst first, the rest below.
 
 const WORDS = { act: "Act", watch: "Watch", unknown: "Too early", steady: "Steady" };
 const SIGNALS = {
@@ -28,13 +28,7 @@ function verdict({ data: { verdict: told, windows } }) {
   byId("headline").replaceChildren(unbroken(headline));
   if (!windows["24h"].queries) byId("headline").append(" Send one to ", code("POST /v1/retrieve"), ".");
   // The headline is the worst finding's, unless all is well.
-  const rest = severity === "steady" ? findings : findings.slice(1);
-  const [steady, off] = [true, false].map((well) => rest.filter((found) => (found.severity === "steady") === well));
-  byId("findings").replaceChildren(...off.map(finding));
-  const well = byId("steady");
-  well.hidden = !steady.length;
-  say(well.firstElementChild, plural(steady.length, "finding that is steady", "findings that are steady"));
-  well.lastElementChild.replaceChildren(...steady.map(finding));
+  byId("findings").replaceChildren(...findings.slice(1).map(finding));
 }
 
 function finding({ signal, bucket, severity, sentence }) {

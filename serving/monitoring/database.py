@@ -1,22 +1,18 @@
-"""Where answers and feedback are kept: a database of replicas, or an SQLite file, which is brought to this version."""
+"""Where answers and feedback are kept: a database of replicas, or an SQLite file."""
 
 from __future__ import annotations
 
 import fcntl
-import logging
-import os
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
 from sqlalchemy import Engine, MetaData
 
 from longtail.serving.monitoring.tables import VERSION, feedback_version, metadata
-from longtail.state import Place, Postgres
+from longtail.state import Place, Postgres, StoreVersionError
 from longtail.state.engines import looking, make_of_version, postgres_engine, sqlite_engine, writing
-
-logger = logging.getLogger(__name__)
 
 FEEDBACK_FILE = "feedback.sqlite"
 """In the state directory."""
@@ -42,14 +38,11 @@ def open_engine(place: Place, synchronous: Literal["FULL", "NORMAL"]) -> Engine:
 def prepare(place: Place) -> None:
     """Make the tables, or check that they are of this version; those who start together take turns.
 
-    A file of another version, or not of SQLite, is put aside as `NAME.aside` with a warning, and another is started
-    empty.
-
     Args:
         place: a state directory or a database.
 
     Raises:
-        StoreVersionError: a database of another version, which stays as it is.
+        StoreVersionError: it is of another version or damaged, and stays as it is.
         StoreError, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError: it cannot be read or made.
     """
     if isinstance(place, Postgres):
@@ -76,7 +69,8 @@ def _prepare_file(path: Path) -> None:
         if found == VERSION:
             return
         if found is not None:
-            _put_aside(path, found)
+            what = f"is of version {found}, made before 0.1" if isinstance(found, int) else f"is damaged ({found})"
+            raise StoreVersionError(f"{path} {what}: move it away, and the service makes another")
         engine = sqlite_engine(path)
         try:
             with looking(engine) as connection:
@@ -108,13 +102,3 @@ def _version_of(path: Path) -> int | str | None:
         raise
     except UnicodeDecodeError as error:  # of SQLite's own message, which quotes what is damaged
         return str(error)
-
-
-def _put_aside(path: Path, found: int | str) -> None:
-    aside = path.with_name(f"{path.name}.aside")
-    logger.warning("%s: expected version %d, found %s; put aside as %s", path, VERSION, found, aside.name)
-    for suffix in ("-wal", ""):
-        with suppress(FileNotFoundError):
-            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
-    with suppress(FileNotFoundError):
-        os.unlink(f"{path}-shm")

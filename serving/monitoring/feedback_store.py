@@ -112,9 +112,6 @@ class FeedbackStore:
 
     Every method raises StoreError if the database cannot be read or written: nothing was recorded then.
 
-    A file that is no such database, or one of another version, is put aside as `NAME.aside`, and another is started
-    empty.
-
     Args:
         place: a state directory, which is there, or a database that replicas share.
         max_answers: answers kept; the oldest go first.

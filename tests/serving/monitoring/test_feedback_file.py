@@ -24,9 +24,7 @@ def connections_of(store: FeedbackStore) -> list[sqlite3.Connection]:
 
 
 @pytest.mark.parametrize("content", ["garbage", "another version"])
-def test_another_file_is_put_aside(
-    open_live: Opening, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
-) -> None:
+def test_another_file_is_refused_and_stays(open_live: Opening, tmp_path: Path, content: str) -> None:
     path = tmp_path / "feedback.sqlite"
     if content == "garbage":
         path.write_bytes(b"not a database, but long enough for a header of one" * 10)
@@ -34,13 +32,10 @@ def test_another_file_is_put_aside(
         open_live().close()
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("PRAGMA user_version = 99")
-    with caplog.at_level(logging.WARNING):
-        live = open_live()
-    assert "put aside as feedback.sqlite.aside" in caplog.text
-    assert (tmp_path / "feedback.sqlite.aside").exists()
-    live.count_answers(answered([[0]], names=["a"]))
-    live.record_feedback([event("a", 0)])
-    assert recall(live, clock)["all"] == (1, 1)
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=r"damaged|of version 99, made before 0\.1"):
+        open_live()
+    assert path.read_bytes() == before
 
 
 def test_trouble_with_the_file_is_said_once_and_scrapes_go_on(

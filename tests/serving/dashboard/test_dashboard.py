@@ -1,0 +1,208 @@
+"""The page: one file under its policy, in colours for every eye, that shows what the service says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import itertools
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from longtail.serving.dashboard import csp, page
+from longtail.serving.http.schemas.monitoring import MonitoringAnswer
+from longtail.serving.http.schemas.operations import ReleaseAnswer
+from longtail.serving.monitoring import AnswerFeedback
+from tests.serving.dashboard.browser import shown
+from tests.serving.monitoring.shop import Clock, a_live, answered
+
+PAGE = page().decode()
+(STYLE,) = re.findall(r"<style>(.*?)</style>", PAGE, flags=re.DOTALL)
+(SCRIPT,) = re.findall(r'<script type="module">(.*?)</script>', PAGE, flags=re.DOTALL)
+LIGHT, DARK = (dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+)", block)) for block in STYLE.split("prefers-color-scheme"))
+# Machado et al. 2009, severity 1, on linear RGB.
+DEFICIENCIES = {
+    "protanopia": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deuteranopia": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9689]],
+}
+METRICS = {
+    name: {"value": value, "low": None, "high": None}
+    for name, value in {"recall@20": 0.25, "recall@20/head": 0.3, "exposure@20/head": 0.8, "coverage@20": 0.4}.items()
+}
+RELEASE: dict[str, Any] = {
+    "name": "r1", "created_at": "2026-03-02T09:41:12+00:00", "model": "shop", "labels": 12, "dim": 4,
+    "similarity": "dot", "temperature": 1.0, "loss": {"family": "softmax", "sampler": "in_batch", "weight": "unit"},
+    "buckets": {"scheme": "quantile", "head_above": 54.0, "tail_upto": 10.0}, "proposal": "label frequencies",
+    "bias_removal": {
+        "default": 0.5, "minimum": -1.0, "maximum": 2.0, "chosen_by": "valid recall@20", "curve_split": "test",
+        "curve": [{"bias_removal": at, "popularity": 0.0, "metrics": METRICS} for at in (0.0, 0.5, 1.0)],
+    },
+    "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0}, "priors": [], "filterable": [],
+    "query_features": [], "example": {"user_id": "196"}, "request_id": "r-release",
+}  # fmt: skip
+LABELS = [{"id": "7", "score": 1.25, "bucket": "tail", "display": {"title": "<b>Aparajito</b>"}}]
+RETRIEVED = {
+    "results": [
+        {"labels": LABELS, "bias_removal": 0.5, "popularity": 0.0, "unknown": {"exclude": 0, "allow": 0}},
+    ] * 2,
+    "release": "r1", "request_id": "r-retrieve",
+}  # fmt: skip
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> dict[str, Any]:
+    """What GET /v1/monitoring says of a shop whose tail gets twice what was promised."""
+    clock = Clock()
+    live = a_live(tmp_path, clock)
+    live.count_answers(answered([[0, 4, 8, 9]] * 400, score=0.5))
+    live.count_request(0.004, 200)
+    live.count_shed()
+    live.record_feedback([AnswerFeedback("answer-0", 0, ["item-0", "item-1"], [0, 0])])
+    live.flush()
+    clock.pass_(61)
+    found = live.report() | {"request_id": "r-monitoring", "staged": None}
+    live.close()
+    return found
+
+
+@contextmanager
+def serving(answers: dict[str, tuple[int, Any]]) -> Iterator[str]:
+    """Serve the real page under its real policy, and canned answers by path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, answer = answers.get(self.path, (404, {"error": {"type": "unknown_route", "message": self.path}}))
+            content, kind = json.dumps(answer).encode(), "application/json"
+            if self.path == "/dashboard":
+                status, content, kind = 200, page(), "text/html; charset=utf-8"
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Security-Policy", csp())
+            self.end_headers()
+            self.wfile.write(content)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
+        def log_message(self, *_: object) -> None:
+            """Quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/dashboard"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def text(document: str, id_: str) -> str:
+    """The text of the element of an id, white space as one space; nothing of the same tag is inside it."""
+    (found,) = re.findall(rf'<(\w+)[^>]* id="{id_}"[^>]*>(.*?)</\1>', document, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", found[1])).split())
+
+
+@pytest.mark.process
+def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: Path) -> None:
+    MonitoringAnswer.model_validate_json(json.dumps(report))
+    ReleaseAnswer.model_validate_json(json.dumps(RELEASE))
+    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release": RELEASE}
+    with serving({path: (200, body) for path, body in (well | {"/v1/retrieve": RETRIEVED}).items()}) as url:
+        document, complaints = shown(url, tmp_path / "profile")
+    assert complaints == []
+    assert [text(document, id_) for id_ in ("state", "release", "model")] == ["Ready", "r1", "shop, 12 labels"]
+    assert report["verdict"]["severity"] == "act"
+    assert text(document, "severity") == "Act"
+    assert text(document, "headline") == report["verdict"]["headline"]
+    window = report["windows"]["1h"]
+    for bucket in ("head", "torso", "tail"):
+        share = window["exposures"][bucket]["share"]
+        assert text(document, f"share-{bucket}") == f"{100 * share:.1f} %"
+    assert text(document, "psi") == f"{window['psi']['buckets']:.2f}"
+    totals = text(document, "totals")
+    for figure in ("Queries 400", "Mean λ 0.50", "Coverage 33.3 %", f"Gini {report['gini']:.2f}", "Popularity 28.0"):
+        assert figure in totals
+    assert "0.500" in text(document, "feedback")
+    assert "Shed 1" in text(document, "load-figures")
+    assert "<b>Aparajito</b>" in text(document, "results"), "shown as text, not taken as HTML"
+    charts = re.findall(r'<svg[^>]*role="img"[^>]*>', document)
+    assert len(charts) >= 10
+    assert all("aria-label=" in chart for chart in charts)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("status", "error", "word"),
+    [
+        (401, {"type": "unauthorized", "message": "expected an API key"}, "Key needed"),
+        (503, {"type": "not_ready", "message": "no release is loaded yet"}, "Not ready"),
+    ],
+)
+def test_a_service_that_refuses_is_said(status: int, error: dict[str, str], word: str, tmp_path: Path) -> None:
+    refused = (status, {"error": error, "request_id": "r"})
+    with serving(dict.fromkeys(("/readyz", "/v1/monitoring", "/v1/release"), refused)) as url:
+        document, _ = shown(url, tmp_path)
+    assert text(document, "state") == word
+
+
+def test_it_is_small_and_needs_nothing_else() -> None:
+    assert len(page()) < 76_000
+    assert set(re.findall(r"https?://[^'\"\s]+", PAGE)) == {"http://www.w3.org/2000/svg"}
+    assert set(re.findall(r"(?:src|href)=\"([^#][^\"]{0,4})", PAGE)) == {"data:"}
+
+
+def source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def test_the_policy_allows_this_style_and_this_script_only() -> None:
+    directives = dict(directive.split(" ", 1) for directive in csp().split("; "))
+    assert (directives["style-src"], directives["script-src"]) == (source(STYLE), source(SCRIPT))
+    assert (directives["default-src"], directives["connect-src"]) == ("'none'", "'self'")
+    assert (directives["require-trusted-types-for"], directives["trusted-types"]) == ("'script'", "'none'")
+
+
+def test_nothing_is_parsed_as_html_or_code() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|Function\(", SCRIPT)
+    assert not re.search(r"\sstyle=|\son[a-z]+=", PAGE.replace(SCRIPT, ""))
+
+
+def linear(colour: str) -> npt.NDArray[np.float64]:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    share = np.array([int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)])
+    return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2's contrast ratio."""
+    low, high = sorted(float(linear(colour) @ [0.2126, 0.7152, 0.0722]) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def lab(rgb: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = to_xyz @ rgb.clip(0, 1) / [0.9505, 1, 1.089]
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_colours_have_contrast_and_differ_for_colour_blind_eyes(colours: dict[str, str]) -> None:
+    for name in ("ink", "soft", "head", "torso", "tail", "new", "good", "warn", "bad"):
+        assert contrast(colours[name], colours["page"]) >= 4.5, name
+    assert contrast(colours["on-accent"], colours["accent"]) >= 4.5
+    for seen_by in DEFICIENCIES.values():
+        seen = [lab(np.array(seen_by) @ linear(colours[bucket])) for bucket in ("head", "torso", "tail", "new")]
+        for one, other in itertools.combinations(seen, 2):
+            assert np.linalg.norm(one - other) > 30  # CIE76; about 2 is just noticeable
