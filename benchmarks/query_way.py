@@ -3,9 +3,8 @@
     python -m benchmarks.query_way [RELEASES]
 
 Serves RELEASES, or a release of 2,000 synthetic labels, with uvicorn in a thread of this process, warms it, and lists
-the functions of all threads that each of ten POST /v1/retrieve calls, with their files and calls: what runs beside some
-of them, such as writing to disk every second, is left out. Comprehensions, generator
-expressions and lambdas are code of the function that they stand in, and are left out.
+the functions that each of ten POST /v1/retrieve calls in the threads that read, search and answer, with their files and
+calls. Comprehensions, generator expressions and lambdas are code of the function that they stand in, and are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def served(releases: Path, state: Path) -> Iterator[str]:
     port = free_port()
     app = create_app(Settings(releases=releases, state=state))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, name="serve")
     thread.start()
     url = f"http://127.0.0.1:{port}"
     try:
@@ -64,7 +63,8 @@ def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
 
     def profile(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        if counting and event == "call" and code.co_name[0] != "<" and code.co_filename.startswith(str(_ROOT)):
+        own = threading.current_thread().name.startswith(("serve", "search"))
+        if counting and own and event == "call" and code.co_name[0] != "<" and code.co_filename.startswith(str(_ROOT)):
             file = Path(code.co_filename).relative_to(_ROOT)
             if file.parts[0] in _ROOMS:
                 rounds[-1][str(file), code.co_qualname.replace("<locals>.", "")] += 1
