@@ -18,6 +18,7 @@ from time import monotonic
 
 from longtail.bundle import BundleCorruptError
 from longtail.index import ReleaseCorruptError, Releases
+from longtail.index.release.pointers import Pointers
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.engine_watch import EngineWatch
 from longtail.serving.core.experiment_follower import ExperimentFollower
@@ -94,6 +95,7 @@ class ReleaseFollower:
         self._staged: tuple[str | None, str | None] = None, None
         """What STAGED named when it was last looked at, and the release that served then."""
         self._failure: _Failure | None = None
+        self._pointers: Pointers | None = None
         self._trouble: str | None = None
         self._checking = threading.Lock()
         self._stopping = threading.Event()
@@ -149,6 +151,8 @@ class ReleaseFollower:
         name: str | None = None
         try:
             now = self._releases.pointers()
+            if now != self._pointers:  # somebody has published, perhaps the same by force
+                self._pointers, self._failure = now, None
             name = now.current
             if name is None or (name == self._served and not self._is_fetched_again(name)):
                 self._failure = None

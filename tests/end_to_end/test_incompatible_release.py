@@ -91,7 +91,7 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     assert caught.value.type == "release_refused"
     assert client.retrieve(features=FEATURES).release == "first"
     # By force it is published and served. This is what happened without a word before: ready, and 422 for everybody.
-    (releases / "CURRENT").write_text('{"current": "first"}')
+    (releases / "CURRENT").write_text('{"current": "first", "history": ["first"]}')
     forced = publish(releases, "narrow", "--force")
     assert forced.returncode == 0
     assert "query feature 'history'" in forced.stderr
