@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 from prometheus_client import (
@@ -21,7 +20,6 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
@@ -40,7 +38,6 @@ MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 _STATUS_CLASSES = ("2xx", "3xx", "4xx", "5xx")
 _STAGES = ("queue", "encode", "search", "answer")
 _SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-MetricT = TypeVar("MetricT", bound=MetricWrapperBase)
 _DIALS = tuple(quarter / 4 for quarter in range(-4, 9))
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -60,97 +57,62 @@ class _ReleaseInfo(Collector):
         yield family
 
 
-class _OfModel(Collector):
-    """Another collector's series, with the label `model`."""
-
-    def __init__(self, collector: Collector, model: str) -> None:
-        self._collector = collector
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._collector.collect():
-            family.samples = [
-                sample._replace(labels={**sample.labels, "model": self._model}) for sample in family.samples
-            ]
-            yield family
-
-
-class _Together(Collector):
-    """The series of several registries, each family once."""
-
-    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
-        self._registries = registries
-
-    def collect(self) -> Iterator[Metric]:
-        families = dict[str, Metric]()
-        for registry in self._registries:
-            for family in registry.collect():
-                if (known := families.setdefault(family.name, family)) is not family:
-                    known.samples = [*known.samples, *family.samples]
-        yield from families.values()
-
-
 class Metrics:
-    """The Prometheus series of one process about one model. Thread-safe.
+    """The Prometheus series of one process. Thread-safe.
 
     Args:
         routes: paths as the router knows them, such as `/v1/labels/{id}`.
         others: further collectors that /metrics shows.
-        model: name of a further model, which is in the label `model` of all its series; None of the first one, whose
-            series have no such label, and stand beside those of the process.
     """
 
-    def __init__(self, routes: Iterable[str], others: Iterable[Collector] = (), model: str | None = None) -> None:
+    def __init__(self, routes: Iterable[str], others: Iterable[Collector] = ()) -> None:
         counted = CollectorRegistry()
-        self._model = model
-        own, named = ((), ()) if model is None else ((model,), ("model",))
-        self._own = own
         requests = Counter(
-            "longtail_requests", "Requests answered, by route and class of status.", ["route", "status", *named],
+            "longtail_requests", "Requests answered, by route and class of status.", ["route", "status"],
             registry=counted,
         )  # fmt: skip
         previews = Counter(
             "longtail_previews", "Previews answered, by class of status; they are in no other series.",
-            ["status", *named], registry=counted,
+            ["status"], registry=counted,
         )  # fmt: skip
         request_seconds = Histogram(
-            "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route", *named],
+            "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route"],
             buckets=_SECONDS, registry=counted,
         )  # fmt: skip
         stage_seconds = Histogram(
             "longtail_stage_seconds",
             "Parts of a retrieval: wait in the queue (of every request), then encode the queries, search the index "
             "and make the answers (of every batch).",
-            ["stage", *named],
+            ["stage"],
             buckets=_SECONDS,
             registry=counted,
         )
         batch_queries = Histogram(
-            "longtail_batch_queries", "Queries that shared a search.", named, buckets=_QUERIES, registry=counted
+            "longtail_batch_queries", "Queries that shared a search.", buckets=_QUERIES, registry=counted
         )
-        queries = Counter("longtail_queries", "Queries answered; a request may hold many.", named, registry=counted)
+        queries = Counter("longtail_queries", "Queries answered; a request may hold many.", registry=counted)
         exposures = Counter(
             "longtail_exposures", "Labels answered, by frequency bucket; restricted: by the client's filters.",
-            ["bucket", "restricted", *named], registry=counted,
+            ["bucket", "restricted"], registry=counted,
         )  # fmt: skip
         scores = Counter(
             "longtail_scores", "Labels of unrestricted answers, by the baseline's deciles of scores.",
-            ["decile", *named], registry=counted,
+            ["decile"], registry=counted,
         )  # fmt: skip
         dials = [
-            Histogram(f"longtail_query_{name}", f"{symbol} of the queries.", named, buckets=_DIALS, registry=counted)
+            Histogram(f"longtail_query_{name}", f"{symbol} of the queries.", buckets=_DIALS, registry=counted)
             for name, symbol in (("bias_removal", "λ"), ("popularity", "μ"))
         ]
         explored = Counter(
             "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.",
-            ["bucket", *named], registry=counted,
+            ["bucket"], registry=counted,
         )  # fmt: skip
         self._arm_answers = Counter(
-            "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm", *named],
+            "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm"],
             registry=counted,
         )  # fmt: skip
         self._arm_exposures, self._arm_choices = (
-            Counter(f"longtail_arm_{name}", text, ["run", "arm", "bucket", *named], registry=counted)
+            Counter(f"longtail_arm_{name}", text, ["run", "arm", "bucket"], registry=counted)
             for name, text in (
                 ("exposures", "Labels in these answers, by frequency bucket."),
                 ("choices", "Labels chosen from these answers, by frequency bucket."),
@@ -158,64 +120,58 @@ class Metrics:
         )
         unknown = Counter(
             "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
-            ["list", *named], registry=counted,
+            ["list"], registry=counted,
         )  # fmt: skip
-        swaps = Counter("longtail_release_swaps", "Releases taken into service.", named, registry=counted)
+        swaps = Counter("longtail_release_swaps", "Releases taken into service.", registry=counted)
         load_failures = Counter(
             "longtail_release_load_failures",
             "Attempts to load a release that failed; the one before stayed in service.",
-            named,
             registry=counted,
         )
-        # The queue is one, whatever models there are.
-        self._queue_depth = None if model is not None else Gauge(
+        self._queue_depth = Gauge(
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
         )  # fmt: skip
-        shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", named, registry=counted)
+        shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", registry=counted)
         timeouts = Counter(
-            "longtail_timeouts", "Requests given up because no answer was there in time.", named, registry=counted
+            "longtail_timeouts", "Requests given up because no answer was there in time.", registry=counted
         )
 
         unanswered = Counter(
             "longtail_engine_unanswered", "Queries refused because the server that holds the index did not answer.",
-            named, registry=counted,
+            registry=counted,
         )  # fmt: skip
-
-        def alone(metric: MetricT) -> MetricT:
-            return metric.labels(*own) if own else metric
 
         # Looked up once: these are counted with every request.
         self._of_route = {
             route: (
-                [requests.labels(route, status, *own) for status in _STATUS_CLASSES],
-                request_seconds.labels(route, *own),
+                [requests.labels(route, status) for status in _STATUS_CLASSES],
+                request_seconds.labels(route),
             )
             for route in (*routes, UNKNOWN_ROUTE)
         }
-        self._batch_queries, self._queries, self._swaps = alone(batch_queries), alone(queries), alone(swaps)
-        self._load_failures, self._shed = alone(load_failures), alone(shed)
-        self._timeouts, self._unanswered = alone(timeouts), alone(unanswered)
-        self._previews_of_status = [previews.labels(status, *own) for status in _STATUS_CLASSES]
-        self._of_stage = {stage: stage_seconds.labels(stage, *own) for stage in _STAGES}
+        self._batch_queries, self._queries, self._swaps = batch_queries, queries, swaps
+        self._load_failures, self._shed = load_failures, shed
+        self._timeouts, self._unanswered = timeouts, unanswered
+        self._previews_of_status = [previews.labels(status) for status in _STATUS_CLASSES]
+        self._of_stage = {stage: stage_seconds.labels(stage) for stage in _STAGES}
         self._of_bucket = [
-            [exposures.labels(bucket, restricted, *own) for bucket in BUCKET_NAMES] for restricted in ("no", "yes")
+            [exposures.labels(bucket, restricted) for bucket in BUCKET_NAMES] for restricted in ("no", "yes")
         ]
-        self._of_decile = [scores.labels(str(decile), *own) for decile in range(1, DECILES + 1)]
-        self._dials = [alone(dial) for dial in dials]
-        self._explored_of_bucket = [explored.labels(bucket, *own) for bucket in BUCKET_NAMES]
-        self._of_list = {ids: unknown.labels(ids, *own) for ids in ("exclude", "allow")}
+        self._of_decile = [scores.labels(str(decile)) for decile in range(1, DECILES + 1)]
+        self._dials = dials
+        self._explored_of_bucket = [explored.labels(bucket) for bucket in BUCKET_NAMES]
+        self._of_list = {ids: unknown.labels(ids) for ids in ("exclude", "allow")}
         self._release = _ReleaseInfo()
         self._shown = self._registry(counted, others)
 
     def _registry(self, counted: CollectorRegistry, others: Iterable[Collector]) -> CollectorRegistry:
         shown = CollectorRegistry() if MULTIPROCESS in os.environ else counted
-        # What a process has, and what all processes have counted, stands with the first model's.
-        if self._model is None and shown is counted:
+        if shown is counted:
             ProcessCollector(registry=shown)
-        elif self._model is None:
+        else:
             MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
         for collector in (self._release, *others):
-            shown.register(collector if self._model is None else _OfModel(collector, self._model))
+            shown.register(collector)
         return shown
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
@@ -243,9 +199,8 @@ class Metrics:
             self._of_stage[stage].observe(seconds)
 
     def set_queue_depth(self, queries: int) -> None:
-        """Say how many queries wait for a search."""
-        if self._queue_depth is not None:
-            self._queue_depth.set(queries)
+        """Set how many queries wait for a search."""
+        self._queue_depth.set(queries)
 
     def count_answers(
         self, batch: AnsweredBatch, unknown: Mapping[str, int], judged: Int64, deciles: Int64 | None
@@ -276,16 +231,16 @@ class Metrics:
         for place, arm in enumerate(batch.arms_B or ()):
             if arm is not None and arm.counted:
                 named = (arm.run, arm.arm)
-                self._arm_answers.labels(*named, *self._own).inc()
+                self._arm_answers.labels(*named).inc()
                 start = batch.ends_B[place - 1] if place else 0
                 shown = np.bincount(batch.buckets_N[start : batch.ends_B[place]], minlength=len(BUCKET_NAMES))
                 for name, labels in zip(BUCKET_NAMES, shown.tolist(), strict=True):
-                    self._arm_exposures.labels(*named, name, *self._own).inc(labels)
+                    self._arm_exposures.labels(*named, name).inc(labels)
 
     def count_choices(self, choices: Choices) -> None:
         """Count labels chosen from answers of arms."""
         for (run, arm, bucket), count in choices.items():
-            self._arm_choices.labels(run, arm, BUCKET_NAMES[bucket], *self._own).inc(count)
+            self._arm_choices.labels(run, arm, BUCKET_NAMES[bucket]).inc(count)
 
     def count_shed(self) -> None:
         """Count a request that found a queue full."""
@@ -308,15 +263,6 @@ class Metrics:
         """Count a release that could not be loaded."""
         self._load_failures.inc()
 
-    def scrape(self, further: Iterable[Metrics] = ()) -> bytes:
-        """All series in Prometheus' text format, version 0.0.4.
-
-        Args:
-            further: those of further models of the process.
-        """
-        registries = [self._shown, *(metrics._shown for metrics in further)]
-        if len(registries) == 1:
-            return generate_latest(self._shown)
-        together = CollectorRegistry()
-        together.register(_Together(registries))
-        return generate_latest(together)
+    def scrape(self) -> bytes:
+        """Return all series in Prometheus' text format, version 0.0.4."""
+        return generate_latest(self._shown)
