@@ -111,7 +111,7 @@ class Service:
         seat = self.monitoring.seat
         raise NotReadyError(
             f"expected {seat.workers.workers} workers that have loaded a release, found "
-            f"{seat.workers.ready_for(seat.model)}; others are starting"
+            f"{seat.workers.ready}; others are starting"
         )
 
     @property

@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 
 _PROC = Path("/proc")
 _STOPPING, _WORKERS_FROM = 0, 1
-_PID, _RESTARTS, _STATES_FROM = 0, 1, 2
+_PID, _RESTARTS, _STATE, _CELLS = 0, 1, 2, 3
 
 
 class WorkerState(IntEnum):
-    """What a worker does for a model; of several models, what it does for the one that it does least for."""
+    """What a worker does."""
 
     down = 0
     """Its process has ended, and another is not there yet."""
@@ -34,20 +34,18 @@ class Workers:
 
     Args:
         workers: how many.
-        cells: whole numbers, `cells_of(workers, models)` of them, all 0 at first; shared memory where there are several
+        cells: whole numbers, `cells_of(workers)` of them, all 0 at first; shared memory where there are several
             processes.
-        models: that each of them serves.
     """
 
-    def __init__(self, workers: int = 1, cells: MutableSequence[int] | None = None, models: int = 1) -> None:
+    def __init__(self, workers: int = 1, cells: MutableSequence[int] | None = None) -> None:
         self.workers = workers
-        self._models = models
-        self._cells: MutableSequence[int] = [0] * self.cells_of(workers, models) if cells is None else cells
+        self._cells: MutableSequence[int] = [0] * self.cells_of(workers) if cells is None else cells
 
     @staticmethod
-    def cells_of(workers: int, models: int = 1) -> int:
+    def cells_of(workers: int) -> int:
         """How many numbers a board has."""
-        return _WORKERS_FROM + (_STATES_FROM + models) * workers
+        return _WORKERS_FROM + _CELLS * workers
 
     @property
     def stopping(self) -> bool:
@@ -64,44 +62,33 @@ class Workers:
         self._set(worker, _RESTARTS, self.restarts(worker) + again)
         self.become(worker, WorkerState.starting)
 
-    def run(self, worker: int, model: int = 0) -> None:
-        """The calling process is this worker, and will serve this model."""
+    def run(self, worker: int) -> None:
+        """Note that the calling process is this worker."""
         self._set(worker, _PID, os.getpid())
-        self.become(worker, WorkerState.starting, model)
+        self.become(worker, WorkerState.starting)
 
-    def become(self, worker: int, state: WorkerState, model: int | None = None) -> None:
-        """This worker does something else for a model from now on, or for all of them if None."""
-        for each in range(self._models) if model is None else (model,):
-            self._set(worker, _STATES_FROM + each, state)
+    def become(self, worker: int, state: WorkerState) -> None:
+        """Set what a worker does from now on."""
+        self._set(worker, _STATE, state)
 
-    def state(self, worker: int, model: int | None = None) -> WorkerState:
-        """What a worker does for a model; for the one that it does least for, if None."""
-        asked = range(self._models) if model is None else (model,)
-        return WorkerState(min(self._get(worker, _STATES_FROM + each) for each in asked))
+    def state(self, worker: int) -> WorkerState:
+        """Get what a worker does."""
+        return WorkerState(self._get(worker, _STATE))
 
     def restarts(self, worker: int) -> int:
-        """How often a worker's process was replaced by another."""
+        """Get how often a worker's process was replaced by another."""
         return self._get(worker, _RESTARTS)
 
     @property
     def ready(self) -> int:
-        """How many serve a release of every model."""
-        return self.ready_for(None)
+        """How many serve a release."""
+        return sum(self.state(worker) is WorkerState.ready for worker in range(self.workers))
 
     @property
     def complete(self) -> bool:
         """Whether no worker is being started for the first time."""
-        return self.complete_for(None)
-
-    def ready_for(self, model: int | None) -> int:
-        """How many serve a release of a model, or of every model if None."""
-        return sum(self.state(worker, model) is WorkerState.ready for worker in range(self.workers))
-
-    def complete_for(self, model: int | None) -> bool:
-        """Whether all workers have looked for a release of a model, or of every model if None."""
         return not any(
-            self.state(worker, model) is WorkerState.starting and not self.restarts(worker)
-            for worker in range(self.workers)
+            self.state(worker) is WorkerState.starting and not self.restarts(worker) for worker in range(self.workers)
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -134,35 +121,33 @@ class Workers:
         self._cells[self._place(worker, cell)] = value
 
     def _place(self, worker: int, cell: int) -> int:
-        return _WORKERS_FROM + (_STATES_FROM + self._models) * worker + cell
+        return _WORKERS_FROM + _CELLS * worker + cell
 
 
 class Seat(Collector):
-    """One worker's place at the board, for one of its models.
+    """One worker's place at the board.
 
     Args:
         workers: the board.
         worker: the number of this process.
-        model: the number of the model, from 0.
     """
 
-    def __init__(self, workers: Workers, worker: int, model: int = 0) -> None:
+    def __init__(self, workers: Workers, worker: int) -> None:
         self.workers = workers
         self.worker = worker
-        self.model = model
-        workers.run(worker, model)
+        workers.run(worker)
 
     def set_ready(self, ready: bool) -> None:
-        """This worker serves a release of the model, or does not any more."""
-        self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up, self.model)
+        """Set whether this worker serves a release."""
+        self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up)
 
     @property
     def ready(self) -> bool:
-        """Whether /readyz of this worker says ready for the model: it serves a release of it, and no worker is started
+        """Whether /readyz of this worker says ready: it serves a release of it, and no worker is started
         for the first time.
         """
-        ready = self.workers.state(self.worker, self.model) is WorkerState.ready
-        return ready and self.workers.complete_for(self.model)
+        ready = self.workers.state(self.worker) is WorkerState.ready
+        return ready and self.workers.complete
 
     def has_looked(self) -> None:
         """This worker has looked for a release, whatever it found."""
@@ -171,8 +156,8 @@ class Seat(Collector):
 
     @property
     def waited_for(self) -> bool:
-        """Whether this worker has not looked for a release of the model yet."""
-        return self.workers.state(self.worker, self.model) is WorkerState.starting
+        """Whether this worker has not looked for a release yet."""
+        return self.workers.state(self.worker) is WorkerState.starting
 
     @property
     def replaces(self) -> bool:
