@@ -32,7 +32,7 @@ from longtail.index.manifests import Device, Partition, ReleaseManifest
 from longtail.index.release.index_files import manifest_bytes, write_file, write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
-from longtail.index.search.collection_searcher import CollectionSearcher
+from longtail.index.search.collection import CollectionSearcher
 from longtail.state import read_label_changes
 
 

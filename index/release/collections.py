@@ -18,8 +18,7 @@ from longtail.index.construct.collection import abandoned, check_collection
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import CollectionRecord
 from longtail.index.release.release import Release, read_index_manifest
-from longtail.index.search.collection import HELD_BY, Collection, drop
-from longtail.index.search.collection_searcher import CollectionSearcher
+from longtail.index.search.collection import HELD_BY, Collection, CollectionSearcher, drop
 from longtail.index.search.milvus import MilvusServer
 
 if TYPE_CHECKING:

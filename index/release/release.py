@@ -34,8 +34,7 @@ from longtail.index.release.index_files import (
     read_priors,
 )
 from longtail.index.release.verified import verifying
-from longtail.index.search.collection import Collection
-from longtail.index.search.collection_searcher import CollectionSearcher
+from longtail.index.search.collection import Collection, CollectionSearcher
 from longtail.index.search.gpu import check_device
 from longtail.index.search.milvus import MilvusServer
 from longtail.index.search.searcher import Searcher

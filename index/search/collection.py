@@ -1,4 +1,8 @@
-"""A collection of a Milvus server: opened, searched, counted, named by aliases and dropped.
+"""Answer queries from a collection of a Milvus server, under any filter: it filters by what it knows of labels.
+
+Filters become Milvus's boolean expressions over scalar fields. A column is a field of its values and another that says
+whether a label has one: up to Milvus 2.4 no field may be null. Values are compared as `serving` compares them: integers
+as integers, whatever the number; float32 as float32.
 
 Legend: `L` labels, `B` queries, `b` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates of an
 augmented row.
@@ -6,20 +10,148 @@ augmented row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index.errors import EngineUnavailableError, ReleaseMismatchError
-from longtail.index.manifests import CollectionRecord
-from longtail.index.search.candidates import no_results, top_k
+from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort
+from longtail.index.search.candidates import NO_ROW, no_results, top_k
+from longtail.index.search.eligible import Eligible
+from longtail.index.search.faiss_index import probes_for
+from longtail.index.search.filters import Condition, Filter, Selection
 from longtail.index.search.milvus import Answer, MilvusServer
+from longtail.index.search.searcher import Found, Searcher
 
 if TYPE_CHECKING:
     from pymilvus import MilvusClient
+
+ROW, BUCKET = "row", "bucket"
+"""Fields of a label's row and bucket."""
+_NOTHING, _EVERYTHING = f"{ROW} < 0", f"{ROW} >= 0"
+_LONG = np.iinfo(np.int64)
+_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
+
+
+def both(*expressions: str) -> str:
+    """What meets all of some expressions; empty ones rule out nothing."""
+    given = [expression for expression in expressions if expression]
+    return given[0] if len(given) == 1 else " and ".join(f"({expression})" for expression in given)
+
+
+def in_buckets(buckets: Iterable[int]) -> str:
+    """Labels of some buckets."""
+    return f"{BUCKET} in {sorted(buckets)}" if buckets else _NOTHING
+
+
+def among(rows_R: Int64) -> str:
+    """Labels of some rows."""
+    return f"{ROW} in {rows_R.tolist()}" if rows_R.size else _NOTHING
+
+
+def but(rows_R: Int64) -> str:
+    """Labels of all rows but some."""
+    return f"{ROW} not in {rows_R.tolist()}" if rows_R.size else ""
+
+
+def meeting(conditions: Sequence[Condition], columns: Mapping[str, CollectionColumn]) -> str | None:
+    """Labels that meet all conditions; None if one is of a column that the collection has not.
+
+    Args:
+        conditions: of a filter.
+        columns: of the collection, by name.
+    """
+    if any(condition.column not in columns for condition in conditions):
+        return None
+    return both(*(_of(condition, columns[condition.column]) for condition in conditions))
+
+
+def _of(condition: Condition, column: CollectionColumn) -> str:
+    match condition.operator:
+        case "exists":
+            return f"{column.known} == {str(condition.values[0]).lower()}"
+        case "eq" | "in":
+            return _having(column, condition.values)
+        case "ne" | "not_in":
+            return f"not ({_having(column, condition.values)})"
+    compare = _compared_integer if column.type == "int64" else _compared_float
+    return f"{column.known} == true and {compare(column, condition.operator, condition.values[0])}"
+
+
+def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
+    """Labels that have one of some values, of lists among others."""
+    match column.type:
+        case "bool":
+            held = [f"{column.field} == {value}" for value in values]
+            return f"{column.known} == true and ({' or '.join(held)})"
+        case "varchar" | "array":
+            texts = [json.dumps(value, ensure_ascii=False) for value in values if _is_text(value)]
+            if not texts:
+                return _NOTHING
+            if column.type == "array":
+                return f"array_contains_any({column.field}, [{', '.join(texts)}])"
+            return f"{column.known} == true and {column.field} in [{', '.join(texts)}]"
+    if column.type == "int64":
+        whole = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
+        equal = [f"{column.field} in {whole}"] if whole else []
+        if _LONG.min in values:  # of which Milvus reads no literal
+            equal.append(f"{column.field} < {_LONG.min + 1}")
+    else:
+        equal = [_compared_float(column, "eq", value) for value in dict.fromkeys(values)]
+    if not equal:
+        return _NOTHING
+    return f"{column.known} == true and ({' or '.join(equal)})"
+
+
+def _compared_integer(column: CollectionColumn, operator: str, value: float) -> str:
+    # Of integers x <= 6.5 is x < 7, and x > 6.5 is x >= 7.
+    bound = math.ceil(value) if operator in ("lt", "ge") else math.floor(value) + 1
+    below = operator in ("lt", "le")
+    if bound <= _LONG.min or bound > _LONG.max:
+        return _EVERYTHING if below == (bound > _LONG.max) else _NOTHING
+    return f"{column.field} {'<' if below else '>='} {bound}"
+
+
+def _compared_float(column: CollectionColumn, operator: str, value: float) -> str:
+    number = _float(column, value)
+    if math.isfinite(number):
+        return f"{column.field} {_ORDER[operator]} {number!r}"
+    # A column may hold infinities, of which Milvus reads no literal: they are what lies beyond the largest number.
+    most = repr(float(np.finfo(np.float64).max))
+    if number > 0:
+        infinite, finite = f"{column.field} > {most}", f"{column.field} <= {most}"
+        return {"lt": finite, "le": _EVERYTHING, "gt": _NOTHING, "ge": infinite, "eq": infinite}[operator]
+    infinite, finite = f"{column.field} < -{most}", f"{column.field} >= -{most}"
+    return {"lt": _NOTHING, "le": infinite, "gt": finite, "ge": _EVERYTHING, "eq": infinite}[operator]
+
+
+def _float(column: CollectionColumn, value: float) -> float:
+    """A number in the precision of the column; infinite where that has no room for it."""
+    kind: Any = {"half": np.float16, "float": np.float32, "double": np.float64}[column.type]
+    try:
+        with np.errstate(over="ignore"):
+            return float(kind(value))
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string can be in UTF-8; no label has one that cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
 
 VECTOR = "vector"
 HEAD, TAIL = "head", "tail"
@@ -200,3 +332,128 @@ def drop(server: MilvusServer, names: Sequence[str]) -> None:
 
     if names:
         server.ask(forget)
+
+
+_MARGIN = 100
+"""Results fetched beyond those asked for, where hidden labels are dropped."""
+_LEAST_VISIBLE, _MORE = 0.1, 4
+"""Share of the labels that are not hidden, at the least, that is made up for at once; then times as many results."""
+_PATIENT_SECONDS = 60.0
+"""Of what a service measures before it answers by a release."""
+_MOST_IN_EXPRESSION = 10_000
+"""Label rows that an expression rules out one by one: some five microseconds each."""
+
+
+class CollectionSearcher(Searcher):
+    """Top k labels for augmented queries [METHODS §6], found by a Milvus server.
+
+    Lists of labels are scored here, exactly, from the bundle's own rows, and so is what is asked for beyond Milvus's
+    16,384 results. Everything else the server finds, by its index and by expressions over its fields.
+
+    Args:
+        bundle: the labels' rows, popularity and buckets.
+        collection: has the same rows.
+        effort: how many cells of the tail a search visits, wherever the dials stand.
+
+    Attributes:
+        labels: L.
+        collection, effort: as given.
+    """
+
+    def __init__(self, bundle: Bundle, collection: Collection, effort: Effort) -> None:
+        self._prepare(bundle)
+        self.collection = collection
+        self.effort = effort
+
+    @property
+    def problem(self) -> str | None:
+        """Why the server does not answer now, as it said last; None: it does."""
+        return self.collection.problem
+
+    def probe(self) -> None:
+        """As `Collection.probe`."""
+        self.collection.probe()
+
+    def patience(self) -> AbstractContextManager[None]:
+        """While this lasts, no client waits for what is searched."""
+        return self.collection.server.within(_PATIENT_SECONDS)
+
+    def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
+        """Find as `Searcher.search`, all of it within the server's seconds for every 256 queries."""
+        seconds = self.collection.server.seconds * max(1, math.ceil(len(queries_BE) / AT_ONCE))
+        with self.collection.server.within(seconds):
+            return super().search(queries_BE, k, filters)
+
+    def at(self, effort: Effort) -> Self:
+        """Create a searcher over the same collection that searches as hard."""
+        searcher = copy.copy(self)
+        searcher.effort = effort
+        return searcher
+
+    def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
+        if len(searches) == 1:
+            return [searches[0]()]
+        begun = [self.collection.pool.submit(copy_context().run, search) for search in searches]
+        return [search.result() for search in begun]
+
+    def _narrowed(self, eligible: Eligible, filter_: Filter) -> Eligible:
+        """Get the labels of a set that pass a filter, and Milvus's expression for them."""
+        parts = [eligible.expression]
+        if filter_.allow is not None:
+            parts.append(among(filter_.allowed(self._buckets_L)))
+        else:
+            if filter_.buckets is not None:
+                parts.append(in_buckets(filter_.buckets))
+            if filter_.selection is not None:
+                parts.append(self._expression_of(filter_.selection))
+        return eligible.where(filter_.mask(self._buckets_L), both(*parts))
+
+    def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
+        if not eligible.count:
+            return no_results(len(queries_bE), k)
+        share = eligible.share if self.collection.record.cells else 1.0
+        visible = max(1 - len(eligible.but_R) / self.labels, _LEAST_VISIBLE)
+        fetch = math.ceil(k / visible) + min(len(eligible.but_R), _MARGIN)
+        if fetch > MOST_RESULTS:
+            return self._exact.top(queries_bE, eligible.rows, k)
+        return self._but(queries_bE, k, fetch, probes_for(self.effort, k, share), eligible)
+
+    def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
+        enough, fetch = min(k, eligible.count), k
+        if len(eligible.but_R) <= _MOST_IN_EXPRESSION:
+            expression = both(eligible.expression, but(eligible.but_R))
+            found = self.collection.search(query_1E, min(k, MOST_RESULTS), WHOLE, expression)
+            if np.count_nonzero(found[1] >= 0) == enough:
+                return top_k([found[0]], [found[1]], k)
+        else:
+            while (fetch := _MORE * fetch) <= MOST_RESULTS:
+                found = self._but(query_1E, k, fetch, WHOLE, eligible)
+                if np.count_nonzero(found[1] >= 0) == enough:
+                    return found
+        return self._exact.top(query_1E, eligible.rows, k)
+
+    def _but(self, queries_bE: Float32, k: int, fetch: int, probes: int, eligible: Eligible) -> Found:
+        """The best k among so many of those that meet the expression."""
+        scores_bC, rows_bC = self.collection.search(queries_bE, fetch, probes, eligible.expression)
+        if not eligible.but_R.size:
+            return scores_bC, rows_bC
+        scores_bC[_is_among(rows_bC, eligible.but_R)] = -np.inf
+        return top_k([scores_bC], [rows_bC], k)
+
+    def _expression_of(self, selection: Selection) -> str:
+        """By its conditions; of a mask alone, or of columns that the collection has not, by the fewer rows."""
+        if selection.conditions is not None:
+            expression = meeting(selection.conditions, self.collection.columns)
+            if expression is not None:
+                return expression
+        mask_L = selection.mask
+        if np.count_nonzero(mask_L) <= len(mask_L) // 2:
+            return among(np.flatnonzero(mask_L))
+        return but(np.flatnonzero(~mask_L))
+
+
+def _is_among(rows_bC: Int64, rows_R: Int64) -> Bools:
+    """Which rows stand among others, int64, ascending, at least one; −1 does not."""
+    found_bC = np.minimum(np.searchsorted(rows_R, rows_bC), len(rows_R) - 1)
+    among_bC: Bools = (rows_R[found_bC] == rows_bC) & (rows_bC != NO_ROW)
+    return among_bC

@@ -103,7 +103,7 @@ def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) 
 def test_where_many_are_hidden_as_many_are_answered(
     spec: str, share: float, in_expression: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtail.index.search.collection_searcher._MOST_IN_EXPRESSION", in_expression)
+    monkeypatch.setattr("longtail.index.search.collection._MOST_IN_EXPRESSION", in_expression)
     release = opened(spec)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:4], 0.5)
     best = np.argsort(-(queries[0] @ release.bundle.rows().T))
@@ -214,7 +214,7 @@ def test_two_builds_of_the_same_at_once(opened: Callable[[str], Release], tmp_pa
 def test_labels_of_long_texts_are_written_in_parts(
     opened: Callable[[str], Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("longtail.index.construct.collection_rows._BATCH_BYTES", 100_000)
+    monkeypatch.setattr("longtail.index.construct.collection._BATCH_BYTES", 100_000)
     bundle = make_bundle(labels=1_100, dim=4)
     long = replace(bundle.labels, display=pa.table({"text": [f"{row} {'é' * 900}" for row in range(1_100)]}))
     manifest = bundle.manifest.model_copy(update={"display": ["text"]})
@@ -232,7 +232,7 @@ def test_what_nobody_filters_by_weighs_too(
 ) -> None:
     """`display` has every column, whatever --filterable says."""
     assert opened("milvus_flat")
-    monkeypatch.setattr("longtail.index.construct.collection_rows._BATCH_BYTES", 100_000)
+    monkeypatch.setattr("longtail.index.construct.collection._BATCH_BYTES", 100_000)
     sent = []
     upright = collection_rows._insert
 

@@ -13,7 +13,7 @@ import pytest
 
 from longtail.bundle import Hide, Restore, Upsert
 from longtail.index import Filter, Releases, build
-from longtail.index.search.collection_searcher import CollectionSearcher
+from longtail.index.search.collection import CollectionSearcher
 from longtail.serving import Retriever
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.loader import load_release
