@@ -43,33 +43,28 @@ _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 
 def both(*expressions: str) -> str:
-    """What meets all of some expressions; empty ones rule out nothing."""
+    """Create the conjunction of expressions; empty ones rule out nothing."""
     given = [expression for expression in expressions if expression]
     return given[0] if len(given) == 1 else " and ".join(f"({expression})" for expression in given)
 
 
 def in_buckets(buckets: Iterable[int]) -> str:
-    """Labels of some buckets."""
+    """Create the expression of labels in some buckets."""
     return f"{BUCKET} in {sorted(buckets)}" if buckets else _NOTHING
 
 
 def among(rows_R: Int64) -> str:
-    """Labels of some rows."""
+    """Create the expression of some rows."""
     return f"{ROW} in {rows_R.tolist()}" if rows_R.size else _NOTHING
 
 
 def but(rows_R: Int64) -> str:
-    """Labels of all rows but some."""
+    """Create the expression of all rows but some."""
     return f"{ROW} not in {rows_R.tolist()}" if rows_R.size else ""
 
 
 def meeting(conditions: Sequence[Condition], columns: Mapping[str, CollectionColumn]) -> str | None:
-    """Labels that meet all conditions; None if one is of a column that the collection has not.
-
-    Args:
-        conditions: of a filter.
-        columns: of the collection, by name.
-    """
+    """Create the expression of conditions; None if the collection lacks one of their columns."""
     if any(condition.column not in columns for condition in conditions):
         return None
     return both(*(_of(condition, columns[condition.column]) for condition in conditions))
@@ -188,7 +183,7 @@ class Collection:
         self.pool = ThreadPoolExecutor(_AT_A_TIME, "milvus")
 
     def open(self, labels: int, dim: int) -> None:
-        """Have it loaded, and see that it is what the release says.
+        """Load it, and check that it is what the release says.
 
         Args:
             labels: L.
@@ -209,7 +204,7 @@ class Collection:
             )
 
     def search(self, queries_bE: Float32, k: int, probes: int, expression: str) -> tuple[Float32, Int64]:
-        """The k best rows that meet an expression: scores float32 [b, k], descending, and rows int64 [b, k].
+        """Find the k best rows that meet an expression: scores float32 [b, k], descending, and rows int64 [b, k].
 
         Args:
             queries_bE: float32, augmented queries.
@@ -232,11 +227,11 @@ class Collection:
 
     @property
     def problem(self) -> str | None:
-        """Why it is not answered from now, as the server said last; None: it is."""
+        """Why the server does not answer from it now; None: it does."""
         return self.server.problem(self._about)
 
     def probe(self) -> None:
-        """Ask the server whether it has it in memory, which it will, where it has let go of it.
+        """Check that the server has it in memory; one that has let go of it loads it again.
 
         Raises:
             EngineUnavailableError: it has not yet; or as `MilvusServer.ask`.
@@ -251,7 +246,7 @@ class Collection:
         self._ask(look)
 
     def point(self, alias: str) -> None:
-        """Have an alias name it, whatever it named before; raises as `MilvusServer.ask`."""
+        """Point an alias at it; raises as `MilvusServer.ask`."""
 
         def flip(client: MilvusClient, seconds: float) -> None:
             from pymilvus.exceptions import MilvusException
@@ -266,7 +261,7 @@ class Collection:
         self._ask(flip)
 
     def _is_loaded(self, client: MilvusClient, seconds: float) -> bool:
-        """Whether it is in memory; it will be, where it is not."""
+        """Whether it is in memory; if not, loading begins."""
         from pymilvus.client.types import LoadState
 
         state = client.get_load_state(self.record.name, timeout=seconds)["state"]
@@ -319,7 +314,7 @@ class Collection:
 
 
 def drop(server: MilvusServer, names: Sequence[str]) -> None:
-    """Drop collections, those that are there and that no release holds any more; raises as `MilvusServer.ask`."""
+    """Drop collections that no release holds any more; raises as `MilvusServer.ask`."""
 
     def forget(client: MilvusClient, seconds: float) -> None:
         for name in names:
@@ -367,15 +362,15 @@ class CollectionSearcher(Searcher):
 
     @property
     def problem(self) -> str | None:
-        """Why the server does not answer now, as it said last; None: it does."""
+        """Why the server does not answer now; None: it does."""
         return self.collection.problem
 
     def probe(self) -> None:
-        """As `Collection.probe`."""
+        """Check as `Collection.probe`."""
         self.collection.probe()
 
     def patience(self) -> AbstractContextManager[None]:
-        """While this lasts, no client waits for what is searched."""
+        """Enter a context in which no client waits for what is searched."""
         return self.collection.server.within(_PATIENT_SECONDS)
 
     def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:

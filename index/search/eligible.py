@@ -38,6 +38,7 @@ class Eligible:
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
+        self._in_head_H: Bools | None = None
 
     @classmethod
     def from_mask(cls, mask_L: Bools) -> Eligible:
@@ -62,6 +63,12 @@ class Eligible:
         held: Bools = (self._bits[rows >> 3] & _BITS[rows & 7]) != 0
         held &= rows >= 0
         return held
+
+    def in_head(self, rows_H: Int64) -> Bools:
+        """Compute which rows of an exact head are in the set; kept, so the head must always be the same."""
+        if self._in_head_H is None:
+            self._in_head_H = self.contains(rows_H)
+        return self._in_head_H
 
     @property
     def rows(self) -> Int64:

@@ -93,14 +93,17 @@ class Head:
         least_B = kth_best(scores_BC, k)
         least_B -= _TOLERANCE * (1 + np.abs(least_B))
         scores_BC[self.holds(rows_BC, size)] = -np.inf
-        ruled_out_H = None if eligible.whole else ~eligible.contains(self.rows_H[:size])
+        ruled_out_H = None if eligible.whole else ~eligible.in_head(self.rows_H)[:size]
         found_B, found_H, found = [], [], []
         step = max(1, _SCORES_AT_ONCE // max(1, size))
         for start in range(0, len(queries_BE), step):
             scores_bH = queries_BE[start : start + step] @ self.vectors_HE[:size].T
             if ruled_out_H is not None:
                 scores_bH[:, ruled_out_H] = -np.inf
-            at_b, at_H = np.nonzero(scores_bH >= least_B[start : start + step, None])
+            least_b = least_B[start : start + step]
+            if np.isneginf(least_b).any():
+                least_b = np.maximum(least_b, kth_best(scores_bH, k))
+            at_b, at_H = np.nonzero(scores_bH >= least_b[:, None])
             found_B.append(at_b + start)
             found_H.append(at_H)
             found.append(scores_bH[at_b, at_H])
@@ -188,11 +191,12 @@ class FaissIndex:
             eligible: labels that may be found.
             boost: how many times as hard to look where they are not all.
         """
-        filtered = eligible.share < NEARLY_WHOLE
+        share = self.share_outside_head(eligible)
+        filtered = share < NEARLY_WHOLE
         refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
         wanted = max(k, MEASURED_DEPTH) if self.kind in CODED else k
         fetch = min(wanted * refine, self.labels)
-        probes = probes_for(effort, k, eligible.share)
+        probes = probes_for(effort, k, share)
         queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
             scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
@@ -203,13 +207,20 @@ class FaissIndex:
             lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
         elif self.kind == "hnsw" and filtered:
-            depth = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * eligible.share)
+            depth = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share)
             candidates = math.ceil(boost * effort.probes * depth**_PROBES_PER_DEPTH)
             scores_BC, rows_BC = self._search_graph(queries_BE, fetch, candidates, eligible)
         else:
             scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
         scores_BC[rows_BC < 0] = -np.inf
         return scores_BC, rows_BC
+
+    def share_outside_head(self, eligible: Eligible) -> float:
+        """Compute the share of the labels outside the head that are eligible: what the index has to find."""
+        if self.head is None or eligible.whole:
+            return eligible.share
+        inside = int(np.count_nonzero(eligible.in_head(self.head.rows_H)))
+        return (eligible.count - inside) / max(1, self.labels - len(self.head))
 
     def nearest_lists(
         self, queries_BE: Float32, k: int, probes: int, eligible: Eligible, boost: float

@@ -26,17 +26,14 @@ _FAILURES = 3
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 5.0
 """For which it stays open; twice as long after every trial that fails."""
 _RETRY_SHARE, _MOST_RETRIES = 0.1, 10.0
-"""Of what is asked, how much may be asked again; and how much of that is saved up."""
+"""Retries per request, and how many are saved up."""
 
 
 class Circuit:
     """A circuit breaker with a budget of retries. Thread-safe.
 
-    After some failures in a row nothing is asked for a while; then one request tries, and the others once it succeeds.
-    A request that fails may be tried again as long as few others were: what is overloaded is not asked the more.
-
-    Args:
-        clock: seconds, for tests.
+    After some failures in a row no request is sent for a while; then one tries, and the others once it succeeds. A
+    request that fails may be tried again as long as few others were, so that retries never add to an overload.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -49,14 +46,10 @@ class Circuit:
         self._retries = _MOST_RETRIES
 
     def admit(self, seconds: float) -> tuple[float, float]:
-        """Begin a request, if the circuit is closed or this one is to try.
-
-        Args:
-            seconds: that the request may take: so long no other tries.
+        """Begin a request of at most so many seconds, if the circuit is closed or this one is to try.
 
         Returns:
-            0, or the seconds until the next may try: then nothing is to be asked. And when the request began, for
-            `failed`.
+            Seconds until the next may try, 0 if this one may; and when the request began, for `failed`.
         """
         with self._lock:
             now = self._clock()
@@ -69,7 +62,7 @@ class Circuit:
             return max(wait, 0.0), now
 
     def may_retry(self) -> bool:
-        """Whether a request that failed may be tried again, which is then counted."""
+        """Count a retry, if one is allowed."""
         with self._lock:
             if self._failures >= _FAILURES or self._retries < 1:
                 return False
@@ -77,16 +70,12 @@ class Circuit:
             return True
 
     def succeeded(self) -> None:
-        """A request was answered: the circuit closes."""
+        """Close the circuit after an answer."""
         with self._lock:
             self._failures, self._open_seconds, self._trying_until = 0, _FIRST_SECONDS, -inf
 
     def failed(self, began: float) -> None:
-        """A request was not answered.
-
-        Args:
-            began: as of `admit`. One that was under way when the circuit opened says nothing new.
-        """
+        """Count a request without an answer; one that `began` before the circuit opened says nothing new."""
         with self._lock:
             if self._failures >= _FAILURES and began <= self._opened_at:
                 return
@@ -99,14 +88,14 @@ class Circuit:
 
     @property
     def open(self) -> bool:
-        """Whether nothing is asked now, but by the one that tries."""
+        """Whether no request is sent now, except the one that tries."""
         with self._lock:
             return self._failures >= _FAILURES
 
 
 VARIABLE, TOKEN_VARIABLE = "LONGTAIL_MILVUS", "LONGTAIL_MILVUS_TOKEN"
 _PATIENT_SECONDS, _PATIENT_LOADING_SECONDS = 60.0, 3_600.0
-"""Of commands that nobody waits for online."""
+"""Limits of commands that no client waits for."""
 _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS, _LEAST_SECONDS = 0.05, 1.0, 0.01
 _TRANSPORT, _NOT_FOUND, _NOT_LOADED = -1, 100, 101
 """Our code of an error on the way, and Milvus's of a collection that is not there, or not in memory."""
@@ -114,7 +103,7 @@ _REFUSED = (
     "cannot parse expression", "invalid parameter", "is invalid", "duplicated", "message larger than max",
     "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "auth check failure",
 )  # fmt: skip
-"""What a server says that answers, and will not do what it is asked: to ask again is no use."""
+"""Answers that refuse a request: a retry is no use."""
 
 Answer = TypeVar("Answer")
 _until: ContextVar[float | None] = ContextVar("until", default=None)

@@ -224,13 +224,15 @@ class Searcher:
         place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
         measured = self.filtered[max(0, place - 1) : place + 1]
         exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
-        if exactly and self.index.kind != "flat":
-            return self._exactly(queries_bE, k, eligible)
+        if exactly and self.index.kind != "flat" and self.index.share_outside_head(eligible):
+            return self._exact.top(queries_bE, eligible.rows, k)
         boost = max((effort.boost for effort in measured), default=1.0)
         return self._candidates(queries_bE, k, self.effort, eligible, boost)
 
     def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
         """Find the best k of the index and its head with exact scores; −inf and −1 beyond what they find."""
+        if self.index.head is not None and not self.index.share_outside_head(eligible):
+            return self.index.head.merge(queries_bE, k, len(self.index.head), eligible, *no_results(len(queries_bE), 1))
         scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
         if self.index.lossy:
             scores_bC = self._exact.rescore(queries_bE, rows_bC)
@@ -241,13 +243,6 @@ class Searcher:
         if rows_bC.shape[1] == k and not self.index.lossy and self.index.gpu is None:
             return scores_bC, rows_bC
         return top_k([scores_bC], [rows_bC], k)
-
-    def _exactly(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
-        """Find the best k of few labels by scoring them all; labels of the head alone are not read again."""
-        head = self.index.head
-        if head is not None and eligible.count == np.count_nonzero(eligible.contains(head.rows_H)):
-            return head.merge(queries_bE, k, len(head), eligible, *no_results(len(queries_bE), 1))
-        return self._exact.top(queries_bE, eligible.rows, k)
 
     def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
         """Answer a query whose lists hold fewer than k: by ever more lists, by every label if need be."""

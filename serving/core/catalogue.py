@@ -9,13 +9,14 @@ was shown lately is kept as Python objects, for the head is shown again and agai
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels
@@ -26,7 +27,6 @@ from longtail.bundle.errors import describe
 from longtail.bundle.lookup import fingerprints
 from longtail.index import without_rows
 from longtail.serving.core.attributes import LabelAttributes
-from longtail.serving.core.label_texts import LabelTexts
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import UnknownLabelError
@@ -306,3 +306,49 @@ class Catalogue:
         if not columns:
             return [{} for _ in rows_N]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+
+class LabelTexts:
+    """Ids and display columns of labels. Arrow searches them, which leaves the interpreter to others.
+
+    Args:
+        ids: string [L], distinct.
+        columns: of types that JSON has, each [L]; what is searched of them is text, lists of text and whole numbers.
+    """
+
+    def __init__(self, ids: pa.Array, columns: Iterable[pa.Array]) -> None:
+        self._columns = [ids, *(column for column in columns if _is_searched(column.type))]
+
+    def containing(self, text: str, rows_N: Int64) -> Bools:
+        """Whether the id or a column of each of these labels holds a text, in upper case or lower, bool [N]."""
+        found_N: Bools = np.zeros(len(rows_N), np.bool_)
+        rows = pa.array(rows_N)
+        for column in self._columns:
+            taken = column.take(rows)
+            if _is_list(taken.type):
+                parents = pc.list_parent_indices(taken).to_numpy()
+                found_N[parents[_contains(taken.flatten(), text)]] = True
+            else:
+                found_N |= _contains(taken, text)
+        return found_N
+
+
+def _contains(column: pa.Array, text: str) -> Bools:
+    if pa.types.is_integer(column.type):
+        column = column.cast(pa.string())
+    found_N: Bools = pc.match_substring(column, text, ignore_case=True).fill_null(False).to_numpy(zero_copy_only=False)
+    return found_N
+
+
+def _is_searched(type_: pa.DataType) -> bool:
+    if _is_list(type_):
+        return _is_text(type_.value_type)
+    return _is_text(type_) or bool(pa.types.is_integer(type_))
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))

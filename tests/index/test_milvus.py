@@ -30,7 +30,7 @@ from longtail.index import (
     refresh_priors,
     update,
 )
-from longtail.index.construct import collection_rows
+from longtail.index.construct import collection as building
 from tests.bundles import make_bundle
 from tests.index import test_filters, test_hidden, test_search
 from tests.milvus import COLLECTIONS, RunningMilvus
@@ -234,13 +234,13 @@ def test_what_nobody_filters_by_weighs_too(
     assert opened("milvus_flat")
     monkeypatch.setattr("longtail.index.construct.collection._BATCH_BYTES", 100_000)
     sent = []
-    upright = collection_rows._insert
+    upright = building._insert
 
     def insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], where: dict[str, Any]) -> None:
         sent.append(sum(len(str(entity["display"])) for entity in entities))
         upright(server, name, entities, where)
 
-    monkeypatch.setattr(collection_rows, "_insert", insert)
+    monkeypatch.setattr(building, "_insert", insert)
     bundle = make_bundle(labels=1_100, dim=4)
     long = replace(bundle.labels, display=pa.table({"text": [f"{row} {'x' * 900}" for row in range(1_100)]}))
     manifest = bundle.manifest.model_copy(update={"display": ["text"]})
