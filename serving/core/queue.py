@@ -128,15 +128,13 @@ class SearchQueue(Generic[Work, Result]):
         job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
         with self._changed:
             own = self._clients.get(client) or _Client()
-            for name in ("queries", "labels", "bytes"):
-                limit, waits, held, new = (
-                    getattr(cost_, name) for cost_ in (self._limit, self._waiting, own.cost, cost)
-                )
-                if waits and held + new > limit - waits:
-                    raise QueueFullError(
-                        f"expected at most {limit:.0f} {name} waiting, and of one client no more than are free, found "
-                        f"{waits:.0f}, of this client {held:.0f}, and received {new:.0f} more"
-                    )
+            held, waiting, limit = own.cost, self._waiting, self._limit
+            if waiting.queries and (
+                held.queries + cost.queries > limit.queries - waiting.queries
+                or held.labels + cost.labels > limit.labels - waiting.labels
+                or held.bytes + cost.bytes > limit.bytes - waiting.bytes
+            ):
+                raise self._full(held, cost)
             self._clients[client] = own
             own.jobs.append(job)
             own.cost.add(cost)
@@ -161,6 +159,18 @@ class SearchQueue(Generic[Work, Result]):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _full(self, held: Cost, cost: Cost) -> QueueFullError:
+        """Name the first limit that a request exceeds."""
+        for name in ("queries", "labels", "bytes"):
+            costs = self._limit, self._waiting, held, cost
+            limit, waits, mine, new = [getattr(each, name) for each in costs]
+            if mine + new > limit - waits:
+                break
+        return QueueFullError(
+            f"expected at most {limit:.0f} {name} waiting, and of one client no more than are free, found {waits:.0f}, "
+            f"of this client {mine:.0f}, and received {new:.0f} more"
+        )
 
     def _time_out(self, job: _Job[Work, Result]) -> None:
         if not job.future.done():
