@@ -96,11 +96,11 @@ def test_keys_and_settings_change_without_a_restart(releases: Path, tmp_path: Pa
         service.hang_up(keys=f"{OLD}\n{NEW}\n")
         until(lambda: service.statuses(NEW) == {200}, "the new key to be known")
         assert service.statuses(OLD) == {200}
-        service.hang_up(keys=f"{NEW}\n", settings="max_k = 6\nworkers = 7\ndevice = 'gpu'\nmax_total_k = 9999\n")
+        service.hang_up(keys=f"{NEW}\n", settings="max_k = 6\nworkers = 7\ndevice = 'gpu'\nmax_queries = 200\n")
         until(lambda: service.statuses(OLD) == {401}, "the old key to be forgotten")
         until(lambda: service.statuses(NEW, k=6) == {200}, "a larger k")
         assert "these settings have changed and wait for a restart: workers, device" in service.log
-        assert "were read again: max_k, max_total_k; 1 keys may ask, 1 may change things" in service.log
+        assert "were read again: max_queries, max_k; 1 keys may ask, 1 may change things" in service.log
         assert OLD not in service.log
         assert NEW not in service.log
         assert service.process.terminate() == 0

@@ -33,7 +33,7 @@ class LabelIdsRequest(Body):
     """Body of POST /v1/labels/delete and POST /v1/labels/restore."""
 
     ids: list[LabelId] = Field(
-        min_length=1, description="At most LONGTAIL_MAX_IDS. All of them change, in one write to disk, or none."
+        min_length=1, description="At most 10,000. All of them change, in one write to disk, or none."
     )
 
     def check_limits(self, settings: Settings) -> None:
