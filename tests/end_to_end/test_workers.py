@@ -123,7 +123,7 @@ def test_figures_add_up_whichever_worker_answers_and_whichever_is_asked(
 
     for http in (http_one, http_other):
         assert more(http, "longtail_queries_total") == 140
-        buckets = [f"longtail_exposures_total bucket={bucket},restricted=no" for bucket in BUCKET_NAMES]
+        buckets = [f"longtail_exposures_total bucket={bucket} restricted=no" for bucket in BUCKET_NAMES]
         assert more(http, *buckets) == 7 * 140
         until(lambda http=http: more(http, ANSWERED) == 140, "every request to be counted")  # type: ignore[misc]
         assert more(http, "longtail_request_seconds_count route=/v1/retrieve") == 140
