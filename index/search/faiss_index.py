@@ -92,6 +92,8 @@ class Head:
         """
         least_B = kth_best(scores_BC, k)
         least_B -= _TOLERANCE * (1 + np.abs(least_B))
+        if len(queries_BE) == 1:
+            return self._merge_one(queries_BE[0], k, size, eligible, least_B[0], scores_BC[0], rows_BC[0])
         scores_BC[self.holds(rows_BC, size)] = -np.inf
         ruled_out_H = None if eligible.whole else ~eligible.in_head(self.rows_H)[:size]
         found_B, found_H, found = [], [], []
@@ -113,6 +115,25 @@ class Head:
         own_BC, own_rows_BC = no_results(len(queries_BE), int(counts_B.max()))
         own_BC[at_B, places], own_rows_BC[at_B, places] = np.concatenate(found), self.rows_H[at_H]
         return top_k([own_BC, scores_BC], [own_rows_BC, rows_BC], k)
+
+    def _merge_one(
+        self, query_E: Float32, k: int, size: int, eligible: Eligible, least: float, scores_C: Float32, rows_C: Int64
+    ) -> tuple[Float32, Int64]:
+        """`merge` for one query, in a third of the time that arrays of many take."""
+        scores_H = self.vectors_HE[:size] @ query_E
+        if not eligible.whole:
+            scores_H[~eligible.in_head(self.rows_H)[:size]] = -np.inf
+        if least == -np.inf and size > k:
+            least = np.partition(scores_H, -k)[-k]
+        at = np.flatnonzero(scores_H >= least)
+        kept_C = ~self.holds(rows_C, size)
+        scores = np.concatenate([scores_H[at], scores_C[kept_C]])
+        rows = np.concatenate([self.rows_H[at], rows_C[kept_C]])
+        best = np.argsort(-scores, kind="stable")[:k]
+        scores_1K, rows_1K = no_results(1, k)
+        scores_1K[0, : len(best)], rows_1K[0, : len(best)] = scores[best], rows[best]
+        rows_1K[scores_1K == -np.inf] = NO_ROW
+        return scores_1K, rows_1K
 
 
 @dataclass(frozen=True)
