@@ -26,8 +26,8 @@ os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs"))
 LONG_FILES = (
-    "trainer/test_devices.py", "tfrs/test_legacy.py", "end_to_end/test_own_layers.py",
-    "end_to_end/test_corrupt_state.py", "end_to_end/test_feature_kinds.py", "examples/test_notebooks.py",
+    "trainer/test_devices.py", "tfrs/test_legacy.py", "end_to_end/test_train_to_serve.py",
+    "end_to_end/test_corrupt_state.py", "examples/test_notebooks.py",
     "trainer/test_resume.py", "trainer/test_conditional_jobs.py", "trainer/test_backends.py",
     "end_to_end/test_corrupt_releases.py", "trainer/test_dial_end_to_end.py",
 )  # fmt: skip

@@ -1,192 +1,420 @@
-"""The whole road by its commands: Parquet → fit → index → serve → HTTP, with every kind of feature.
+"""The whole road by its commands, once, with every kind of feature: Parquet → fit → index → serve → HTTP → merge.
 
-The reference encodes queries by the trainer's columns, the service by the request's JSON: equal answers
-prove that both mean the same.
+The reference is the Keras model with the weights that the bundle keeps, fed by the trainer's own columns; the service
+reads the JSON of requests. Equal answers prove that encoding, export, index and service all mean the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import numpy as np
-import onnxruntime as ort
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Bundle
+from longtail.index import merge_labels
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data.dataset import load_dataset
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.evaluation.bundle import evaluate
+from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.warm_start import WarmStart
 from tests.end_to_end.commands import fitted_and_published, served
+from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
+from tests.trainer.page import registered, tables_as_they_are, write_package
 
-USERS, ITEMS = 40, 30
+pytestmark = pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
+
+USERS, ITEMS, ROWS, DIMS = 30, 24, 400, 6
+START = datetime(2026, 1, 1, 8, 30, 15, 250_000, UTC)
+TIERS = ("basic", "gold", "past")
 WORDS = ("red", "Green", "blue", "wide", "small", "old")
+WITHOUT = 9
+"""The item without a picture."""
 
 RECIPE = """
 name = "every-feature"
 [data]
-train = "pairs.parquet"
+train = "log.parquet"
 query_id = "user_id"
 label_id = "item_id"
 timestamp = "at"
-weight = "strength"
+events = { column = "event", weights = { view = 1, purchase = 2 } }
+impressions = "shown"
 queries = "users.parquet"
+valid_from = "since"
 labels = "items.parquet"
 display = ["title"]
-split = { strategy = "leave_last_out" }
+split = { strategy = "temporal" }
 [query]
 features = [
     { name = "user_id", kind = "id", dim = 8, min_count = 4 },
-    { name = "country", kind = "id", dim = 4 },
-    { name = "history", kind = "history", dim = 8, table = "item_id", max_length = 4 },
+    { name = "tier", kind = "id", dim = 4 },
+    { name = "taste", kind = "vector", dims = 6, projection = 4, normalise = true, unknown_rate = 0.1 },
+    { name = "joined", kind = "date", dim = 4 },
+    { name = "income", kind = "number", transform = "log", missing = "flag" },
+    { name = "visits", kind = "number", transform = "quantile", buckets = 4, dim = 4 },
     { name = "interests", kind = "bag", dim = 4, max_length = 3, combiner = "sqrtn" },
-    { name = "about", kind = "text", dim = 4, hash_rows = 64, max_length = 3, combiner = "sum" },
-    { name = "age", kind = "number" },
+    { name = "again", kind = "bag", table = "item_id", dim = 8, column = "recent", combiner = "attention" },
+    { name = "about", kind = "text", dim = 4, hash_rows = 70000, max_length = 3, combiner = "sum" },
+    { name = "seen", kind = "history", table = "item_id", dim = 8, max_length = 6, encoder = { name = "hstu", layers = 1, time_buckets = 20 } },
+    { name = "bought", kind = "history", table = "item_id", dim = 8, events = ["purchase"], encoder = { name = "sasrec", layers = 1, time_buckets = 20 } },
+    { name = "recently", kind = "history", entries = "both", dim = 8, max_length = 4, half_life = 2, combiner = "sqrtn", weights = "symmetric" },
+    { name = "device", from = "row", kind = "id", dim = 4 },
+    { name = "hour", from = "row", kind = "cyclic", period = 24, missing = "flag" },
+    { name = "searched", column = "words", from = "row", kind = "text", dim = 4, hash_rows = 64 },
+    { name = "looked_at", kind = "vector", dims = 6, of_label = "picture", from = "row" },
 ]
 hidden = [16]
+cross = 2
+residual = true
+layer_norm = true
 [label]
+tower = "gated"
 features = [
-    { name = "item_id", kind = "id", dim = 8 },
+    { name = "item_id", kind = "id", dim = 8, unknown_rate = 0.1 },
     { name = "title", kind = "text", dim = 4 },
     { name = "genres", kind = "bag", dim = 4, separator = "|" },
-    { name = "price", kind = "number" },
+    { name = "picture", kind = "vector", dims = 6 },
+    { name = "released", kind = "date", dim = 4, parts = ["month", "age"] },
+    { name = "price", kind = "number", missing = "flag" },
+    { name = "stock", kind = "number", transform = "quantile", dim = 4 },
+    { name = "month", kind = "cyclic", period = 12 },
+    { name = "buyers", kind = "audience", dim = 4, max_length = 3, weights = "symmetric", min_count = 4 },
 ]
-hidden = [16]
 [model]
 dim = 8
 label_bias = true
 learn_temperature = true
 [loss]
+impressions = 0.5
 weight = "tail"
-sampler = { name = "mixed", negatives = 16 }
+hits = "mask_known"
+[optimizer]
+embedding_learning_rate = 0.1
+dense_learning_rate = 0.02
 [training]
-epochs = 3
-batch_size = 32
+epochs = 2
+batch_size = 64
 [evaluation]
 ks = [5]
 metric = "recall@5"
 bootstrap = 10
-"""
+bias_removal = [0.0, 1.0]
+baselines = []
+"""  # noqa: E501
+
+
+def sometimes(values: Any, every: int) -> list[Any]:
+    """The values, some of them missing."""
+    return [None if row % every == 2 else value for row, value in enumerate(values)]
 
 
 def write_shop(folder: Path) -> None:
     rng = np.random.default_rng(5)
-    interests = [
-        [(word, float(rng.uniform(0.2, 2))) for word in rng.choice(WORDS, rng.integers(0, 5), replace=False)]
-        for _ in range(USERS)
-    ]
-    pq.write_table(
-        pa.table(
-            {
-                "user_id": [f"u{user}" for user in range(USERS)],
-                "country": [None if user % 9 == 0 else ["de", "fr", "it"][user % 3] for user in range(USERS)],
-                "interests": pa.array(interests, pa.map_(pa.string(), pa.float32())),
-                "about": [" ".join(rng.choice(WORDS, rng.integers(0, 6))) for _ in range(USERS)],
-                "age": [None if user % 7 == 0 else float(rng.integers(18, 80)) for user in range(USERS)],
-            }
+    users = [user for user in range(USERS) for _ in TIERS]  # a row for each time that one changed
+    rows = len(users)
+    tables: dict[str, dict[str, Any]] = {}
+    tables["users"] = {
+        "user_id": [f"u{user}" for user in users],
+        "since": [START + timedelta(hours=at % 3 * 150 + user) for at, user in enumerate(users)],
+        "tier": list(TIERS * USERS),
+        "taste": pa.array(sometimes(rng.normal(size=(rows, DIMS)).tolist(), 8), pa.list_(pa.float32(), DIMS)),
+        "joined": sometimes([START + timedelta(hours=37 * at) for at in range(rows)], 9),
+        "income": sometimes(rng.lognormal(8, 1, rows), 5),
+        "visits": sometimes(rng.integers(0, 9, rows).tolist(), 7),
+        "interests": pa.array(
+            [
+                [(word, float(rng.uniform(0.2, 2))) for word in rng.choice(WORDS, at % 5, replace=False)]
+                for at in range(rows)
+            ],
+            pa.map_(pa.string(), pa.float32()),
         ),
-        folder / "users.parquet",
-    )
-    pq.write_table(
-        pa.table(
-            {
-                "item_id": list(range(ITEMS + 2)),
-                "title": [f"The {WORDS[item % 6]} thing, no. {item}" for item in range(ITEMS + 2)],
-                "genres": [
-                    "|".join(rng.choice(["a", "b", "c"], rng.integers(1, 4), replace=False)) for _ in range(ITEMS + 2)
-                ],
-                "price": rng.uniform(1, 100, ITEMS + 2),
-            }
-        ),
-        folder / "items.parquet",
-    )
-    visits = rng.integers(2, 12, USERS)
-    users = np.repeat(np.arange(USERS), visits)
-    pq.write_table(
-        pa.table(
-            {
-                "user_id": [f"u{user}" for user in users],
-                "item_id": np.minimum(rng.geometric(0.12, len(users)), ITEMS) - 1,
-                "at": rng.integers(0, 10**6, len(users)),
-                "strength": rng.uniform(0.5, 2, len(users)),
-            }
-        ),
-        folder / "pairs.parquet",
-    )
+        "recent": [rng.choice(ITEMS, at % 4, replace=False).tolist() for at in range(rows)],
+        "about": [" ".join(rng.choice(WORDS, rng.integers(0, 6))) for _ in range(rows)],
+    }
+    pictures = rng.normal(size=(ITEMS + 1, DIMS)).astype(np.float32).tolist()
+    pictures[WITHOUT] = None
+    tables["items"] = {
+        "item_id": range(ITEMS + 1),  # nobody has taken the last one
+        "title": [f"The {WORDS[item % 6]} thing, no. {item}" for item in range(ITEMS + 1)],
+        "genres": ["|".join(rng.choice(["a", "b", "c"], rng.integers(1, 4), replace=False)) for _ in range(ITEMS + 1)],
+        "picture": pa.array(pictures, pa.list_(pa.float32())),
+        "released": sometimes([date(2024, 2, 28) + timedelta(days=11 * item) for item in range(ITEMS + 1)], 9),
+        "price": sometimes(rng.uniform(1, 100, ITEMS + 1), 7),
+        "stock": rng.integers(0, 1000, ITEMS + 1),
+        "month": sometimes([item % 12 for item in range(ITEMS + 1)], 8),
+    }
+    tables["log"] = {
+        "user_id": [f"u{user}" for user in rng.integers(0, USERS, ROWS)],
+        "item_id": np.minimum(rng.geometric(0.12, ROWS), ITEMS) - 1,
+        "at": [START + timedelta(hours=float(hours)) for hours in rng.permutation(ROWS)],
+        "event": rng.choice(["view", "purchase"], ROWS, p=[0.7, 0.3]),
+        "shown": [rng.choice(ITEMS, rng.integers(0, 6), replace=False).tolist() for _ in range(ROWS)],
+        "device": [None if row % 17 == 0 else ["phone", "web", "tv"][row % 3] for row in range(ROWS)],
+        "hour": [None if row % 13 == 0 else float(row % 24) for row in range(ROWS)],
+        "words": [["red shoe", "hat", "", "green hat small"][row % 4] for row in range(ROWS)],
+        "looked_at": [None if row % 9 == 0 else str(row % ITEMS) for row in range(ROWS)],
+    }
+    for name, table in tables.items():
+        pq.write_table(pa.table(table), folder / f"{name}.parquet")
     (folder / "recipe.toml").write_text(RECIPE)
 
 
+@dataclass(frozen=True)
+class Shop:
+    """A release that is served, what it was trained on, and the Keras model that it was exported from."""
+
+    root: Path
+    http: httpx.Client
+    dataset: Dataset
+    bundle: Bundle
+    encoding: Encoding
+    model: TwoTower
+
+    def request(self, at: int) -> dict[str, Any]:
+        """The features of one way to ask, as a client would write them, from the files."""
+        requests, train, ids = self.dataset.requests, self.dataset.train, self.dataset.label_ids.to_pylist()
+        query, version = int(requests.queries[at]), int(requests.attributes[at])
+        id_, users = self.dataset.query_ids[query].as_py(), pq.read_table(self.root / "users.parquet").to_pylist()
+        known = version < len(users)
+        user = users[3 * int(id_[1:]) + version % 3] if known else dict.fromkeys(users[0])
+        context = self.dataset.contexts.slice(int(requests.contexts[at]), 1).to_pylist()[0]
+        user |= {"user_id": id_, "again": user.pop("recent"), "since": None}
+        user |= {"joined": user["joined"] and user["joined"].isoformat(), "interests": dict(user["interests"] or {})}
+        context["searched"] = context.pop("words")
+        now = datetime.fromtimestamp(float(train.times.max()) / 1e6, UTC).isoformat()
+        for name, chosen in (("seen", train.events >= 0), ("bought", train.events == 1)):
+            chosen = chosen & (train.queries == query)
+            times = [datetime.fromtimestamp(at / 1e6, UTC).isoformat() for at in train.times[chosen]]
+            user[name] = {"ids": [ids[label] for label in train.labels[chosen]], "times": times, "now": now}
+        del user["since"]
+        return user | context | {"recently": user["seen"]["ids"]}
+
+    def scores(self, *features: dict[str, Any], **more: Any) -> list[dict[str, float]]:
+        """Scores by label of queries over HTTP."""
+        asked = [{"features": of, "k": ITEMS + 1, "bias_removal": 0, "popularity": 0} | more for of in features]
+        answer = self.http.post("/v1/retrieve", json={"queries": asked})
+        assert answer.status_code == 200, answer.text
+        return [{label["id"]: label["score"] for label in result["labels"]} for result in answer.json()["results"]]
+
+    def change(self, method: str, path: str, **content: Any) -> None:
+        answer = self.http.request(method, path, **content)
+        assert answer.status_code == 200, answer.text
+
+
 @pytest.fixture(scope="module")
-def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     root = tmp_path_factory.mktemp("shop")
     write_shop(root)
-    fitted_and_published(root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def client(shop: Path) -> Iterator[httpx.Client]:
-    with served(shop) as http:
-        yield http
-
-
-def raw_features(shop: Path, user: int, history: list[str]) -> dict[str, Any]:
-    row = pq.read_table(shop / "users.parquet").slice(user, 1).to_pylist()[0]
-    return row | {"interests": dict(row["interests"]), "history": history}
+    write_package(root / "site")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(root / "site"))
+        fitted_and_published(root)
+    with tables_as_they_are():
+        registered()
+        recipe, bundle = load_recipe(root / "recipe.toml"), Bundle.load(root / "model")
+        dataset = read_dataset(recipe)
+        encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies), bundle.manifest.query_features)
+        model = TwoTower(recipe, encoding, len(dataset.label_ids))
+        assert WarmStart.read(root / "model").carry_over(model, encoding.vocabularies, dataset.label_ids).left == {}
+        with served(root) as http:
+            yield Shop(root, http, dataset, bundle, encoding, model)
 
 
 @pytest.mark.parametrize("bias_removal", [-0.5, 0.0, 0.4, 1.0])
-def test_http_answers_are_the_trained_models(shop: Path, client: httpx.Client, bias_removal: float) -> None:
-    recipe = load_recipe(shop / "recipe.toml")
-    dataset, bundle = (
-        load_dataset(recipe.data, seed=recipe.seed, strings=recipe.string_columns),
-        Bundle.load(shop / "model"),
-    )
-    features = Encoding.fit(recipe, dataset, dict(bundle.vocabularies)).query
-    users = list(range(0, USERS, 3))
-    rows = np.array([dataset.query_ids.to_pylist().index(f"u{user}") for user in users], np.int32)
-    queries_BD = ort.InferenceSession(bundle.query_tower).run(None, features.of_queries(rows))[0].astype(np.float64)
-    manifest, labels = bundle.manifest, bundle.labels
-    assert labels.bias is not None
-    expected_BL = queries_BD @ bundle.embeddings.T.astype(np.float64) / manifest.temperature
+def test_http_scores_are_the_trained_models_row_by_row(shop: Shop, bias_removal: float) -> None:
+    requests, labels = shop.dataset.requests, shop.bundle.labels
+    rows = np.arange(0, len(requests.queries), 10, dtype=np.int32)
+    versions = requests.attributes[rows]
+    assert len({int(each) % 3 for each in versions if each < 3 * USERS}) == 3, "attributes of every time"
+    assert (versions == 3 * USERS).any(), "and missing ones"
+    queries_BD = np.asarray(shop.model.embed_queries(shop.encoding.query.of_queries(rows)), np.float64)
+    expected_BL = queries_BD @ np.asarray(shop.model.embed_labels()).T / shop.bundle.manifest.temperature
     expected_BL += bias_removal * labels.log_pn + labels.bias
 
-    train = dataset.train
-    names = dataset.label_ids.to_pylist()
-    queries = [
-        {
-            "features": raw_features(shop, user, [names[label] for label in train.labels[train.queries == row]]),
-            "k": len(names),
-            "bias_removal": bias_removal,
-        }
-        for user, row in zip(users, rows, strict=True)
-    ]
-    answer = client.post("/v1/retrieve", json={"queries": queries})
-    assert answer.status_code == 200, answer.text
+    found = shop.scores(*(shop.request(int(row)) for row in rows), bias_removal=bias_removal)
 
-    row_of = {id_: row for row, id_ in enumerate(labels.ids.to_pylist())}
-    for result, expected_L in zip(answer.json()["results"], expected_BL, strict=True):
-        found = [(row_of[label["id"]], label["score"]) for label in result["labels"]]
-        assert sorted(row for row, _ in found) == list(range(len(names)))
-        np.testing.assert_allclose([score for _, score in found], np.sort(expected_L)[::-1], rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(
-            [expected_L[row] for row, _ in found], np.sort(expected_L)[::-1], rtol=1e-4, atol=1e-4
-        )
+    for scores, expected_L in zip(found, expected_BL, strict=True):
+        wanted = dict(zip(labels.ids.to_pylist(), expected_L.tolist(), strict=True))
+        assert scores == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+        assert list(scores) == sorted(scores, key=lambda id_: -scores[id_])
+    assert len({tuple(scores.values()) for scores in found}) == len(found), "features tell queries apart"
 
 
-def test_answers_carry_the_users_columns(client: httpx.Client) -> None:
-    answer = client.get("/v1/labels/31").json()
-    assert answer["display"] == {"title": "The Green thing, no. 31"}
-    assert answer["bucket"] == "new", "a label that was never interacted with is in the catalogue"
-    assert answer["count"] == 0
+def test_an_id_scores_as_its_picture_does_to_the_last_bit(shop: Shop) -> None:
+    pictures = pq.read_table(shop.root / "items.parquet")["picture"].to_pylist()
+    items = [item for item in range(ITEMS) if item != WITHOUT]
+    by_id = shop.scores(*({"looked_at": str(item)} for item in items))
+    by_value = shop.scores(*({"looked_at": pictures[item]} for item in items))
+    assert by_id == by_value
+    given = (None, "nobody", "", 10**30, str(WITHOUT))
+    absent, *others = shop.scores({}, *({"looked_at": each} for each in given))
+    assert all(each == absent for each in others)
 
 
-def test_a_stranger_gets_an_answer(client: httpx.Client) -> None:
-    answer = client.post(
-        "/v1/retrieve", json={"queries": [{"features": {"user_id": "nobody", "history": ["nothing"]}}]}
-    )
-    assert [len(result["labels"]) for result in answer.json()["results"]] == [10]
+def test_times_of_a_history_matter_and_may_be_left_out(shop: Shop) -> None:
+    row = next(row for row in range(ROWS) if len(shop.request(row)["bought"]["ids"]) > 1)
+    features = shop.request(row)
+    inputs = shop.encoding.query.of_queries(np.int32([row]))
+    unknown = {
+        f"{name}__time": np.where(inputs[f"{name}__weight"] > 0, -1, 0).astype(np.int32) for name in ("seen", "bought")
+    }
+    query_D = np.asarray(shop.model.embed_queries(inputs | unknown))[0]
+    expected_L = query_D @ np.asarray(shop.model.embed_labels()).T / shop.bundle.manifest.temperature
+    expected_L = expected_L + shop.bundle.labels.bias
+    untimed = features | {name: features[name]["ids"] for name in ("seen", "bought")}
+    later = features | {name: features[name] | {"now": "2026-12-01T00:00:00Z"} for name in ("seen", "bought")}
+
+    timed, bare, moved = shop.scores(features, untimed, later)
+
+    wanted = dict(zip(shop.bundle.labels.ids.to_pylist(), expected_L.tolist(), strict=True))
+    assert bare == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+    assert max(abs(timed[id_] - bare[id_]) for id_ in timed) > 1e-3
+    assert max(abs(timed[id_] - moved[id_]) for id_ in timed) > 1e-3
+
+
+def test_what_is_missing_is_what_training_calls_unknown(shop: Shop) -> None:
+    given = {"user_id": "u1", "tier": "gold", "recently": ["3"]}
+    spelt_out = {"device": "a watch, never seen", "searched": "", "about": "", "interests": {}, "again": [], "seen": []}
+    missing, unknown, known = shop.scores(given, given | spelt_out, given | {"device": "web", "searched": "green hat"})
+    assert missing == unknown
+    assert missing != known
+    (stranger,) = shop.scores({"user_id": "nobody", "seen": ["nothing"]})
+    assert len(stranger) == ITEMS + 1
+
+
+def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: Shop) -> None:
+    items, names, train = [3, WITHOUT, 11], shop.dataset.label_ids.to_pylist(), shop.dataset.train
+    rows = [names.index(str(item)) for item in items]
+    inputs = {name: column[rows] for name, column in shop.encoding.label_inputs.items()}
+    inputs |= shop.encoding.audience.inputs(np.int32(rows))
+    assert inputs["buyers__weight"].sum(axis=1).tolist() == [(train.labels == row).sum() for row in rows]
+    table, users = pq.read_table(shop.root / "items.parquet").to_pylist(), shop.dataset.query_ids.to_pylist()
+    new = []
+    for item, row in zip(items, rows, strict=True):
+        features = {name: value for name, value in table[item].items() if name != "item_id"}
+        features |= {"released": str(features["released"]) if features["released"] else None}
+        features["genres"] = features["genres"].split("|")
+        features["buyers"] = [users[query] for query in np.sort(train.queries[train.labels == row])]
+        new.append({"id": f"new-{item}", "features": features})
+    assert len(new[0]["features"]["buyers"]) > 3, "more than a training step draws"
+    inputs["buyers"][1, 0], new[1]["features"]["buyers"][0] = 0, "nobody that training knew"
+    labels_CD = np.asarray(shop.model.towers.label(inputs | {"item_id": np.zeros(3, np.int32)}))
+    query_D = np.asarray(shop.model.embed_queries(shop.encoding.query.of_queries(np.int32([7]))))[0]
+
+    shop.change("POST", "/v1/labels", json={"labels": new})
+    (found,) = shop.scores(shop.request(7), allow=[label["id"] for label in new])
+
+    expected = labels_CD @ query_D / shop.bundle.manifest.temperature
+    differences = {id_: found[id_] - score for id_, score in zip((label["id"] for label in new), expected, strict=True)}
+    assert max(differences.values()) - min(differences.values()) < 1e-4, "but for the bias of a label without pairs"
+    for label in new:
+        shop.change("DELETE", f"/v1/labels/{label['id']}")
+
+
+BAD: dict[str, tuple[str, Any, str, str]] = {
+    "a vector of another length": ("taste", [1, 2, 3], "", "a list of 6 finite numbers, received a list of 3"),
+    "a vector of words": ("taste", [1, 2, "3", 4, 5, 6], ".2", 'a finite number, received "3"'),
+    "a vector of a null": ("taste", [1, 2, 3, None, 5, 6], ".3", "a finite number, received null"),
+    "a vector beyond float32": ("taste", [1, 2, 3, 4, 5, 1e39], ".5", r"float32 can hold, received 1e\+39"),
+    "a vector of an integer that is no float": ("taste", [10**400, 2, 3, 4, 5, 6], ".0", "an integer of 401 digits"),
+    "a number for a vector": ("taste", 4, "", "a list of 6 finite numbers, received 4"),
+    "a date of another form": ("joined", "1 May 2026", "", 'ISO 8601, such as "2026-.*", received "1 May'),
+    "a number for a date": ("joined", 1_777_624_215, "", "received 1777624215"),
+    "a word for a number": ("income", "high", "", 'a finite number, received "high"'),
+    "a truth for a range": ("visits", True, "", "a finite number, received true"),
+    "a word for a kind of one's own": ("hour", "noon", "", 'a finite number, received "noon"'),
+    "ids for a picture": ("looked_at", ["1"] * 6, ".0", 'a finite number, received "1"'),
+    "a truth for a picture": ("looked_at", True, "", "or a label's id .a string or an integer., received true"),
+    "a fraction for a picture": ("looked_at", 1.5, "", "or a label's id .* received 1.5"),
+    "a time that is no date": ("seen", {"ids": ["1"], "times": [5]}, ".times.0", "received 5"),
+    "times that fall": ("seen", {"ids": ["1", "2"], "times": ["2026-02-02", "2026-02-01"]}, ".times.1", "oldest first"),
+    "fewer times than ids": ("seen", {"ids": ["1", "2"], "times": ["2026-02-02"]}, ".times", "received a list of 1"),
+    "a request before its history": (
+        "seen", {"ids": ["1"], "times": ["2026-02-02"], "now": "2026-02-01"}, ".now", "no time before",
+    ),
+    "another key": ("seen", {"ids": [], "times": [], "weights": []}, ".weights", "expected one of ids, times, now"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "part", "message"), BAD.values(), ids=BAD)
+def test_a_bad_value_is_refused_with_its_feature(shop: Shop, name: str, value: Any, part: str, message: str) -> None:
+    answer = shop.http.post("/v1/retrieve", json={"queries": [{"features": {}}, {"features": {name: value}}]})
+
+    assert answer.status_code == 422
+    error = answer.json()["error"]
+    assert error["field"] == f"queries.1.features.{name}{part}"
+    assert "expected" in error["message"]
+    assert re.search(message, error["message"]), error["message"]
+
+
+def test_a_bad_value_of_a_new_label_is_refused(shop: Shop) -> None:
+    labels = [{"id": "bad", "features": {"released": "2026-02-30"}}]
+    error = shop.http.post("/v1/labels", json={"labels": labels}).json()["error"]
+    assert error["field"] == "labels.0.features.released"
+    assert 'received "2026-02-30"' in error["message"]
+
+
+def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:
+    answer = shop.http.get("/v1/release").json()
+    said = {feature["name"]: feature for feature in answer["query_features"]}
+    assert (said["taste"]["kind"], said["taste"]["dims"]) == ("vector", DIMS)
+    assert said["taste"]["expects"] == "a list of 6 finite numbers"
+    assert said["looked_at"]["expects"] == "a list of 6 finite numbers, or a label's id (a string or an integer)"
+    assert "an object of such ids, as many times, each a date or time" in said["seen"]["expects"]
+    assert said["hour"]["kind"] == "number"
+    assert shop.scores(answer["example"])
+    label = shop.http.get(f"/v1/labels/{ITEMS}").json()
+    assert (label["display"], label["count"], label["bucket"]) == ({"title": "The red thing, no. 24"}, 0, "new")
+
+
+def test_the_bundle_says_what_it_was_trained_on_and_measures_the_same_again(shop: Shop) -> None:
+    manifest = shop.bundle.manifest
+    assert manifest.bias_removal.noise == "π of the draws, not of the impressions"
+    own = {name: where for name, where in manifest.software.items() if " " in name}
+    assert own.keys() == {"tower gated", "feature cyclic"}
+    assert own["feature cyclic"].startswith("shop.layers:cyclic of shop 1.0 ")
+    assert "about" in shop.bundle.tables, "a table of a mebibyte lies beside its tower"
+    stored, again = evaluate(shop.bundle), evaluate(shop.bundle, shop.root / "recipe.toml")
+    for at in (0.0, 1.0):
+        assert again.value("recall@5", bias_removal=at) == pytest.approx(stored.value("recall@5", bias_removal=at))
+
+
+def test_labels_that_change_while_serving_are_found_and_merged(shop: Shop) -> None:
+    """Added with and without a picture, embedded again with another, deleted, brought back; then rows of a bundle."""
+    first, other = [0.25, -1.0, 0.5, 2.0, 0.0, 1.0], [1.0, 1.0, -1.0, 0.125, 0.5, 0.0]
+    labels = [{"id": "new", "features": {"picture": first}}, {"id": "bare", "features": {"price": 3}},
+              {"id": "7", "features": {"picture": other}}]  # fmt: skip
+    (before,) = shop.scores({"looked_at": "5"})
+    shop.change("POST", "/v1/labels", json={"labels": labels})
+    shop.change("DELETE", "/v1/labels/5")
+    ids = shop.scores(*({"looked_at": each} for each in ("new", "bare", "7", "5")), {})
+    assert ids == shop.scores({"looked_at": first}, {}, {"looked_at": other}, {}, {})
+    assert "5" not in ids[0]
+    assert {"new", "bare"} < ids[0].keys()
+    shop.change("DELETE", "/v1/labels/new")
+    gone, empty = shop.scores({"looked_at": "new"}, {})
+    assert gone == empty
+    shop.change("POST", "/v1/labels", json={"labels": [{"id": "5"}, {"id": "new", "features": {"picture": other}}]})
+    again, added, by_value = shop.scores({"looked_at": "5"}, {"looked_at": "new"}, {"looked_at": other})
+    assert (again["0"], added) == (before["0"], by_value)
+    shop.change("DELETE", "/v1/labels/8")
+
+    merge_labels(shop.root / "model", shop.root / "releases" / ".state", shop.root / "merged")
+    merged = Bundle.load(shop.root / "merged")
+    kept = dict(zip(merged.labels.ids.to_pylist(), merged.label_vectors["picture"], strict=True))
+    assert kept["new"].tolist() == kept["7"].tolist() == other
+    assert np.isnan(kept["bare"]).all()
+    assert np.isnan(kept[str(WITHOUT)]).all()
+    assert "8" not in kept
+    assert merged.tables.keys() == shop.bundle.tables.keys()
