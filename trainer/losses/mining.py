@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
 
 from longtail.bundle.arrays import Float64
 from longtail.trainer.backend import Tensor, keras, ops
@@ -122,6 +121,8 @@ def theta_of_all(theta_B: Float64, others: int, *, replace: bool = False) -> Flo
         >>> theta_of_all(np.array([2.0, 0.0]), 4).round(3)  # the best of 2 of 4
         array([1.   , 0.667, 0.333, 0.   ])
     """
+    from scipy import stats  # type: ignore[import-untyped]  # the extra `tfrs` has none
+
     draws = len(theta_B)
     if draws > others and not replace:
         raise ValueError(f"theta_of_all: expected at most {others} draws without replacement, received {draws}")
