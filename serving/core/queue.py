@@ -104,6 +104,7 @@ class SearchQueue(Generic[Work, Result]):
         self._waiting = Cost()
         self._running = 0
         self._closed = False
+        self._unannounced = 0
         self._threads = [
             threading.Thread(target=self._answer_batches, name=f"search-{slot}", daemon=True) for slot in range(threads)
         ]
@@ -139,7 +140,9 @@ class SearchQueue(Generic[Work, Result]):
             own.jobs.append(job)
             own.cost.add(cost)
             self._waiting.add(cost)
-            self._changed.notify()
+        if not self._unannounced:
+            loop.call_soon(self._announce)
+        self._unannounced += 1
         late = loop.call_later(self._timeout, self._time_out, job)
         try:
             return await job.future
@@ -171,6 +174,12 @@ class SearchQueue(Generic[Work, Result]):
             f"expected at most {limit:.0f} {name} waiting, and of one client no more than are free, found {waits:.0f}, "
             f"of this client {mine:.0f}, and received {new:.0f} more"
         )
+
+    def _announce(self) -> None:
+        """Wake threads once the event loop has queued all that it had read, which may share a batch."""
+        with self._changed:
+            self._changed.notify(self._unannounced)
+        self._unannounced = 0
 
     def _time_out(self, job: _Job[Work, Result]) -> None:
         if not job.future.done():
