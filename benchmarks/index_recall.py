@@ -3,8 +3,6 @@
     python -m benchmarks.index_recall                       # 300,000 labels: recall, and recall under filters
     python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
     python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find
-    python -m benchmarks.index_recall --codes               # what `auto` has to choose from, by CPU seconds
-    python -m benchmarks.index_recall --priors              # three priors: which labels the exact head should hold
 
 Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1,
 queries from the same centres; seed 0. Recall is against exact search over 200 queries at each λ. Queries per
@@ -27,17 +25,15 @@ from typing import Any
 import faiss
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.manifest import dial_words
-from longtail.index import ExactRows, Filter, IndexSpec, PriorTable, Releases, Searcher, build
+from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.settings import rates
-from longtail.index.construct.training import by_reach, bytes_per_label, head_of, make_index, train_index
+from longtail.index.construct.training import bytes_per_label, train_index
 from longtail.index.construct.tuning import tune_index
-from longtail.index.manifests import Effort, Kind, RecallAt
+from longtail.index.manifests import Effort, Kind
 from longtail.index.search.faiss_index import FaissIndex, pad
 from tests.bundles import make_bundle
 
@@ -56,17 +52,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=int, default=300_000)
     parser.add_argument("--spread", type=float, default=0.6, help="length of the noise around a centre of length 1")
-    parser.add_argument("--priors", action="store_true")
-    parser.add_argument("--codes", action="store_true")
     arguments = parser.parse_args()
     labels: int = arguments.labels
     bundle = synthetic_bundle(labels, spread=arguments.spread)
     print(f"\n{labels:,} labels, {os.cpu_count()} cores, faiss {faiss.__version__}\n")
-    if arguments.priors:
-        print_prior_table(bundle)
-    elif arguments.codes:
-        print_code_table(bundle)
-    elif labels >= 1_000_000:
+    if labels >= 1_000_000:
         print_release_times(bundle)
     else:
         print_recall_table(bundle)
@@ -145,8 +135,7 @@ def print_recall_table(bundle: Bundle) -> None:
         searcher = built.searcher(bundle)
         _print_row(f"banded {text}", setting, built.bytes_per_label, built.seconds, calibration, searcher)
         if text == "ivf_flat":
-            banded, everywhere = searcher, Searcher(bundle, built.index, effort)
-    print_effort_table(calibration, banded, everywhere)
+            banded = searcher
     print_filter_table(bundle, banded)
 
 
@@ -174,82 +163,6 @@ class RawFaiss:
 def raw_kinds(cells: int) -> list[tuple[str, int]]:
     """Factory strings of FAISS alone, and how wide their rows are."""
     return [(f"IVF{cells},Flat", 65), (f"IVF{cells},SQ8", 80), (f"IVF{cells},PQ33x4fs,RFlat", 66)]
-
-
-def print_code_table(bundle: Bundle) -> None:
-    """The kinds that `auto` measures, each at the setting that suffices everywhere, and FAISS alone."""
-    rows = bundle.rows()
-    calibration = Calibration(bundle, rows)
-    head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
-    print(f"| index | setting | bytes per label |{head} queries per CPU second, one by one |")
-    print("|---|---|---:|" + "---:|" * (len(calibration.places) + 1))
-
-    def row(name: str, setting: str, size: float, recall: list[RecallAt], rate: float) -> None:
-        figures = "".join(f" {at.recall:.3f} |" for at in recall)
-        print(f"| {name} | {setting} | {size:.1f} |{figures} {rate:,.0f} |", flush=True)
-
-    built = tune_index(bundle, IndexSpec("auto"), "cpu", lambda _: None)
-    for trial in built.kinds:
-        setting = f"head {trial.head}, probes {trial.effort.probes}, refine {trial.effort.refine}"
-        chosen = ", chosen" if trial.kind == built.kind else ""
-        speed = trial.queries_per_second or 0
-        row(f"banded {trial.kind}{chosen}", setting, trial.bytes_per_label, trial.recall, speed)
-    for factory, width in raw_kinds(round(4 * np.sqrt(len(rows)))):
-        raw = RawFaiss(train_index(factory, width, rows, "cpu"))
-        for raw.probes in (SINGLE_PROBES, 16 * SINGLE_PROBES):
-            recall, _ = calibration.measure(raw)  # type: ignore[arg-type]  # it searches
-            speed = rates([raw], calibration)[0]  # type: ignore[list-item]
-            row(f"raw {factory}", f"probes {raw.probes}", raw.bytes_per_label, recall, speed)
-
-
-def print_effort_table(calibration: Calibration, own: Searcher, everywhere: Searcher) -> None:
-    """Every place on the dials with the effort that it takes, and with the one that suffices everywhere."""
-    print("\n| banded, at | k | probes | recall | one by one | of all | recall | one by one |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
-    queries = np.split(calibration.queries_QE, len(calibration.places))
-    for k in calibration.depths:
-        recalls = [calibration.measure(searcher, k)[0] for searcher in (own, everywhere)]
-        for place, queries_CE in enumerate(queries):
-            figures = []
-            for searcher, recall in zip((own, everywhere), recalls, strict=True):
-                probes = searcher.efforts.of(queries_CE[0], k).probes
-                figures.append(f"{probes} | {recall[place].recall:.3f} | {_singly(searcher, queries_CE, k):,.0f}")
-            print(f"| {recalls[0][place].where} | {k} | {figures[0]} | {figures[1]} |", flush=True)
-
-
-def print_prior_table(bundle: Bundle) -> None:
-    """Lowest and mean recall over all corners of three priors' weights: a head of the most frequent labels, and of
-    those that any corner lifts most, which a build chooses.
-    """
-    rng = np.random.default_rng(3)
-    labels = len(bundle.embeddings)
-    values = {
-        "recent": bundle.labels.log_pn + rng.normal(0, 1.5, labels),
-        "margin": rng.lognormal(1, 1, labels),
-        "freshness": -rng.exponential(1, labels),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        table = pa.table({"label_id": bundle.labels.ids, **values})
-        pq.write_table(table, path := Path(folder) / "priors.parquet")
-        bundle = dataclasses.replace(bundle, priors=PriorTable(path).read(bundle, progress=print))
-    rows = bundle.rows()
-    calibration = Calibration(bundle, rows)
-    orders = {
-        "most frequent": np.argsort(-bundle.labels.log_pi, kind="stable"),
-        "any corner": by_reach(bundle, rows, calibration),
-    }
-    index = make_index(IndexSpec("ivf_flat"), rows, "cpu")
-    print("| head of | labels | probes | lowest recall@100 | where | mean | queries/s |")
-    print("|---|---:|---:|---:|---|---:|---:|")
-    for share in (0.01, 0.04):
-        for name, order in orders.items():
-            head = int(labels * share)
-            made = dataclasses.replace(index, head=head_of(rows, order[:head]))
-            for probes in (16, 64, 256):
-                recall, rate = calibration.measure(Searcher(bundle, made, Effort(probes=probes)))
-                lowest, mean = min(recall, key=lambda at: at.recall), np.mean([at.recall for at in recall])
-                figures = f"{lowest.recall:.3f} | {lowest.where} | {mean:.3f} | {rate:,.0f}"
-                print(f"| {name} | {head:,} | {probes} | {figures} |", flush=True)
 
 
 def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
@@ -310,7 +223,6 @@ def print_release_times(bundle: Bundle) -> None:
         _print_row(f"banded {manifest.kind}", setting, size, built, calibration, release.searcher)
         for trial in release.index.kinds:
             print(trial.model_dump_json(exclude={"recall"}), f"lowest recall {trial.lowest.recall:.4f}")
-        print_effort_table(calibration, release.searcher, Searcher(release.bundle, release.searcher.index, effort))
 
 
 def _print_row(

@@ -61,9 +61,9 @@ class TrainStep:
         batch_size: int,
         total_steps: int,
         pairs: int,
+        methods: Sequence[Method],
         pairs_per_query: float = 1.0,
         weighted_L: Float64 | None = None,
-        methods: Sequence[Method] = (),
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         steps_per_epoch = max(pairs // batch_size, 1)
