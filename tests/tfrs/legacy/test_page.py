@@ -1,4 +1,4 @@
-"""What the README shows of this door exists."""
+"""What docs/tfrs.md shows of this door exists."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import longtail.trainer.tfrs
 
-README = (Path(__file__).parents[3] / "README.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tfrs.md").read_text()
 
 
-def test_names_and_arguments_of_the_readme_exist() -> None:
-    (block,) = (block for block in re.findall(r"(?s)```python\n(.*?)```", README) if "longtail.trainer.tfrs" in block)
+def test_names_and_arguments_of_the_page_exist() -> None:
+    (block,) = (block for block in re.findall(r"(?s)```python\n(.*?)```", PAGE) if "longtail.trainer.tfrs" in block)
     nodes = list(ast.walk(ast.parse(block)))
     imported = {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert imported <= set(longtail.trainer.tfrs.__all__)
