@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, Unpack
@@ -111,6 +112,12 @@ class Client:
             if (cursor := page.next_cursor) is None:
                 return
 
+    def ready(self) -> bool:
+        """Return whether the service takes requests, by one GET of /readyz."""
+        with suppress(httpx.RequestError):
+            return self._http.get("/readyz", timeout=self._settings.timeout).is_success
+        return False
+
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
@@ -192,6 +199,12 @@ class AsyncClient:
                 yield label
             if (cursor := page.next_cursor) is None:
                 return
+
+    async def ready(self) -> bool:
+        """Return whether the service takes requests, by one GET of /readyz."""
+        with suppress(httpx.RequestError):
+            return (await self._http.get("/readyz", timeout=self._settings.timeout)).is_success
+        return False
 
     async def aclose(self) -> None:
         """Close the connections."""

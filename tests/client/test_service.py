@@ -45,6 +45,11 @@ def test_retrieve_answers_what_the_route_answers(asker: Make, url: str) -> None:
     assert answer.request_id != plain["request_id"]
 
 
+def test_ready_says_whether_the_service_takes_requests(asker: Make, url: str) -> None:
+    assert asker(url=url)("ready") is True
+    assert asker(url="http://127.0.0.1:9")("ready") is False
+
+
 def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
     seen = ["item-1", "item-2", "no such item"]
     queries = [

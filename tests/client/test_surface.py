@@ -21,7 +21,8 @@ from tests.client.test_calls import RESULT
 ROOT = Path(__file__).parent.parent.parent
 KEY = "plain-key-7391"
 METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "interactions", "label", "labels"]
-METHODS += ["monitoring", "release", "reload", "restore_label", "restore_labels", "retrieve", "similar", "staged"]
+METHODS += ["monitoring", "ready", "release", "reload", "restore_label", "restore_labels", "retrieve", "similar"]
+METHODS += ["staged"]
 
 
 def test_both_clients_have_the_same_methods() -> None:
