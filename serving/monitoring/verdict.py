@@ -262,7 +262,9 @@ def _too_few(signal: Signal, bucket: str | None, window: str, queries: int) -> F
 
 
 def _gap(finding: Finding) -> float:
-    """How far a figure is from its promise; a share that is missing counts like one that is gained."""
+    """Measure how far a figure is from its promise; a share that is missing counts like one that is gained."""
+    if finding.signal == "share_drift" and finding.bucket is None:
+        return -1.0  # The shares of buckets say which of them lose; their PSI comes last.
     observed, expected = finding.observed or 0.0, finding.expected or 0.0
     return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 

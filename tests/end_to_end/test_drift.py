@@ -155,13 +155,13 @@ def test_traffic_at_another_dial_shows_in_shares_psi_and_series(looks: dict[str,
         assert after["psi"]["buckets"] > 0.5
         assert after["psi"]["scores"] > 0.5
         assert after["popularity"] > 1.5 * before["popularity"]
-        assert after["gini"] > before["gini"]
         counts = [after["exposures"][bucket]["count"] for bucket in BUCKET_NAMES]
         expected = np.array([drifted["baseline"]["shares"][bucket] for bucket in BUCKET_NAMES])
         shares = np.array(counts) / ((QUIET + 1 + LOUD) * K)
         assert (shares[-1], expected[-1]) == (0, 0)  # no label is new here
         moved = (shares - expected)[:-1] @ np.log(shares[:-1] / expected[:-1])
         assert after["psi"]["buckets"] == pytest.approx(moved)
+    assert drifted["gini"] > quiet["gini"]
     series = drifted["series"]
     assert sum(series["queries"]) == QUIET + 1 + LOUD
     assert max(psi for psi in series["psi"] if psi is not None) > 0.5
