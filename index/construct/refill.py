@@ -103,9 +103,10 @@ def refill_index(
     order_L = by_reach(bundle, rows_LE, calibration)
     head = head_of(rows_LE, order_L[in_head_L[order_L]])
     progress("fill the index")
-    # As a build trains codes, of whose smallest head they make no use.
-    outside = order_L[head_sizes(len(rows_LE))[0] :] if index.head is not None else order_L
-    _fill(index, pad(rows_LE, index.index.d), np.sort(outside), None if changes is None else lists_L)
+    # Every query scores the first rows of the head exactly: their codes are never used, and may be clipped.
+    exact = np.empty(0, np.int64) if head is None else head.rows_H[: head_sizes(len(rows_LE))[0]]
+    outside = np.setdiff1d(order_L, exact)
+    _fill(index, pad(rows_LE, index.index.d), outside, None if changes is None else lists_L)
     index = replace(index, head=head, stored_lists_L=None)  # a copy: the old one remembers what it has read
     progress("recall")
     trials = []

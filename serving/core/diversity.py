@@ -4,7 +4,7 @@ Both choose from a pool, the best eligible labels by score, from the best one do
 
 **Crowding.** A label is taken unless a value of its column has as many labels as it may have. Labels without a value
 are taken, a label of several values counts for each. What is taken is the same for any pool that k labels are taken
-from, so a pool that ends before is searched twice as deep, until it holds every eligible label or `MOST` of them.
+from, so a pool that ends before is searched twice as deep, until it holds every eligible label or `MOST_POOL` of them.
 
 **MMR** takes the label of largest `(1 − w)·r − w·c`: r is its score, from 0 of the pool's last label to 1 of its first,
 c the largest cosine of its embedding with those taken so far; the first is the best by score. Of equals the better by
@@ -20,48 +20,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.queries import MOST_POOL, Diversity, ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
-
-if TYPE_CHECKING:
-    from longtail.serving.core.catalogue import Catalogue
-    from longtail.serving.core.queries import ResolvedQuery
-
-MOST = 4_096
-"""Labels of a pool, at most; if k is more, k."""
-_LEAST, _PER_RESULT = 100, 4
-"""Labels of a pool that the request says nothing of: at least, and for each result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Diversity:
-    """What keeps an answer's labels apart.
-
-    Attributes:
-        max_per: labels for each value of a column, at most, by column.
-        weight: w of MMR, from 0, where only the score counts, to 1.
-        pool: labels chosen from, at first; at least k.
-    """
-
-    max_per: Mapping[str, int]
-    weight: float
-    pool: int
-
-
-def first_pool(asked: int | None, k: int, labels: int) -> int:
-    """How many labels are chosen from at first.
-
-    Args:
-        asked: what the request says, if it does.
-        k: labels wanted.
-        labels: how many there are.
-    """
-    return min(max(_LEAST, _PER_RESULT * k) if asked is None else asked, max(MOST, k), labels)
 
 
 def diversify_each(
@@ -93,7 +58,7 @@ def diversify_each(
             (rows_P, scores_P), query = found[place], queries[place]
             assert query.diversity is not None
             chosen = choose(rows_P, scores_P, query.k, query.diversity, catalogue)
-            most = max(MOST, query.k)
+            most = max(MOST_POOL, query.k)
             if len(chosen) < query.k and len(rows_P) >= depth and depth < most:
                 deeper[place] = min(2 * depth, most)
                 continue

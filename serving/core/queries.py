@@ -18,10 +18,13 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
-from longtail.serving.core.diversity import MOST, Diversity, first_pool
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
 
+MOST_POOL = 4_096
+"""Labels of a pool, at most; if k is more, k."""
+_LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
+"""Labels of a pool that the request says nothing of: at least, and for each result."""
 BucketName = Literal["head", "torso", "tail", "new"]
 _LONGEST_NAME = 100
 _ANY = 1 << 62
@@ -454,6 +457,32 @@ def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) 
     return frozenset(asked or ())
 
 
+@dataclass(frozen=True, slots=True)
+class Diversity:
+    """What keeps an answer's labels apart.
+
+    Attributes:
+        max_per: labels for each value of a column, at most, by column.
+        weight: w of MMR, from 0, where only the score counts, to 1.
+        pool: labels chosen from, at first; at least k.
+    """
+
+    max_per: Mapping[str, int]
+    weight: float
+    pool: int
+
+
+def first_pool(asked: int | None, k: int, labels: int) -> int:
+    """How many labels are chosen from at first.
+
+    Args:
+        asked: what the request says, if it does.
+        k: labels wanted.
+        labels: how many there are.
+    """
+    return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if asked is None else asked, max(MOST_POOL, k), labels)
+
+
 def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
     """What keeps labels apart, None if nothing does; raises InvalidRequestError for what cannot."""
     columns = catalogue.attributes.kinds
@@ -466,9 +495,10 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     asked = [name for name, given in (("max_per", options.max_per), ("mmr", options.mmr)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
-    if options.pool is not None and not options.k <= options.pool <= max(MOST, options.k):
+    most = max(MOST_POOL, options.k)
+    if options.pool is not None and not options.k <= options.pool <= most:
         raise InvalidRequestError(
-            f"expected {options.k} <= pool <= {max(MOST, options.k)}, from k on, received {describe(options.pool)}",
+            f"expected {options.k} <= pool <= {most}, from k on, received {describe(options.pool)}",
             field=f"{prefix}pool",
         )
     if asked and any(options.explore.values()):

@@ -182,7 +182,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     assert new == {Path("log")}
     names = {path.name for path in files_below(tmp_path / "state")}
     known = (
-        r"(labels|feedback)\.sqlite(-wal|-shm)?|releases\.json|baseline\.json|[a-z0-9-]+\.0\.ring|\.?[a-z.]+\.lock"
+        r"(labels|feedback)\.sqlite(-wal|-shm)?|releases\.json|minutes\.0|only\.shown|\.?[a-z.]+\.lock"
         r"|only\.json"
     )
     assert [name for name in names if not re.fullmatch(known, name)] == []
