@@ -29,7 +29,6 @@ FILES = [
     "index/manifest.json",
     "index/index.faiss",
     "index/lookup.arrow",
-    "index/positions.npy",
     "index/vocabularies/users.arrow",
     "index/vocabularies/genres.arrow",
     "bundle/manifest.json",

@@ -95,7 +95,8 @@ def test_it_answers_what_the_cpu_answers(
         _, expected = opened(spec).searcher.search(queries, 20, filters)
         before = StandIn.searches
         _, rows = on_gpu(spec).searcher.search(queries, 20, filters)
-        assert StandIn.searches > before
+        if filters is None:  # the labels of one bucket may be few enough to score each of them
+            assert StandIn.searches > before
         assert (rows == expected).mean() > 0.98
 
 

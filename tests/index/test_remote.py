@@ -179,7 +179,7 @@ def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp
 @pytest.mark.parametrize("fault", ["fail", "tear", "garble"])
 def test_a_store_that_fails_leaves_no_part(fault: str, url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
-    told = pytest.raises(StorageError, match=rf"{url}.*a/index/all\.faiss")
+    told = pytest.raises(StorageError, match=rf"{url}.*a/index/index\.faiss")
     with s3.failing(lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None), told:
         releases.verify("a")
     assert [path.name for path in releases.root.iterdir() if path.is_dir()] == []
@@ -384,7 +384,7 @@ def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> No
 
 def test_an_upload_that_was_cut_off_is_gone_on_with(bundle_path: Path, url: str, s3: S3Server, tmp_path: Path) -> None:
     build(bundle_path, tmp_path / "new", name="d", spec="flat")
-    told = pytest.raises(StorageError, match=r"could not write d/bundle/labels\.parquet")
+    told = pytest.raises(StorageError, match=r"could not write d/bundle/labels\.arrow")
     with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told:
         Releases(url).upload(tmp_path / "new" / "d")
     assert "d" not in Releases(url).names()
