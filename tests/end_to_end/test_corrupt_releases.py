@@ -221,7 +221,7 @@ def swap_directory(name: str) -> Callable[[Following], None]:
         (lambda following: (shutil.rmtree(following.second), following.second.write_bytes(b""))[0], ""),
         (lambda following: (shutil.rmtree(following.second), following.second.mkdir())[0], "release.json"),
         (swap_directory("bundle"), "bundle/manifest.json"),
-        (swap_directory("index"), "index/index.faiss"),
+        (swap_directory("index"), "index"),
         (swap_directory("."), "release.json"),
     ],
     ids=["missing", "a file", "empty", "another's bundle", "another's index", "another release"],

@@ -354,8 +354,8 @@ def test_what_the_bundle_says_of_features() -> None:
         {"name": "job", "kind": "id"},
     )  # fmt: skip
 
-    described = {feature.name: feature.model_dump(exclude={"name"}) for feature in encoding.query_features}
     plain = {"vocabulary": None, "max_length": None, "hash_rows": None, "missing": 0}
+    described = {each.name: each.model_dump(include={"kind", *plain}) for each in encoding.query_features}
     assert described == {
         "user_id": plain | {"kind": "id", "vocabulary": "user_id"},
         "seen": plain | {"kind": "history", "vocabulary": "item_id", "max_length": 50},
