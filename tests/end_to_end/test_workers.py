@@ -50,7 +50,8 @@ def connected(process: ServerProcess, worker: int) -> Iterator[tuple[Client, htt
     """Two clients that share one connection, kept to one worker: the others cannot accept while it is made."""
     transport = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
     others = [other for other in workers_of(process) if other != worker]
-    http = httpx.Client(base_url=process.url, transport=transport)
+    # A worker that is being started takes its connection only after its imports.
+    http = httpx.Client(base_url=process.url, transport=transport, timeout=90)
     with Client(process.url, transport=transport) as longtail:
         for other in others:
             os.kill(other, signal.SIGSTOP)
