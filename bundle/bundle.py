@@ -51,7 +51,7 @@ class Bundle:
         calibration_queries: float32 [C, D], query tower outputs of held-out queries; index builds measure
             their recall on them.
         query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. Whoever runs it takes
-            `query_model`, beside which its tables are.
+            `query_model`, whose folder has its tables.
         label_tower: ONNX model for labels' features, or None.
         tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
             refer to them as `tables/NAME.npy`.

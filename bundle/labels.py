@@ -99,7 +99,7 @@ class Labels:
 
         Raises:
             BundleCorruptError: no Arrow file, or one whose columns point beyond it.
-            BundleInvariantError: a column is missing, has another type, or holds nulls; or as `Lookup.map`.
+            BundleInvariantError: a column is missing, has another type, or holds nulls, or the lookup is of other ids.
         """
         labels = cls._of(map_table(path, verify=verify), path.name)
         if lookup is None:

@@ -46,10 +46,10 @@ class MappedTables:
         return self.directory / LOOKUP
 
     def vocabulary(self, name: str, labels: Labels, *, verify: bool) -> Vocabulary:
-        """Map a vocabulary of the bundle; raises as `Vocabulary.map`.
+        """Map a vocabulary of the bundle.
 
         Args:
-            name: the vocabulary's.
+            name: of the vocabulary.
             labels: the bundle's.
             verify: whether to look at all of it.
         """

@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 
 
 class Version(NamedTuple):
-    """Content of an object, and the tag that it has as long as nobody replaces it."""
+    """Content of an object, and the tag of this content for conditional writes."""
 
     content: bytes
     tag: dict[str, str]

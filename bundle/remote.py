@@ -94,7 +94,8 @@ def upload_bundle(bundle: Path, url: str) -> None:
 
     Raises:
         BundleError: it is not intact.
-        BundleExistsError, StorageError: as `upload_files`.
+        BundleExistsError: another bundle is there.
+        StorageError: the store does not answer, or refuses.
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
@@ -137,7 +138,7 @@ def _is_copy(target: Path, content: bytes) -> bool:
 
 
 def fetch_bundle(store: ObjectStore, prefix: str, target: Path, *, manifest_only: bool = False) -> None:
-    """Download the bundle whose objects begin with a prefix; raises as `local_bundle`."""
+    """Download the bundle whose objects begin with a prefix."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, MANIFEST_SHA256):
         content = store.read(f"{prefix}{name}")

@@ -25,7 +25,7 @@ class Tower(FeatureReader):
     Each call uses one ONNX thread; call from several threads to use several cores.
 
     Args:
-        model: an ONNX model, float32 [B, dim] out, or its file, beside which its tables are.
+        model: an ONNX model, float32 [B, dim] out, or its file, whose folder has its tables.
         features: what the tower takes, in order.
         vocabularies: by name.
         dim: D.
@@ -89,7 +89,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     """An ONNX Runtime session on the CPU, with one thread for each call.
 
     Args:
-        model: the ONNX model, or its file; tables in files beside that are mapped.
+        model: the ONNX model, or its file; tables in files of its folder are mapped.
         file: the model's file name, for error messages.
 
     Raises:

@@ -33,8 +33,8 @@ class LongtailError(Exception):
     Args:
         message: what was expected and what was received.
         status: HTTP status of the answer; None if no answer came.
-        type: stable name of the kind of error, such as `invalid_request`. `http_STATUS` if the answer is not the
-            service's but, say, a gateway's; `unexpected_answer` if it is a success that cannot be read.
+        type: stable name of the kind of error, such as `invalid_request`. `http_STATUS` if a gateway answered
+            instead of the service; `unexpected_answer` if it is a success that cannot be read.
         field: dotted path of what is wrong in the request, such as `queries.0.k`; None if nothing is.
         request_id: under which the service's log has the details; None if unknown.
     """

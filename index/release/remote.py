@@ -98,7 +98,7 @@ class RemoteReleases:
             yield copy
 
     def upload(self, path: Path) -> None:
-        """Copy a release to the store, whole or not at all; raises as `upload_files`."""
+        """Copy a release to the store, whole or not at all."""
         self._refuse_deleted(path.name)
         bundle = (*read_manifest(path / BUNDLE).files, MANIFEST, MANIFEST_SHA256)
         files = [*read_release_manifest(path).files, *(f"{BUNDLE}/{name}" for name in bundle)]

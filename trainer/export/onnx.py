@@ -195,7 +195,7 @@ def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], ex
     """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
 
     Args:
-        model: ONNX, or its file, beside which its tables are.
+        model: ONNX, or its file, whose folder has its tables.
         inputs: by name, [B] or [B, P].
     """
     session = onnx_session(model, name)

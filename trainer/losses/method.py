@@ -97,9 +97,9 @@ class Method:
         """Make the query tower compute as the method asks, inside the block."""
         return nullcontext()
 
-    def brought(self, batch: Mapping[str, Tensor]) -> Tensor:
+    def brought(self, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
         """Get the labels that rows bring along, int32 [B, S]."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} sets `brings_labels` without a `brought`: define it")
 
     def among(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
         """Find labels [M] or [B, M] that are no negatives of a row, bool [B, M]; None if all may be."""
