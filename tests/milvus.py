@@ -122,6 +122,7 @@ class RunningMilvus:
         if process.poll() is not None:
             raise ChildProcessError(f"expected Milvus to start, found that it ended: {self._folder / 'log'}")
         process.kill()
+        process.wait()
         raise TimeoutError(f"expected Milvus to be well within {_START_SECONDS} s: {self._folder / 'log'}")
 
 

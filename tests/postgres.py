@@ -63,6 +63,8 @@ class PostgresServer:
             with suppress(psycopg.OperationalError), psycopg.connect(self.url(schema=None), connect_timeout=2):
                 return process
             time.sleep(0.05)
+        process.kill()
+        process.wait()
         raise TimeoutError(f"expected PostgreSQL to answer within 60 s: {self._log.name}")
 
     def url(self, schema: str | None = "") -> str:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,13 +55,11 @@ def test_two_processes_share_the_pages(spec: str, opened: Callable[[str], Releas
     path = opened(spec).path
     command = [sys.executable, "-c", SEARCHING, str(path.parent), path.name]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen(command, cwd=ROOT, **pipes) for _ in range(2)]  # type: ignore[call-overload]
-    try:
+    with ExitStack() as running:
+        processes = [running.enter_context(subprocess.Popen(command, cwd=ROOT, **pipes)) for _ in range(2)]  # type: ignore[call-overload]
         for process in processes:
             assert process.stdout.readline() == "searched\n"
         first, _ = processes[0].communicate("\n")
-    finally:
-        processes[1].communicate("\n")
     rss, pss, dirty = map(int, first.split())
     size = sum(file.stat().st_size for file in (path / "index").glob("*.faiss")) // 1024
     assert rss > 0.9 * size

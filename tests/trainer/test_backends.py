@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,13 +108,21 @@ def start(backend: str, *arguments: object) -> "subprocess.Popen[str]":
     )  # fmt: skip
 
 
-def wait(process: "subprocess.Popen[str]") -> None:
+def wait(*processes: "subprocess.Popen[str]") -> None:
+    """Wait for success; processes that are left when one fails are ended."""
     try:
-        output, _ = process.communicate(timeout=_HANGS_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, _ = process.communicate()
-    assert process.returncode == 0, output
+        for process in processes:
+            output, _ = process.communicate(timeout=_HANGS_SECONDS)
+            assert process.returncode == 0, output
+    finally:
+        end(*processes)
+
+
+def end(*processes: "subprocess.Popen[str]") -> None:
+    """Kill what still runs, and close its pipe: a process left behind fails any later test, by a warning."""
+    for process in processes:
+        with process:
+            process.kill()
 
 
 @dataclass(frozen=True)
@@ -126,16 +135,16 @@ class Runs:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Runs:
+def runs(tmp_path_factory: pytest.TempPathFactory, finished: Finished) -> Iterator[Runs]:
     folder = tmp_path_factory.mktemp("backends")
     fit = start("jax", "-c", FIT, finished.recipe, folder / "bundle")
     steps = [start(backend, "-c", STEPS, folder / f"{backend}.npz") for backend in ("tensorflow", "jax")]
-    return Runs(folder, steps, fit)
+    yield Runs(folder, steps, fit)
+    end(fit, *steps)
 
 
 def test_tensorflow_and_jax_take_the_same_steps(runs: Runs) -> None:
-    for process in runs.steps:
-        wait(process)
+    wait(*runs.steps)
 
     one, other = (np.load(runs.folder / f"{backend}.npz") for backend in ("tensorflow", "jax"))
     assert len(one.files) == 8 * 7

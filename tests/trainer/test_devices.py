@@ -20,7 +20,7 @@ from longtail.trainer.devices import Cluster, is_first, number_of_processes, of_
 from longtail.trainer.errors import CheckpointError, RecipeError
 from tests.backends import environment
 from tests.trainer import tiny
-from tests.trainer.test_backends import wait
+from tests.trainer.test_backends import end, wait
 
 _HANGS_SECONDS = 600
 
@@ -51,11 +51,9 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of what steps gave, by how many devices took them."""
     folder = tmp_path_factory.mktemp("devices")
     for two in ((1, 2), (4,)):
-        for process in [steps(folder, str(number), number) for number in two]:
-            wait(process)
+        wait(*[steps(folder, str(number), number) for number in two])
     where = coordinator()
-    for process in [steps(folder, "processes", 2, where, number) for number in (0, 1)]:
-        wait(process)
+    wait(*[steps(folder, "processes", 2, where, number) for number in (0, 1)])
     wait(steps(folder, "resumed", 3))
     return folder
 
@@ -90,8 +88,7 @@ def fit(folder: Path, out: str, where: str, number: int) -> "subprocess.Popen[st
 def finished(folder: Path, out: str) -> Path:
     """The bundle of two processes that end by themselves."""
     where = coordinator()
-    for process in [fit(folder, out, where, number) for number in (0, 1)]:
-        wait(process)
+    wait(*[fit(folder, out, where, number) for number in (0, 1)])
     return folder / out
 
 
@@ -101,13 +98,15 @@ def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int
     both = [fit(folder, out, where, number) for number in (0, 1)]
     latest = folder / f"{out}.work" / "select" / "latest"
     until = time.monotonic() + _HANGS_SECONDS
-    while not [path for path in latest.glob("*") if path.name.isdigit() and int(path.name) > later_than]:
-        assert time.monotonic() < until
-        assert both[0].poll() is None, both[0].communicate()
-        time.sleep(0.05)
-    both[victim].kill()
-    output, _ = both[1 - victim].communicate(timeout=_HANGS_SECONDS)
-    both[victim].communicate()
+    try:
+        while not [path for path in latest.glob("*") if path.name.isdigit() and int(path.name) > later_than]:
+            assert time.monotonic() < until
+            assert both[0].poll() is None, both[0].communicate()
+            time.sleep(0.05)
+        both[victim].kill()
+        output, _ = both[1 - victim].communicate(timeout=_HANGS_SECONDS)
+    finally:
+        end(*both)
     return both[1 - victim].returncode, output
 
 
@@ -208,8 +207,8 @@ def test_of_one_process_every_error_is_its_own(tmp_path: Path) -> None:
 def test_a_batch_that_devices_cannot_share_is_one_line(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     arguments = ["-m", "longtail.trainer", "fit", recipe, "--out", tmp_path / "out"]
-    shares = start(*arguments, "--set", "training.devices=all", on=3)
-    unsaid, _ = shares.communicate(timeout=_HANGS_SECONDS)
+    with start(*arguments, "--set", "training.devices=all", on=3) as shares:
+        unsaid, _ = shares.communicate(timeout=_HANGS_SECONDS)
     assert shares.returncode == 2
     line = "longtail-train: training.batch_size: expected a multiple of 3 devices, received 32 pairs a part"
     assert unsaid.splitlines()[-1] == line

@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -204,6 +204,17 @@ def files_below(root: Path) -> set[Path]:
 # Keys
 
 
+@contextmanager
+def started(*words: str, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    """The command line of the service with its log in a pipe; killed and waited for at the end."""
+    command = [sys.executable, "-m", "longtail.serving", *words]
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 @pytest.mark.process
 def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
     (tmp_path / "releases").mkdir()
@@ -213,21 +224,10 @@ def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
         "LONGTAIL_API_KEYS": ASKING, "LONGTAIL_ADMIN_KEYS_FILE": str(tmp_path / "admin"), "LONGTAIL_ACCESS_LOG": "1",
         "PYTHONASYNCIODEBUG": "1",
     }  # fmt: skip
-    command = [
-        sys.executable,
-        "-m",
-        "longtail.serving",
-        "run",
-        str(tmp_path / "releases"),
-        "--port",
-        "0",
-        "--log-level",
-        "debug",
-    ]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
+    words = ["run", str(tmp_path / "releases"), "--port", "0", "--log-level", "debug"]
     lines = []
-    try:
+    with started(*words, env=environment) as process:
+        assert process.stderr is not None
         for line in process.stderr:
             lines.append(line)
             if "startup complete" in line:
@@ -241,10 +241,6 @@ def test_keys_are_in_no_line_of_the_log(tmp_path: Path) -> None:
                     assert client.post("/v1/labels", content=b"{", headers=headers).status_code in (401, 403, 415)
         process.terminate()
         rest, _ = process.stderr.read(), process.wait(20)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
     log = "".join([*lines, rest])
     assert '"milliseconds"' in log
     for key in (ASKING, ADMIN, stranger):
@@ -326,26 +322,9 @@ def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.process
 def test_insecure_lets_it_start(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "longtail.serving",
-        "run",
-        str(tmp_path),
-        "--host",
-        "0.0.0.0",
-        "--port",
-        "0",
-        "--insecure",
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
+    with started("run", str(tmp_path), "--host", "0.0.0.0", "--port", "0", "--insecure") as process:
+        assert process.stderr is not None
         line = next(line for line in process.stderr if "listening on" in line)
         port = re.findall(r"http://0\.0\.0\.0:(\d+)", line)[0]
         with httpx.Client(transport=httpx.HTTPTransport(retries=5)) as client:
             assert client.get(f"http://127.0.0.1:{port}/livez").status_code == 200
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
