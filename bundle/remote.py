@@ -50,6 +50,17 @@ def downloading(directory: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a directory that takes the place of the target, and of its content, if the block succeeds."""
+    fresh = target.with_name(f".{target.name}.fetched")
+    shutil.rmtree(fresh, ignore_errors=True)
+    with atomic_directory(fresh) as working:
+        yield working
+    shutil.rmtree(target, ignore_errors=True)
+    fresh.rename(target)
+
+
 def download_files(store: ObjectStore, prefix: str, records: Mapping[str, FileRecord], target: Path) -> None:
     """Download the files of a folder and verify each; raises StorageError, or OSError where the disk is full."""
     check_names(target, records)
@@ -123,8 +134,7 @@ def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
         if content is None:
             raise BundleCorruptError(f"{place}: expected a bundle (a folder with {MANIFEST}), found none")
         if not _is_copy(target, content):
-            shutil.rmtree(target, ignore_errors=True)
-            with atomic_directory(target) as working:
+            with replacing(target) as working:
                 fetch_bundle(store, "", working)
     return target
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
+    CollectionMismatchError,
     DeviceError,
     EngineUnavailableError,
     FloorsError,
@@ -62,6 +63,7 @@ _NEED_FAISS = {
 __all__ = [
     "NO_ROW",
     "BucketFloors",
+    "CollectionMismatchError",
     "Compatibility",
     "Condition",
     "DeviceError",

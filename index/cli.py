@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, IndexManifest, RecallAt, ReleaseManifest
 from longtail.index.options import (
     BundleArgument,
+    CountsOption,
     FloorOption,
     ForceOption,
     MaxDropOption,
@@ -198,9 +200,9 @@ def stage(releases: ReleasesArgument, name: NameArgument) -> None:
 
 
 @app.command()
-def staged(releases: ReleasesArgument, state: StateOption = None) -> None:
+def staged(releases: ReleasesArgument, state: CountsOption = None) -> None:
     """Show what live queries have told of the staged release; exit code 1 while it falls short of promise.toml."""
-    report = Releases(releases).staged_report(state=place_of(state))
+    report = Releases(releases).staged_report(state=state)
     for line in report.lines():
         print(line)
     for sentence in report.unmet:
@@ -319,7 +321,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _publish(releases: str, name: str, floors: BucketFloors, *, force: bool, state: Place | None) -> None:
     compared = Releases(releases).compare(name, state=state) if force else None
-    report = Releases(releases).publish(name, floors=floors, force=force, state=state)
+    own = os.environ.get("LONGTAIL_STATE")  # a replica's, where the state is a database
+    counts = Path(own) if own and not isinstance(state, Path) else None
+    report = Releases(releases).publish(name, floors=floors, force=force, state=state, counts=counts)
     for line in report.lines():
         print(line)
     if report.unmet:

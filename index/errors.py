@@ -66,7 +66,11 @@ class ReleaseVersionError(LongtailIndexError):
 
 
 class ReleaseMismatchError(LongtailIndexError):
-    """The index was built from another bundle than the one beside it."""
+    """The index was built from another bundle than the release has."""
+
+
+class CollectionMismatchError(LongtailIndexError):
+    """A collection of the vector server holds other rows than the release that names it."""
 
 
 class FloorsError(LongtailIndexError):

@@ -166,7 +166,9 @@ class PointerObject:
         content = uuid4().hex.encode()
         self._store.create(_PROBE, content)
         refused = not self._store.create(_PROBE, content[::-1]) and not self._store.replace(
-            _PROBE, content[::-1], {"e_tag": '"0"'}
+            _PROBE,
+            content[::-1],
+            {"e_tag": '"0"', "version": "1"},  # S3 and Azure compare the one, GCS the other
         )
         if not refused:
             raise LongtailIndexError(

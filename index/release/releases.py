@@ -9,9 +9,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from longtail.bundle import Bundle, BundleError
+from longtail.bundle import Bundle, BundleError, BundleVersionError
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import is_url, local_path
+from longtail.bundle.remote import downloading
 from longtail.index.errors import (
     LongtailIndexError,
     NotStagedError,
@@ -221,7 +222,13 @@ class Releases:
             return None
 
     def publish(
-        self, name: str, *, floors: BucketFloors | None = None, force: bool = False, state: Place | None = None
+        self,
+        name: str,
+        *,
+        floors: BucketFloors | None = None,
+        force: bool = False,
+        state: Place | None = None,
+        counts: Path | None = None,
     ) -> FloorsReport:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
@@ -230,6 +237,7 @@ class Releases:
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that is below a floor, or takes something away from clients, too.
             state: the service's state, for the labels added to it; by default the directory `.state` of this one.
+            counts: directory of the replica whose shadow traffic counts; by default the state, if that is one.
 
         Returns:
             The floors and how the release stands to them.
@@ -252,7 +260,7 @@ class Releases:
             if not force:
                 report.check()
                 if floors.staged is not None and now.current not in (None, name):
-                    StagedReport(self.staged_report(name, state=state).counts, floors.staged).check(name)
+                    StagedReport(self.staged_report(name, state=counts or state).counts, floors.staged).check(name)
                 if (compared := self._compared(now.current, name, release.bundle, state)) is not None:
                     compared.check()
             self.collections.check(release)
@@ -329,10 +337,13 @@ class Releases:
         path = self.shelf.fetch(name)
         try:
             return open_(path)
+        except BundleVersionError:
+            raise  # as it is at the store
         except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
             if isinstance(self.shelf, LocalReleases):
                 raise
-            shutil.rmtree(path)
+            with downloading(self.root):
+                shutil.rmtree(path, ignore_errors=True)
             return open_(self.shelf.fetch(name))
 
     def _metrics_of(self, current: str | None, metric: str, *, force: bool) -> BucketMetrics | None:

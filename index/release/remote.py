@@ -6,18 +6,20 @@ reserves the name. `release.json` is there last: a folder without one is no rele
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from longtail.bundle import BundleExistsError, FileRecord, atomic_directory, read_manifest, remove_stale, replace_file
+from longtail.bundle import BundleExistsError, FileRecord, read_manifest, remove_stale, replace_file
 from longtail.bundle.errors import StorageError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import UPLOAD, copies_of, download_files, downloading, fetch_bundle, upload_files
+from longtail.bundle.remote import UPLOAD, copies_of, download_files, downloading, fetch_bundle, replacing, upload_files
 from longtail.index.errors import ReleaseNotFoundError
 from longtail.index.manifests import ReleaseManifest
 from longtail.index.release.index_files import INDEX_MANIFEST
@@ -26,6 +28,8 @@ from longtail.index.release.release import BUNDLE, RELEASE_MANIFEST, check_name,
 
 _ABANDONED = timedelta(days=1)
 """Age of an unfinished upload from which on nobody is at it."""
+_IN_USE_SECONDS = 600.0
+"""How long a copy that was fetched is taken to be in use."""
 
 
 class RemoteReleases:
@@ -67,26 +71,30 @@ class RemoteReleases:
             here = target / RELEASE_MANIFEST
             if not here.is_file() or here.read_bytes() != content:
                 remove_stale(self.directory)
-                shutil.rmtree(target, ignore_errors=True)
-                with atomic_directory(target) as working:
+                with replacing(target) as working:
                     manifest = self._fetch_manifests(name, working)
                     fetch_bundle(self.store, f"{name}/{BUNDLE}/", working / BUNDLE)
                     download_files(self.store, f"{name}/", manifest.files, working)
+            os.utime(target)
             return target
 
     def drop_copies(self, needed: Collection[str], published: Collection[str]) -> None:
         """Delete copies that are not needed; what was built here and is not yet at the store stays.
+
+        A copy that was fetched within the last minutes stays, too: a command may be opening it.
 
         Args:
             needed: names of releases.
             published: names that were at the store once.
         """
         paths = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        if extra := [path for path in paths if path.name not in needed]:
+        settled = time.time() - _IN_USE_SECONDS
+        if extra := [path for path in paths if path.name not in needed and path.stat().st_mtime < settled]:
             known = {*published, *self.names()}
-            for path in extra:
-                if path.name in known:
-                    shutil.rmtree(path, ignore_errors=True)
+            with downloading(self.directory):
+                for path in extra:
+                    if path.name in known and path.stat().st_mtime < settled:
+                        shutil.rmtree(path, ignore_errors=True)
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
@@ -138,7 +146,8 @@ class RemoteReleases:
             if rest:
                 newest[name] = max(at, newest.get(name, at))
         whole, now = set(_whole(written)), datetime.now(UTC)
-        return [name for name, at in newest.items() if name not in whole and now - at > _ABANDONED]
+        uploads = [name for name in newest if name not in whole and f"{name}/{UPLOAD}" in written]
+        return [name for name in uploads if now - newest[name] > _ABANDONED]
 
     def pull(self, file: str) -> None:
         """Copy a small file that lies beside the releases, such as promise.toml, to `directory`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from longtail.bundle import replace_file
 
 _SETTLED_SECONDS = 1.0
-"""Age of the newest file from which on another write would show in its time."""
+"""Age of the newest file from which on another write would show in its time; it may be dated in the future."""
 
 
 @contextmanager
@@ -36,9 +36,12 @@ def verifying(release: Path, state: Path) -> Iterator[bool]:
         with suppress(OSError, ValueError):
             known = json.loads(record.read_bytes())
         yield known != files
-        if known != files and now - max(at for _, _, at in files.values()) / 1e9 >= _SETTLED_SECONDS:
+        if known != files and abs(now - max(at for _, _, at in files.values()) / 1e9) >= _SETTLED_SECONDS:
             with suppress(OSError):  # on a full disk the next start verifies again
                 record.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(record, json.dumps(files).encode())
+                for other in record.parent.glob("*.json"):
+                    if not (release.parent / other.stem).is_dir():
+                        other.unlink(missing_ok=True)
     finally:
         os.close(handle)

@@ -39,6 +39,7 @@ class Eligible:
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
         self._in_head_H: Bools | None = None
+        self._count_in_head: int | None = None
 
     @classmethod
     def from_mask(cls, mask_L: Bools) -> Eligible:
@@ -69,6 +70,12 @@ class Eligible:
         if self._in_head_H is None:
             self._in_head_H = self.contains(rows_H)
         return self._in_head_H
+
+    def count_in_head(self, rows_H: Int64) -> int:
+        """Count the rows of an exact head in the set; kept like `in_head`."""
+        if self._count_in_head is None:
+            self._count_in_head = int(np.count_nonzero(self.in_head(rows_H)))
+        return self._count_in_head
 
     @property
     def rows(self) -> Int64:

@@ -75,6 +75,17 @@ class Head:
         held_BC: Bools = (self._ascending_H[at_BC] == rows_BC) & (self._order_H[at_BC] < size)
         return held_BC
 
+    def best(self, queries_BE: Float32, k: int, eligible: Eligible) -> tuple[Float32, Int64]:
+        """Get the k best eligible labels of the head: float32 and int64 [B, k]; −inf and −1 beyond."""
+        step = max(1, _SCORES_AT_ONCE // len(self))
+        if len(queries_BE) > step:
+            parts = [self.best(queries_BE[i : i + step], k, eligible) for i in range(0, len(queries_BE), step)]
+            return np.concatenate([scores for scores, _ in parts]), np.concatenate([rows for _, rows in parts])
+        scores_BH = queries_BE @ self.vectors_HE.T
+        if not eligible.whole:
+            scores_BH[:, ~eligible.in_head(self.rows_H)] = -np.inf
+        return top_k([scores_BH], [np.broadcast_to(self.rows_H, scores_BH.shape)], k)
+
     def merge(
         self, queries_BE: Float32, k: int, size: int, eligible: Eligible, scores_BC: Float32, rows_BC: Int64
     ) -> tuple[Float32, Int64]:
@@ -125,11 +136,12 @@ class Head:
             scores_H[~eligible.in_head(self.rows_H)[:size]] = -np.inf
         if least == -np.inf and size > k:
             least = np.partition(scores_H, -k)[-k]
-        at = np.flatnonzero(scores_H >= least)
-        kept_C = ~self.holds(rows_C, size)
-        scores = np.concatenate([scores_H[at], scores_C[kept_C]])
-        rows = np.concatenate([self.rows_H[at], rows_C[kept_C]])
+        at = (scores_H >= least).nonzero()[0]
+        scores_C[self.holds(rows_C, size)] = -np.inf
+        scores, rows = np.concatenate([scores_H[at], scores_C]), np.concatenate([self.rows_H[at], rows_C])
         best = np.argsort(-scores, kind="stable")[:k]
+        if len(best) == k and scores[best[-1]] > -np.inf:
+            return scores[best][None], rows[best][None]
         scores_1K, rows_1K = no_results(1, k)
         scores_1K[0, : len(best)], rows_1K[0, : len(best)] = scores[best], rows[best]
         rows_1K[scores_1K == -np.inf] = NO_ROW
@@ -240,8 +252,8 @@ class FaissIndex:
         """Compute the share of the labels outside the head that are eligible: what the index has to find."""
         if self.head is None or eligible.whole:
             return eligible.share
-        inside = int(np.count_nonzero(eligible.in_head(self.head.rows_H)))
-        return (eligible.count - inside) / max(1, self.labels - len(self.head))
+        outside = eligible.count - eligible.count_in_head(self.head.rows_H)
+        return outside / max(1, self.labels - len(self.head))
 
     def nearest_lists(
         self, queries_BE: Float32, k: int, probes: int, eligible: Eligible, boost: float

@@ -98,6 +98,8 @@ class Searcher:
         self._exact = ExactRows(bundle)
         self._buckets_L = bundle.labels.buckets
         self._hidden_R: Int64 = np.empty(0, np.int64)
+        self._all_of_buckets: dict[frozenset[int], Eligible] = {}
+        """Hidden labels included: shared by searchers of the same index."""
         self._of_buckets: dict[frozenset[int], Eligible] = {}
         self._of_selection: WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]] = WeakKeyDictionary()
 
@@ -156,8 +158,10 @@ class Searcher:
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for query, filter_ in enumerate(filters):
             groups[_group(filter_ or NO_FILTER, query)].append(query)
-        scores_BK, rows_BK = no_results(len(queries_BE), k)
         alike = [[filters[query] or NO_FILTER for query in queries] for queries in groups.values()]
+        if len(groups) == 1:
+            return self._answer(queries_BE, k, alike[0])
+        scores_BK, rows_BK = no_results(len(queries_BE), k)
         answers = self._run(
             [
                 partial(self._answer, queries_BE[queries], k, filters_b)
@@ -232,7 +236,7 @@ class Searcher:
     def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
         """Find the best k of the index and its head with exact scores; −inf and −1 beyond what they find."""
         if self.index.head is not None and not self.index.share_outside_head(eligible):
-            return self.index.head.merge(queries_bE, k, len(self.index.head), eligible, *no_results(len(queries_bE), 1))
+            return self.index.head.best(queries_bE, k, eligible)
         scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
         if self.index.lossy:
             scores_bC = self._exact.rescore(queries_bE, rows_bC)
@@ -264,10 +268,13 @@ class Searcher:
             if selection is not None:
                 eligible = self._narrowed(self._eligible(buckets, None), Filter(selection=selection))
             else:
-                eligible = Eligible.from_mask(np.ones(self.labels, np.bool_))
-                if buckets != EVERYTHING:
-                    eligible = self._narrowed(eligible, Filter(buckets=buckets))
-                eligible = eligible.without(self._hidden_R)
+                every = self._all_of_buckets.get(buckets)
+                if every is None:
+                    every = Eligible.from_mask(np.ones(self.labels, np.bool_))
+                    if buckets != EVERYTHING:
+                        every = self._narrowed(every, Filter(buckets=buckets))
+                    self._all_of_buckets[buckets] = every
+                eligible = every.without(self._hidden_R)
             kept[buckets] = eligible
         return eligible
 

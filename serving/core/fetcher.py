@@ -18,6 +18,7 @@ from io import TextIOWrapper
 from time import monotonic
 
 from longtail.bundle import replace_file
+from longtail.bundle.remote import downloading
 from longtail.index.release.pointers import PointerFile, Pointers
 from longtail.index.release.remote import RemoteReleases
 from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
@@ -77,9 +78,12 @@ class ReleaseFetcher:
             self._waking.notify_all()
             self._waking.wait_for(lambda: self._looks > looks, _PATIENCE_SECONDS)
 
-    def drop(self, name: str) -> None:
-        """Delete a copy that is damaged, to be fetched again."""
-        shutil.rmtree(self._directory / name, ignore_errors=True)
+    def drop(self, name: str, inode: int | None) -> None:
+        """Delete a damaged copy, to be fetched again, unless another worker has replaced the one of this inode."""
+        path = self._directory / name
+        with downloading(self._directory), suppress(OSError):
+            if path.stat().st_ino == inode:
+                shutil.rmtree(path, ignore_errors=True)
 
     @property
     def problem(self) -> str | None:
@@ -148,9 +152,11 @@ class ReleaseFetcher:
             self._seen = there
             self._fetched.clear()
             self._failed.clear()
-        wanted = {name for name in (there.current, there.staged, *self._arms(experiments)) if name is not None}
+        arms = {name for name in self._arms(experiments) if name is not None}
+        wanted = arms | {name for name in (there.current, there.staged) if name is not None}
         fetched = {name for name in sorted(wanted) if self._has(remote, name)}
-        remote.keep(FILE, experiments)  # what its arms need is here
+        if arms <= fetched:
+            remote.keep(FILE, experiments)
         with here.turn() as (now, move):
             after = there if there.current in {None, *fetched} else now
             after = after.model_copy(

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from longtail.bundle import BundleCorruptError
-from longtail.index import ReleaseCorruptError, Releases
+from longtail.index import ReleaseCorruptError, ReleaseMismatchError, Releases
 from longtail.index.release.pointers import Pointers
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.engine_watch import EngineWatch
@@ -39,7 +39,7 @@ _LABELS_SECONDS = 0.1
 """How often changes of labels are looked for; those of this worker need no looking."""
 
 
-_DAMAGE = (ReleaseCorruptError, BundleCorruptError)
+_DAMAGE = (ReleaseCorruptError, ReleaseMismatchError, BundleCorruptError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class ReleaseFollower:
             return self._served != before
 
     def _check(self) -> None:
-        name: str | None = None
+        name, directory = None, None
         try:
             now = self._releases.pointers()
             if now != self._pointers:  # somebody has published, perhaps the same by force
@@ -167,7 +167,7 @@ class ReleaseFollower:
         # Whatever is wrong with a release, the one in service must go on.
         except Exception as error:
             if name is not None and self._fetcher is not None and isinstance(error, _DAMAGE):
-                self._fetcher.drop(name)
+                self._fetcher.drop(name, directory)
             if not self._too_early(name):
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return

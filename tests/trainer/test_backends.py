@@ -73,6 +73,7 @@ for name, sampler, weight, optimizer in [
         batch = query.of_pairs(chosen, rng, packed=name in encoders)
         batch |= {"_positive": data.train.labels[chosen], "_weight": np.float32([1, 2, 0.5, 1])}
         batch |= {"_shown": np.int32([[1, 3], [0, 0], [5, 4], [2, 2]])} if shown else {}
+        batch |= {"_retrieved": np.int32([[4], [5], [0], [1]])} if shown else {}
         batch |= {"_objective": np.int32([0, 1, 1, 0])} if several else {}
         batch |= {"_request": data.train.queries[chosen]} if "top_k" in chosen_by else {}
         batch |= {"_known": np.int32([1, 0, 4, 5]), "_known_rows": np.int32([0, 1, 3, 3])} if name == "adam" else {}
