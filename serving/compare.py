@@ -54,6 +54,7 @@ SRM_ALPHA = 0.001
 _CONCENTRATION = 100.0
 """Of the Dirichlet prior around the shares: shares that are off by some points are what is looked for."""
 _COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in BUCKET_NAMES))
+_SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _WINDOW = b"longtail_window"
 
 
@@ -100,12 +101,12 @@ def boundary(variance: float, alpha: float = ALPHA) -> float:
     return math.sqrt(2 * (variance + _RHO) * math.log(math.sqrt((variance + _RHO) / _RHO) / alpha + 1))
 
 
-def rate_interval(rate: Rate, *, alpha: float = ALPHA, highest: float = math.inf) -> Interval | None:
+def rate_interval(rate: Rate, *, highest: float = math.inf) -> Interval | None:
     """Compute a rate, from 0 to `highest`, and its bounds; None of no trials."""
     value = rate.value
     if value is None:
         return None
-    reach = boundary(rate.variance, alpha) / rate.trials
+    reach = boundary(rate.variance) / rate.trials
     return Interval(value, max(0.0, value - reach), min(highest, value + reach))
 
 
@@ -127,15 +128,11 @@ def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> In
 
 
 def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> float:
-    """Compute the evidence that units were not divided by these shares.
+    """Compute the evidence that units of the arms were not divided by these shares.
 
     An e-value: if they were, it is 1/α or more at any look with a probability of at most α. It is the Bayes factor of a
     multinomial with a Dirichlet prior around the shares against the shares themselves [Lindon, Malek 2022,
-    "Anytime-valid inference for multinomial count data"].
-
-    Args:
-        units: of every arm.
-        shares: expected, with the sum 1; an arm of share 0 with units is infinite evidence.
+    "Anytime-valid inference for multinomial count data"]. Units of an arm of share 0 are infinite evidence.
     """
     if any(count and not share for count, share in zip(units, shares, strict=True)):
         return math.inf
@@ -170,23 +167,18 @@ def count_units(state: Place, run: str, window: tuple[float, float]) -> pa.Table
         StateError: they cannot be read.
     """
     counts: dict[tuple[str, int], list[int]] = {}
-
-    def of(arm: str, unit: int) -> list[int]:
-        return counts.setdefault((arm, unit), [0] * len(_COUNTS))
-
     try:
         with feedback_of(state) as feedback:
             kept, (since, until) = feedback.kept_since(), window
             cut, since = kept > since, max(kept, since)
             for arm, unit, buckets in feedback.arm_answers(run, since, until):
-                row = of(arm, unit)
+                row = counts.setdefault((arm, unit), [0] * len(_COUNTS))
                 row[0] += 1
-                for bucket in range(4):
-                    row[1 + bucket] += buckets.count(bucket)
+                row[_SHOWN] = [shown + buckets.count(bucket) for bucket, shown in enumerate(row[_SHOWN])]
             for arm, unit, bucket, position in feedback.arm_choices(run, since, until):
-                row = of(arm, unit)
-                row[5 + bucket] += 1
-                row[9 + bucket] += position is not None
+                row = counts.setdefault((arm, unit), [0] * len(_COUNTS))
+                row[_CHOSEN.start + bucket] += 1
+                row[_HITS.start + bucket] += position is not None
     except StoreError as error:
         raise StateError(f"{state}: expected the state of a service, found: {error}") from error
     names = [("arm", pa.string()), ("unit", pa.int64()), *((name, pa.int64()) for name in _COUNTS)]
@@ -213,7 +205,7 @@ def compare(experiment: Experiment, tables: Sequence[pa.Table]) -> dict[str, Any
 
     Args:
         experiment: whose units were counted.
-        tables: of `count_units`, at least one, of windows that do not overlap.
+        tables: of `count_units`, at least one.
 
     Returns:
         The report, as JSON.
@@ -230,11 +222,11 @@ def compare(experiment: Experiment, tables: Sequence[pa.Table]) -> dict[str, Any
     by_unit = merged.group_by(["arm", "unit"]).aggregate([(name, "sum") for name in _COUNTS])
     arm_of_unit = by_unit["arm"].to_numpy(zero_copy_only=False)
     counted = np.stack([by_unit[f"{name}_sum"].to_numpy() for name in _COUNTS]).astype(np.float64)
-    counts = [counted[:, arm_of_unit == arm.name] for arm in experiment.arms]
-    per_answer = [Rate(of_arm[9:].sum(axis=0), of_arm[0]) for of_arm in counts]
-    alpha = ALPHA / (len(counts) - 1)
-    units = [int((of_arm[0] > 0).sum()) for of_arm in counts]
-    evidence = sample_ratio_evidence(units, [arm.share for arm in experiment.arms])
+    counts = {name: counted[:, np.flatnonzero(arm_of_unit == name)] for name in experiment.arms}
+    rates = {name: Rate(of_arm[_HITS].sum(axis=0), of_arm[0]) for name, of_arm in counts.items()}
+    units = {name: int((of_arm[0] > 0).sum()) for name, of_arm in counts.items()}
+    control, *others = experiment.arms
+    evidence = sample_ratio_evidence([*units.values()], [arm.share for arm in experiment.arms.values()])
     return {
         "run": experiment.run,
         "since": _iso(windows[0]["since"]) if windows[0]["since"] else None,
@@ -243,48 +235,48 @@ def compare(experiment: Experiment, tables: Sequence[pa.Table]) -> dict[str, Any
         "confidence": 1 - ALPHA,
         "arms": [
             {
-                "name": arm.name,
+                "name": name,
                 "share": arm.share,
                 "release": arm.release,
-                "settings": dict(arm.settings),
-                "units": count,
-                **_figures(of_arm, rate),
+                "settings": arm.settings,
+                "units": units[name],
+                **_figures(counts[name]),
+                "hits_per_answer": _json(rate_interval(rates[name])),
                 "difference": None
-                if arm is experiment.arms[0]
-                else _interval_json(difference_interval(rate, per_answer[0], alpha=alpha)),
+                if name == control
+                else _json(difference_interval(rates[name], rates[control], alpha=ALPHA / len(others))),
             }
-            for arm, of_arm, rate, count in zip(experiment.arms, counts, per_answer, units, strict=True)
+            for name, arm in experiment.arms.items()
         ],
         "sample_ratio": {"evidence": min(evidence, 1e300), "mismatch": evidence >= 1 / SRM_ALPHA},
     }
 
 
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-
-
-def _figures(counts: Float64, per_answer: Rate) -> dict[str, Any]:
-    answers, *by_bucket = counts.sum(axis=1).astype(int).tolist()
-    shown, chosen, hits = by_bucket[:4], by_bucket[4:8], by_bucket[8:]
+def _figures(counts: Float64) -> dict[str, Any]:
+    sums = counts.sum(axis=1).astype(int)
+    shown = sums[_SHOWN].tolist()
     recall = {name: Rate(counts[9 + place], counts[5 + place]) for place, name in enumerate(BUCKET_NAMES)}
-    recall["all"] = Rate(counts[9:].sum(axis=0), counts[5:9].sum(axis=0))
+    recall["all"] = Rate(counts[_HITS].sum(axis=0), counts[_CHOSEN].sum(axis=0))
     return {
-        "answers": answers,
-        "chosen": sum(chosen),
-        "hits": sum(hits),
+        "answers": int(sums[0]),
+        "chosen": int(sums[_CHOSEN].sum()),
+        "hits": int(sums[_HITS].sum()),
         "exposures": {
             name: {"count": count, "share": count / sum(shown) if any(shown) else None}
             for name, count in zip(BUCKET_NAMES, shown, strict=True)
         },
-        "hits_per_answer": _interval_json(rate_interval(per_answer)),
-        "recall": {name: _interval_json(rate_interval(rate, highest=1.0)) for name, rate in recall.items()},
+        "recall": {name: _json(rate_interval(rate, highest=1.0)) for name, rate in recall.items()},
     }
 
 
-def _interval_json(interval: Interval | None) -> dict[str, Any] | None:
+def _json(interval: Interval | None) -> dict[str, Any] | None:
     if interval is None:
         return None
     return {"value": interval.value, "low": interval.low, "high": interval.high, "real": interval.leaves_out_zero}
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
 
 
 _COLUMNS = ("arm", "share", "units", "answers", *BUCKET_NAMES, "hits/answer", "recall@k", "difference", "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -297,17 +296,17 @@ class Releases:
     def prune(self, keep: int) -> list[str]:
         """Delete all but the `keep` newest releases and those in use; returns the deleted names.
 
-        In use are the current, the staged, those of arms in experiments.toml, and the one that `rollback` would go to.
+        In use are the current, the staged, and the one that `rollback` would go to.
         Unreadable releases count as oldest. Leftovers of killed builds are deleted too.
 
         Raises:
-            LongtailIndexError: keep < 1, or an experiments.toml that cannot be read.
+            LongtailIndexError: keep < 1.
             ReleaseNotFoundError: there is no such directory.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
         with self._pointers.turn() as (now, move):
-            needed = {now.current, now.staged, *self._history_before(now)[-1:], *self._arms()}
+            needed = {now.current, now.staged, *self._history_before(now)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             old = [name for name in newest_first[keep:] if name not in needed]
             gone = sorted({*old, *now.deleting, *self.shelf.abandoned()} - needed)
@@ -377,17 +376,6 @@ class Releases:
             raise ReleaseNotFoundError(
                 f"{self}: expected a release that stays, received {name!r}, which a prune deletes"
             )
-
-    def _arms(self) -> set[str]:
-        """Get the releases that arms of experiments.toml name."""
-        file = self.beside("experiments.toml")
-        try:
-            experiments = tomllib.loads(file.read_text(encoding="utf-8")).get("experiments", {}).values()
-            return {arm["release"] for each in experiments for arm in each["arms"].values() if "release" in arm}
-        except FileNotFoundError:
-            return set()
-        except (ValueError, LookupError, AttributeError, TypeError) as error:
-            raise LongtailIndexError(f"{file}: expected experiments with arms, nothing was deleted: {error}") from error
 
     def _age_key(self, name: str) -> tuple[float, str]:
         try:

@@ -21,7 +21,7 @@ from longtail.bundle import replace_file
 from longtail.bundle.remote import downloading
 from longtail.index.release.pointers import PointerFile, Pointers
 from longtail.index.release.remote import RemoteReleases
-from longtail.serving.core.experiments import FILE, ExperimentsError, parse_experiments
+from longtail.serving.core.experiments import FILE
 from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -152,11 +152,9 @@ class ReleaseFetcher:
             self._seen = there
             self._fetched.clear()
             self._failed.clear()
-        arms = {name for name in self._arms(experiments) if name is not None}
-        wanted = arms | {name for name in (there.current, there.staged) if name is not None}
+        wanted = {name for name in (there.current, there.staged) if name is not None}
         fetched = {name for name in sorted(wanted) if self._has(remote, name)}
-        if arms <= fetched:
-            remote.keep(FILE, experiments)
+        remote.keep(FILE, experiments)
         with here.turn() as (now, move):
             after = there if there.current in {None, *fetched} else now
             after = after.model_copy(
@@ -193,13 +191,6 @@ class ReleaseFetcher:
         self._failed.pop(name, None)
         self._logged.pop(name, None)
         return True
-
-    def _arms(self, content: bytes | None) -> list[str | None]:
-        """Get the releases of the experiment that runs."""
-        with suppress(ExperimentsError):
-            running = parse_experiments(content or b"", self._settings)
-            return [] if running is None else [arm.release for arm in running.arms]
-        return []
 
     def _log(self, name: str, error: Exception | str) -> None:
         """Log what is wrong, once."""

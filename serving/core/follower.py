@@ -82,7 +82,7 @@ class ReleaseFollower:
         )
         self._clock = clock
         self._engine = EngineWatch(service)
-        self.experiments = ExperimentFollower(root, service, self._load_beside, clock)
+        self.experiments = ExperimentFollower(root, service)
         self._waking = threading.Event()
         self._fetcher = (
             None
@@ -201,11 +201,6 @@ class ReleaseFollower:
             logger.error("staged release %s is not asked: %s: %s", name or "in STAGED", type(error).__name__, error)
             self._service.stage(None)
         self._staged = name, self._served
-
-    def _load_beside(self, name: str) -> Retriever:
-        retriever = self._load(self._releases, name)
-        _freeze()
-        return retriever
 
     def _too_early(self, name: str | None) -> bool:
         failure = self._failure

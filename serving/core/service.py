@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -65,7 +65,6 @@ class Service:
         self.experiment: Experiment | None = None
         """The experiment that runs, if one does."""
         self._current: Retriever | None = None
-        self._beside: frozenset[str] = frozenset()
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelFollower(settings.place)
         self._changing = threading.Lock()
@@ -145,8 +144,9 @@ class Service:
         staged = self.mirror.staged
         pinned = staged if staged is not None and staged.name == name else self._loaded.get(name)
         if pinned is None:
+            loaded = [*self._loaded, *([] if staged is None else [staged.name])]
             raise UnknownReleaseError(
-                f"expected one of the releases loaded, {list(self._loaded)}, received {describe(name)}", field="release"
+                f"expected one of the releases loaded, {loaded}, received {describe(name)}", field="release"
             )
         return pinned
 
@@ -172,11 +172,12 @@ class Service:
                 changed.check_compatible(self._current)
             offline = OfflineFigures.of(changed.manifest)
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline)
-            others = {name: kept for name, kept in self._loaded.items() if name != changed.name}
-            self._loaded, self._current = self._without_old(others | {changed.name: changed}), changed
+            others = [kept for kept in self._loaded.values() if kept.name != changed.name]
+            kept = others[max(0, len(others) - self.settings.keep_releases) :]
+            self._loaded, self._current = {each.name: each for each in (*kept, changed)}, changed
             # Few ask a release that another has followed: what is only there to be quick again is not kept for them.
-            for other in others.keys() - self._beside:
-                others[other].catalogue.forget()
+            for other in kept:
+                other.catalogue.forget()
             self.set_release_problem(None)
             self._count_labels()
             self.mirror.use(self.mirror.staged, self._current)
@@ -205,22 +206,6 @@ class Service:
         self._changes.unreadable = unreadable
         if self._current is not None:
             self.monitoring.set_ready(not self._changes.behind and not self.draining)
-
-    def beside(self, names: frozenset[str], retriever: Retriever | None = None) -> Mapping[str, Retriever]:
-        """Keep the releases of these names, and load one; return all that are loaded, by name."""
-        with self._changing:
-            if retriever is not None:
-                changed = self._changes.apply_to(retriever)
-                self.monitoring.figures.begin_beside(changed.name, changed.buckets_L, changed.baseline)
-                # The one being served stays last.
-                self._loaded = {changed.name: changed} | self._loaded
-            self._beside = self.monitoring.figures.beside = names
-            self._loaded = self._without_old(self._loaded)
-            return self._loaded
-
-    def _without_old(self, loaded: dict[str, Retriever]) -> dict[str, Retriever]:
-        old = [name for name in loaded if name not in self._beside][: -1 - self.settings.keep_releases]
-        return {name: retriever for name, retriever in loaded.items() if name not in old}
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same."""
@@ -263,7 +248,10 @@ class Service:
             own = f"{place}:{answer_id}"
             given, name = experiment.assign(query, own, unit=unit, arm=arm, pinned=release is not None)
             in_arms.append(given)
-            answering.append(retriever if name is None else self._loaded.get(name, retriever))
+            try:
+                answering.append(retriever if name is None else self.retriever(name))
+            except UnknownReleaseError:  # since a moment
+                answering.append(retriever)
         places_of = {each: [place for place, one in enumerate(answering) if one is each] for each in answering}
         try:
             found = await asyncio.gather(

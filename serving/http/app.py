@@ -135,7 +135,7 @@ def apply_settings(app: FastAPI, settings: Settings) -> None:
     """
     app.state.keys.replace(settings)
     app.state.service.settings = settings
-    app.state.follower.experiments.check(again=True)
+    app.state.follower.experiments.check()
 
 
 def install_tracing(app: FastAPI, processor: SpanProcessor | None = None) -> None:

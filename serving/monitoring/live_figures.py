@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -123,8 +123,6 @@ class LiveFigures:
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: Mapping[Signal, str] = {}
-        self.beside: Set[str] = frozenset()
-        """Releases that arms of an experiment answer from."""
         self.count_choices: Callable[[Choices], None] = lambda _: None
         self._pending: deque[AnsweredBatch] = deque()
         self._pending_labels = 0
@@ -153,8 +151,7 @@ class LiveFigures:
                 self._history.begin(release, self._clock(), baseline)
             counted = self._counted(release, buckets_L, baseline)
             others = [held for held in self._held.values() if held.name != release]
-            kept = [held for held in others[: 1 - self._releases] if held.name in self.beside]
-            self._held = {held.name: held for held in (*kept, *others[1 - self._releases :], counted)}
+            self._held = {held.name: held for held in (*others[1 - self._releases :], counted)}
             self._current, self._offline, self._report = counted, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
                 lately = {interval.name for interval in self._history.read()[-self._releases :]}
@@ -162,19 +159,12 @@ class LiveFigures:
                     if path.name.removesuffix(SUFFIX) not in lately | self._held.keys():
                         path.unlink(missing_ok=True)
 
-    def begin_beside(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> None:
-        """Count `release` beside the one in service from now on."""
-        with self._begin_lock:
-            counted = self._counted(release, buckets_L, baseline)
-            # The one in service stays last.
-            self._held = {release: counted} | {name: held for name, held in self._held.items() if name != release}
-
     def _counted(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> _Counted:
         edges = None if baseline is None else np.array(baseline.score_edges)
         return _Counted(release, ShownLabels(self._root, release, buckets_L), baseline, edges)
 
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64 | None]:
-        """Count a batch. One of a release that was not begun lately is left out.
+        """Count a batch; of a release that was not begun lately without deciles and labels shown.
 
         Returns:
             Labels of unrestricted answers by bucket, int64 [4], and by decile of their scores, int64 [10]; None
@@ -187,11 +177,8 @@ class LiveFigures:
             judged_queries -= answered.restricted_B.sum()
             judged_N = np.repeat(~answered.restricted_B, np.diff(np.asarray(answered.ends_B), prepend=0))
         judged = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
-        held = self._held.get(answered.release)
-        if held is None:
-            return judged, None
-        deciles = None
-        if held.edges is not None:
+        held, deciles = self._held.get(answered.release), None
+        if held is not None and held.edges is not None:
             deciles = np.bincount(decile_of(answered.scores_N[judged_N], held.edges), minlength=DECILES)
         with self._ring_lock:
             counts = self._ring.at(now, answered.release)
@@ -206,7 +193,8 @@ class LiveFigures:
                 counts["judged_scores"] += deciles
             for dial, weights_B in enumerate((answered.bias_removal_B, answered.popularity_B)):
                 count_dials(counts["dials"][dial], weights_B)
-            held.shown.count(answered.rows_N, now)
+            if held is not None:
+                held.shown.count(answered.rows_N, now)
             dropped = self._max_answers > 0 and self._pending_labels >= _MOST_PENDING_LABELS
             counts["dropped"] += queries * dropped
         if self._max_answers and not dropped:

@@ -68,6 +68,7 @@ def test_two_arms_of_two_workers(tmp_path: Path) -> None:
         make_bundle(labels=60, seed=seed).write(tmp_path / name)
         build(tmp_path / name, releases, spec=IndexSpec("flat"), name=name)
     Releases(releases).publish("first")
+    Releases(releases).stage("second")
     say(releases, 0.5, 0.5)
     settings = {"workers": 2, "state": state, "drain_seconds": 0, "poll_seconds": 0.05}
 
@@ -121,7 +122,7 @@ def test_two_arms_of_two_workers(tmp_path: Path) -> None:
             after = arms_of(shopper, UNITS)
             moved = {(before[unit][0], after[unit][0]) for unit in UNITS} - {("tail", "tail"), ("control", "control")}
             assert moved == {("control", "tail")}
-            # The units of an arm whose release is not there get the default.
+            # The units of an arm whose release is not loaded get the default.
             (releases / "experiments.toml").write_text(
                 (releases / "experiments.toml").read_text().replace("second", "third")
             )

@@ -261,8 +261,6 @@ def test_staged_and_experiments_come_along(shop: Shop) -> None:
     staged = f"{service.url}/v1/release/staged"
     until(lambda: httpx.get(staged).status_code == 200, "b to be asked unseen")
     assert httpx.get(staged).json()["staged"] == "b"
-    shop.releases.unstage()
-    until(lambda: httpx.get(staged).status_code == 404, "it to be asked no more")
     experiment = """
         [experiments.tail_week]
         unit = "user_id"
@@ -278,6 +276,8 @@ def test_staged_and_experiments_come_along(shop: Shop) -> None:
         return {result.get("release") for result in answer["results"]} == {"a", "b"}
 
     until(runs, "the experiment to run")
+    shop.releases.unstage()
+    until(lambda: httpx.get(staged).status_code == 404, "it to be asked no more")
 
 
 def test_releases_at_urls_need_a_state_of_their_own(shop: Shop) -> None:

@@ -148,18 +148,6 @@ def test_prune_keeps_what_rollback_would_go_to(releases: Releases) -> None:
     assert releases.rollback() == "b"
 
 
-def test_prune_keeps_the_releases_of_arms(releases: Releases) -> None:
-    releases.publish("c")
-    file = releases.root / "experiments.toml"
-    for garbled in ("x =", "experiments = 1", "[experiments.one]"):
-        file.write_text(garbled)
-        with pytest.raises(LongtailIndexError, match=r"experiments\.toml: expected experiments with arms, nothing was"):
-            releases.prune(keep=1)
-    file.write_text('[experiments.one]\narms.control.share = 0.5\narms.new = {share = 0.5, release = "a"}\n')
-    assert releases.prune(keep=1) == ["b"]
-    assert releases.names() == ["a", "c"]
-
-
 def test_prune_keeps_the_rollback_target_beyond_a_deleted_release(releases: Releases) -> None:
     for name in ("a", "b", "c"):
         releases.publish(name)
