@@ -4,9 +4,9 @@
 framework; `monitoring` counts what was answered; `dashboard` is the operator's page. Imports go one way:
 process → http → core → monitoring, and http → dashboard.
 
-One query: http.middleware and auth let it in, routes.retrieval reads and checks it (body, schemas, limits);
-core.service queues it (queue); core.retriever resolves (queries), embeds (encoder), ranks (ranking or
-tree_ranking over overlay and index) and writes labels (catalogue); monitoring.outcomes counts it.
+One query: http.middleware lets it in (auth), routes.retrieval reads and checks it (requests, schemas);
+core.service queues it (queue); core.retriever resolves (queries), embeds, ranks (ranking or tree_ranking
+over overlay and index) and writes labels (catalogue); monitoring.outcomes counts it.
 
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or
 `create_app`.

@@ -8,7 +8,6 @@ import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import time
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ from longtail.serving.check import check_release
 from longtail.serving.compare import compare, count_units, read_experiment, read_units, report_lines
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
-from longtail.serving.http.app import create_app
+from longtail.serving.http.openapi import openapi_document
 from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
@@ -221,10 +220,7 @@ def batch(
 @app.command()
 def openapi() -> None:
     """Print the OpenAPI document of the service."""
-    with TemporaryDirectory() as nothing:
-        service = create_app(Settings(releases=Path(nothing)))
-        print(json.dumps(service.openapi(), indent=1, ensure_ascii=False))
-        service.state.service.close()
+    print(json.dumps(openapi_document(), indent=1, ensure_ascii=False))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -47,6 +47,7 @@ class Catalogue:
         filterable: columns that labels may be filtered by, as of `LabelAttributes`.
 
     Attributes:
+        labels: how many there are, those of the overlay among them.
         row_of: row of every label of the release, by id.
         attributes: what labels may be filtered by.
 
@@ -75,17 +76,15 @@ class Catalogue:
         self._shown_of_row: dict[int, dict[str, Any]] = {}
         self._overlay: Overlay | None = None
         self._ids = labels.ids
+        self.labels = len(labels.ids)
         self._lookup = labels.lookup
         self.row_of = labels.row_of
         self._fingerprints_L = labels.lookup.fingerprints
 
-    def __len__(self) -> int:
-        return len(self._ids) if self._overlay is None else self._overlay.labels
-
     def with_overlay(self, overlay: Overlay) -> Catalogue:
         """A catalogue of these labels and those of an overlay, which shares all memory with this one."""
         catalogue = copy.copy(self)
-        catalogue._overlay = overlay
+        catalogue._overlay, catalogue.labels = overlay, overlay.labels
         catalogue.attributes = self.attributes.with_added(overlay.added)
         return catalogue
 

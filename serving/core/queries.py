@@ -200,10 +200,7 @@ class Query(SearchOptions):
     @model_validator(mode="after")
     def _one_of_features_and_vector(self) -> Self:
         if (self.features is None) == (self.vector is None):
-            received = "neither" if self.features is None else "both"
-            raise PydanticCustomError(
-                "features_or_vector", "expected either features or vector, received {received}", {"received": received}
-            )
+            raise _either("features", "vector", self.features)
         return self
 
 
@@ -242,11 +239,45 @@ class SimilarQuery(SearchOptions):
     @model_validator(mode="after")
     def _one_of_id_and_ids(self) -> Self:
         if (self.id is None) == (self.ids is None):
-            received = "neither" if self.id is None else "both"
-            raise PydanticCustomError(
-                "id_or_ids", "expected either id or ids, received {received}", {"received": received}
-            )
+            raise _either("id", "ids", self.id)
         return self
+
+
+class QueryFeatures(RequestModel):
+    """One query of which the vector is wanted."""
+
+    features: dict[str, JsonValue] = Field(description="By name, as GET /v1/release lists them.")
+
+
+class ToEmbed(RequestModel):
+    """Queries or labels whose vectors are wanted."""
+
+    queries: list[QueryFeatures] | None = Field(
+        default=None, min_length=1, description="Queries, to embed by the query tower."
+    )
+    labels: list[LabelId] | None = Field(
+        default=None, min_length=1, description="Or ids of labels that may be answered; those added count too."
+    )
+
+    @property
+    def count(self) -> int:
+        """Count the vectors wanted."""
+        return len(self.queries or self.labels or ())
+
+    @model_validator(mode="after")
+    def _one_of_queries_and_labels(self) -> Self:
+        if (self.queries is None) == (self.labels is None):
+            raise _either("queries", "labels", self.queries)
+        return self
+
+
+def _either(one: str, other: str, given: object) -> PydanticCustomError:
+    """Return the error of a request with both or neither of two fields."""
+    return PydanticCustomError(
+        f"{one}_or_{other}",
+        f"expected either {one} or {other}, received {{received}}",
+        {"received": "neither" if given is None else "both"},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,10 +434,10 @@ class ResolvedQuery:
                 it has not, slots to explore that k has not, or of buckets that may not be answered, columns to show
                 that there are not, a filter that does not fit the columns, or labels to keep apart as none can be.
         """
-        k = options.k if "k" in options.model_fields_set else min(options.k, len(catalogue))
-        if k > len(catalogue):
+        k = options.k if "k" in options.model_fields_set else min(options.k, catalogue.labels)
+        if k > catalogue.labels:
             raise InvalidRequestError(
-                f"expected k <= {len(catalogue)}, the labels of this release, received {describe(k)}",
+                f"expected k <= {catalogue.labels}, the labels of this release, received {describe(k)}",
                 field=f"{prefix}k",
             )
         bias_removal, popularity = dials.read(options, prefix)
@@ -509,7 +540,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     weight = 0.0 if options.mmr is None else options.mmr.weight
     if not options.max_per and weight == 0:
         return None
-    return Diversity(dict(options.max_per), weight, first_pool(options.pool, k, len(catalogue)))
+    return Diversity(dict(options.max_per), weight, first_pool(options.pool, k, catalogue.labels))
 
 
 def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:

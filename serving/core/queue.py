@@ -46,12 +46,6 @@ class Cost:
     labels: int = 0
     bytes: float = 0.0
 
-    def add(self, other: Cost, times: int = 1) -> None:
-        """Add another cost, or with `times=-1` take it off."""
-        self.queries += times * other.queries
-        self.labels += times * other.labels
-        self.bytes += times * other.bytes
-
 
 @dataclass(eq=False, slots=True)
 class _Job(Generic[Work, Result]):
@@ -72,8 +66,8 @@ class SearchQueue(Generic[Work, Result]):
     """Runs blocking work of many clients in batches, in its own threads.
 
     Args:
-        run: answers a batch in a thread: the works, all of one key, and the seconds each has waited; returns one result
-            or exception for each.
+        run: answers a batch in a thread: works of one key, and the seconds each has waited; returns one result or
+            exception for each.
         threads: batches at once.
         window: seconds that a batch may gather while another one runs.
         max_batch: queries in a batch, unless one request alone has more.
@@ -84,7 +78,7 @@ class SearchQueue(Generic[Work, Result]):
 
     def __init__(
         self,
-        run: Callable[[Hashable, Sequence[Work], Sequence[float]], Sequence[Result | Exception]],
+        run: Callable[[Sequence[Work], Sequence[float]], Sequence[Result | Exception]],
         *,
         threads: int,
         window: float,
@@ -138,8 +132,7 @@ class SearchQueue(Generic[Work, Result]):
                 raise self._full(held, cost)
             self._clients[client] = own
             own.jobs.append(job)
-            own.cost.add(cost)
-            self._waiting.add(cost)
+            self._count(own, cost, 1)
         if not self._unannounced:
             loop.call_soon(self._announce)
         self._unannounced += 1
@@ -150,7 +143,9 @@ class SearchQueue(Generic[Work, Result]):
             with self._changed, suppress(KeyError, ValueError):
                 own = self._clients[client]
                 own.jobs.remove(job)
-                self._remove(client, own, job)
+                self._count(own, cost, -1)
+                if not own.jobs:
+                    del self._clients[client]
             raise
         finally:
             late.cancel()
@@ -193,7 +188,7 @@ class SearchQueue(Generic[Work, Result]):
         while batch := self._take_batch():
             now = perf_counter()
             try:
-                results = self._run(batch[0].key, [job.work for job in batch], [now - job.since for job in batch])
+                results = self._run([job.work for job in batch], [now - job.since for job in batch])
             # Whatever happens to a batch, its callers learn of it and the next one is answered.
             except Exception as error:
                 results = [error] * len(batch)
@@ -234,17 +229,20 @@ class SearchQueue(Generic[Work, Result]):
                     continue  # It stays before those that are answered now.
                 batch.append(client.jobs.popleft())
                 queries, labels = queries + job.cost.queries, labels + job.cost.labels
-                self._clients.move_to_end(name)
-                self._remove(name, client, job)
+                self._count(client, job.cost, -1)
                 if client.jobs:
+                    self._clients.move_to_end(name)
                     in_turn.append((name, client))
+                else:
+                    del self._clients[name]
             return batch
 
-    def _remove(self, name: str, client: _Client[Work, Result], job: _Job[Work, Result]) -> None:
-        client.cost.add(job.cost, -1)
-        self._waiting.add(job.cost, -1)
-        if not client.jobs:
-            del self._clients[name]
+    def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:
+        """Count a job that begins to wait, or with `times=-1` no longer does."""
+        for waiting in (client.cost, self._waiting):
+            waiting.queries += times * cost.queries
+            waiting.labels += times * cost.labels
+            waiting.bytes += times * cost.bytes
 
 
 def _deliver(batch: Sequence[_Job[Work, Result]], results: Sequence[Result | Exception]) -> None:

@@ -7,39 +7,52 @@ of the whole batch.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate
+from itertools import accumulate, islice
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, TowerError
+from longtail.bundle import Bundle, Feature, Features, InputError, Inputs, LabelRecord, TowerError
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Compatibility, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
-from longtail.serving.core.embedding import (
-    QueryEncoder,
-    ToEmbed,
-    embed_queries,
-    read_by_label,
-    refuse_for_tree,
-    vectors_of,
-)
 from longtail.serving.core.exploration import Explored, explore_each, slots_of
 from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery
+from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
-from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
+from longtail.serving.errors import InvalidRequestError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import Baseline
+
+_LARGEST_NORM = 1e12
+"""Of a vector in a query: products with any label's embedding, and sums of them, stay numbers that float32 holds."""
+
+
+class QueryEncoder(Protocol):
+    """Turns features into query embeddings; `bundle.Tower` does it with ONNX."""
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """Get what a query may carry."""
+
+    def example(self) -> dict[str, JsonValue]:
+        """Create features of a valid query."""
+
+    def read(self, features_B: Sequence[Features]) -> Inputs:
+        """Return the query tower's inputs, [B] or [B, P] by name; raises FeatureError."""
+
+    def embed(self, inputs: Inputs) -> Float32:
+        """Return query embeddings, float32 [B, D]; raises FeatureError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +209,18 @@ class Retriever:
             ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.")
             for index, query in enumerate(queries)
         ]
-        if any(query.vector is not None for query in queries):
-            if self._bundle.proposal is not None:
-                refuse_for_tree(queries, resolved)
-            vectors_BD, inputs = embed_queries(queries, self.manifest.dim, self._embed)
+        given = {
+            place: self._read_vector(query, resolved[place].bias_removal, f"queries.{place}")
+            for place, query in enumerate(queries)
+            if query.vector is not None
+        }
+        if len(given) == len(queries):
+            vectors_BD, inputs = np.stack(list(given.values())), dict[str, Any]()
         else:
             vectors_BD, inputs = self._embed([query.features or {} for query in queries])
+            if given:
+                vectors_BD = vectors_BD.copy()
+                vectors_BD[list(given)] = list(given.values())
         arms = [query.arm for query in queries]
         named = [
             {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
@@ -210,22 +229,73 @@ class Retriever:
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started)
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
-        """Return vectors for each request: of queries u, of labels v; see `embedding.vectors_of`."""
-        return vectors_of(requests, self._embed, self.catalogue)
+        """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`.
+
+        Raises:
+            InvalidRequestError: features that the query tower cannot read.
+            UnknownLabelError: the release has no such label.
+        """
+        features_B = [query.features for request in requests for query in request.queries or ()]
+        rows = [
+            self.catalogue.row(id_, field=f"labels.{place}")
+            for request in requests
+            for place, id_ in enumerate(request.labels or ())
+        ]
+        queries = iter(self._embed(features_B)[0] if features_B else ())
+        labels = iter(self.catalogue.embeddings(rows) if rows else ())
+        return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """Return u of every query, float32 [B, D], and the tower's inputs."""
+        """Return u of every query, float32 [B, D], and the tower's inputs.
+
+        Where a query gives a label's id for a feature `of_label`, the tower reads that label's vector; an id that no
+        answered label has, and a label without a vector, read as a vector that is missing.
+        """
         try:
-            inputs = (
-                read_by_label(self._of_labels, features_B, self.catalogue, self._encoder)
-                if self._of_labels
-                else self._encoder.read(features_B)
-            )
+            if not self._of_labels:
+                inputs = self._encoder.read(features_B)
+                return self._encoder.embed(inputs), inputs
+            others_B = [dict(given) for given in features_B]
+            ids = [
+                (row, feature, str(others.pop(feature.name)))
+                for feature in self._of_labels
+                for row, others in enumerate(others_B)
+                if isinstance(value := others.get(feature.name), str | int) and not isinstance(value, bool)
+            ]
+            inputs = self._encoder.read(others_B)
+            for row, feature, id_ in ids:
+                vector = self.catalogue.vector(str(feature.of_label), id_)
+                if vector is not None:
+                    inputs[feature.name][row] = vector
+                    inputs[f"{feature.name}__missing"][row] = 0
             return self._encoder.embed(inputs), inputs
-        except InputError as error:
-            raise InvalidRequestError(error.message, field=f"queries.{error.row}.{error.field}") from error
-        except TowerError as error:
-            raise UnservableReleaseError(str(error)) from error
+        except (InputError, TowerError):
+            with serving_errors("queries"):
+                raise
+
+    def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
+        """Return a query's vector, float32 [D]; raises InvalidRequestError for one that this release cannot score."""
+        numbers, dim = query.vector or [], self.manifest.dim
+        norm = math.hypot(*numbers)
+        if self._bundle.proposal is not None and bias_removal != 0:
+            default = ", this release's default" if query.bias_removal is None else ""
+            raise InvalidRequestError(
+                "expected bias_removal 0 beside a vector: the tree p_n(y|x) of this release looks at a query's "
+                f"features, which a vector has not; received {bias_removal}{default}",
+                field=f"{where}.bias_removal",
+            )
+        if len(numbers) != dim:
+            raise InvalidRequestError(
+                f"expected the {dim} numbers of a vector of this release, received {len(numbers)}",
+                field=f"{where}.vector",
+            )
+        if not norm <= _LARGEST_NORM:
+            raise InvalidRequestError(
+                f"expected a vector of norm <= {_LARGEST_NORM:g}, whose scores float32 can hold, received one of "
+                f"{norm:g}",
+                field=f"{where}.vector",
+            )
+        return np.array(numbers, np.float32)
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
         """The labels nearest to given labels, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, the label itself left out.

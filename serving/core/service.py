@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from time import perf_counter
 from typing import Any, TypeVar
+
+import numpy as np
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
-from longtail.serving.core.embedding import ToEmbed
+from longtail.index import EngineUnavailableError
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelFollower
+from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import Query, QueryInArm, SimilarQuery
+from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, features_json
 from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.core.searches import BatchKey, Kind, Search, SearchRunner
 from longtail.serving.errors import (
+    EngineError,
     InvalidRequestError,
     NotReadyError,
     QueueFullError,
@@ -31,7 +36,7 @@ from longtail.serving.errors import (
     TimedOutError,
     UnknownReleaseError,
 )
-from longtail.serving.monitoring import Monitoring, OfflineFigures
+from longtail.serving.monitoring import AnsweredBatch, Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
 from longtail.state import StoreError
 
@@ -43,6 +48,43 @@ _WAITING_ANSWERS = 8
 _REFUSAL_SECONDS = 0.1
 """Refusals wait: clients that come straight back would take the time that answers need."""
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """One request of the queue.
+
+    Attributes:
+        retriever: the release that answers.
+        asked: queries, or labels whose nearest labels are wanted, or what is to embed.
+        answer_id: the name by which feedback refers to the answer.
+        request_id: the client's name for the request; by default `answer_id`.
+        preview: leave the answers out of the figures.
+        in_request: positions of the queries in the request; None: these are all.
+    """
+
+    retriever: Retriever
+    asked: Sequence[Query] | SimilarQuery | ToEmbed
+    answer_id: str = ""
+    request_id: str = ""
+    preview: bool = False
+    in_request: Sequence[int] | None = None
+
+    @property
+    def options(self) -> Sequence[SearchOptions]:
+        """Get the options of each query; those of an id are its request's."""
+        if isinstance(self.asked, SimilarQuery):
+            return [self.asked] * len(self.asked.labels)
+        return () if isinstance(self.asked, ToEmbed) else self.asked
+
+    @property
+    def cost(self) -> Cost:
+        """Compute the cost, with the bytes of an answer whose labels are as long as the average one."""
+        if isinstance(self.asked, ToEmbed):
+            return Cost(self.asked.count, self.asked.count)
+        options, mean_bytes = self.options, self.retriever.catalogue.mean_bytes
+        bytes_ = sum([query.k * mean_bytes(query.display) for query in options])
+        return Cost(len(options), sum([query.depth for query in options]), bytes_)
 
 
 class Service:
@@ -75,9 +117,14 @@ class Service:
             for name in ("write", "labels")
         )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=seconds)
-        self._runner = SearchRunner(lambda: self.settings, monitoring, self.mirror)
+        seed = settings.explore_seed
+        self._lottery = Lottery(
+            settings.explore_candidates,
+            settings.explore_temperature,
+            secrets.randbits(64) if seed is None else seed,
+        )
         self.queue: SearchQueue[Search, list[Any]] = SearchQueue(
-            self._runner.answer,
+            self._answer,
             threads=1 if settings.device == "gpu" else settings.search_threads,
             window=settings.batch_window_ms / 1e3,
             max_batch=settings.max_batch,
@@ -240,9 +287,9 @@ class Service:
             ServingError: see `search`.
         """
         retriever, experiment = self.retriever(release), self.experiment
-        search = Search(queries, answer_id, request_id)
+        search = Search(retriever, queries, answer_id, request_id, preview)
         if experiment is None:
-            return await self.search(retriever, search, preview=preview), retriever.name
+            return await self.search(search), retriever.name
         in_arms, answering = list[QueryInArm](), list[Retriever]()
         for place, query in enumerate(queries):
             own = f"{place}:{answer_id}"
@@ -257,9 +304,12 @@ class Service:
             found = await asyncio.gather(
                 *(
                     self.search(
-                        each,
-                        replace(search, asked=[in_arms[place] for place in places], in_request=places),
-                        preview=preview,
+                        replace(
+                            search,
+                            retriever=each,
+                            asked=[in_arms[place] for place in places],
+                            in_request=places,
+                        )
                     )
                     for each, places in places_of.items()
                 )
@@ -267,39 +317,109 @@ class Service:
         except InvalidRequestError:
             # No request is refused because of an arm: without one, it says what is wrong with the request itself.
             by_default = [query.in_arm(replace(query.arm, counted=False), {}) for query in in_arms]
-            return await self.search(retriever, replace(search, asked=by_default), preview=preview), retriever.name
+            return await self.search(replace(search, asked=by_default)), retriever.name
         of_place = dict(zip(chain(*places_of.values()), chain(*found), strict=True))
         return [of_place[place] for place in range(len(in_arms))], (
             answering[0].name if len(places_of) == 1 else retriever.name
         )
 
-    async def search(self, retriever: Retriever, search: Search, *, preview: bool) -> list[Any]:
+    async def search(self, search: Search) -> list[Any]:
         """Return the results of one request, or its vectors, float32 [D], from a batch that others may share.
-
-        Args:
-            retriever: the release that answers.
-            search: the request.
-            preview: leave the answers out of the figures.
 
         Raises:
             QueueFullError, TimedOutError: see `SearchQueue.submit`.
             InvalidRequestError: the answer would be too long.
             ServingError: see `Retriever.retrieve`, `similar` and `embed`.
         """
-        cost, limit = search.cost(retriever.catalogue), self.settings.max_answer_bytes
-        similar = isinstance(search.asked, SimilarQuery)
+        cost, limit = search.cost, self.settings.max_answer_bytes
         if cost.bytes > limit:
             raise InvalidRequestError(
                 f"expected an answer of at most {limit} bytes, received a request for "
                 f"about {cost.bytes:.0f}: fewer labels, or columns in `display`, make less",
-                field="k" if similar else "queries",
+                field="k" if isinstance(search.asked, SimilarQuery) else "queries",
             )
-        kind: Kind = "similar" if similar else "embed" if isinstance(search.asked, ToEmbed) else "retrieve"
+        alike = search.retriever, type(search.asked), search.preview
         try:
-            return await self.queue.submit(BatchKey(retriever, kind, preview), search, cost, client.get())
+            return await self.queue.submit(alike, search, cost, client.get())
         except (QueueFullError, TimedOutError) as error:
             await self._count_refused(error)
             raise
+
+    def _answer(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any] | Exception]:
+        """Return the results or an error of each of a batch; one that cannot be answered costs only itself."""
+        try:
+            return self._search(searches, waited)
+        except EngineUnavailableError as error:
+            # Alone they would fare no better, and each would wait as long. The server's words are the operator's.
+            refused = EngineError(
+                "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
+            )
+            self.monitoring.metrics.count_unanswered(sum(search.cost.queries for search in searches))
+            return [refused] * len(searches)
+        except Exception as error:
+            if len(searches) > 1:
+                return [self._answer([search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
+            places = searches[0].in_request
+            if places is not None and isinstance(error, ServingError) and (error.field or "").startswith("queries."):
+                return [error.renumbered("queries", places)]
+            return [error]
+
+    def _search(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
+        """Answer a batch of requests of one kind to one release, and count it."""
+        retriever, settings, started = searches[0].retriever, self.settings, perf_counter()
+        if to_embed := [search.asked for search in searches if isinstance(search.asked, ToEmbed)]:
+            vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
+            self.monitoring.metrics.count_search(sum(each.count for each in to_embed), waited, seconds)
+            return vectors
+        options = [(search, search.options) for search in searches]
+        names = [
+            (search, place)
+            for search, of_search in options
+            for place in (range(len(of_search)) if search.in_request is None else search.in_request)
+        ]
+        asked = [each for _, of_search in options for each in of_search]
+        queries = [each for each in asked if isinstance(each, Query)]
+        similar = [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
+        # With a seed a request of the same id draws the same, for tests; else every answer draws anew.
+        repeatable = settings.explore_seed is not None
+        draws = Draws(
+            self._lottery,
+            [f"{place}:{search.request_id if repeatable else search.answer_id}" for search, place in names],
+        )
+        retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
+        if not searches[0].preview:
+            self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
+            fingerprints_N, rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
+            arms_B, restricted = [query.arm for query in queries], [each.restricted for each in asked]
+            recorded = settings.record_features and queries
+            answered = AnsweredBatch(
+                release=retriever.name,
+                answer_ids=[search.answer_id for search, _ in names],
+                places=[place for _, place in names],
+                bias_removal_B=retrieval.bias_removal_B,
+                popularity_B=retrieval.popularity_B,
+                fingerprints_N=fingerprints_N,
+                rows_N=rows_N,
+                scores_N=retrieval.scores_N,
+                ends_B=retrieval.ends_B,
+                buckets_N=buckets_N,
+                counts_N=counts_N,
+                propensities_N=retrieval.propensities_N,
+                explored=retrieval.explored,
+                features_B=[None if query.features is None else features_json(query.features) for query in queries]
+                if recorded
+                else None,
+                request_ids=[
+                    search.request_id if search.request_id != search.answer_id else None for search, _ in names
+                ],
+                arms_B=arms_B if any(arms_B) else None,
+                restricted_B=np.array(restricted) if any(restricted) else None,
+            )
+            self.monitoring.count_answers(answered, retrieval.unknown)
+            if queries and self.mirror.staged is not None:
+                self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
+        results = iter(retrieval.results)
+        return [list(islice(results, len(of_search))) for _, of_search in options]
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.

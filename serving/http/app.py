@@ -5,26 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.applications import Starlette
-from starlette.middleware.errors import ServerErrorMiddleware
-from starlette.middleware.exceptions import ExceptionMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
-from longtail.serving.errors import StateError, TracingError
-from longtail.serving.http.auth import AuthMiddleware, Keys
+from longtail.serving.errors import ServingError, StateError, TracingError
+from longtail.serving.http.auth import Keys
 from longtail.serving.http.middleware import RequestMiddleware
-from longtail.serving.http.openapi import install_documentation, openapi_document
-from longtail.serving.http.responses import install_error_handlers
-from longtail.serving.http.routes import routers
+from longtail.serving.http.openapi import documentation
+from longtail.serving.http.responses import answer_routing_error, answer_serving_error
+from longtail.serving.http.routes import routes
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.host import Host
 from longtail.serving.monitoring.prometheus import Metrics
@@ -35,28 +30,8 @@ from longtail.state import StoreError
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
 
-_DESCRIPTION = (
-    "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
-    "the dial between the tail (0) and plain recall (1) where training's noise is near the label frequencies, and "
-    "`popularity`, the weight of a prior for frequent labels."
-)
 _LOOK_SECONDS = 0.02
 _UNTRACED = "livez,readyz,metrics"
-
-
-class Application(FastAPI):
-    """FastAPI with no layers but the middleware that is added to it and the handlers of errors."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request without FastAPI's own telemetry: `tracing` has its own."""
-        await Starlette.__call__(self, scope, receive, send)
-
-    def build_middleware_stack(self) -> ASGIApp:
-        """Leave out FastAPI's layers for telemetry and file uploads; OpenTelemetry expects the outermost one."""
-        app: ASGIApp = ExceptionMiddleware(self.router, handlers=self.exception_handlers, debug=self.debug)
-        for cls, args, kwargs in reversed(self.user_middleware):
-            app = cls(app, *args, **kwargs)
-        return ServerErrorMiddleware(app)
 
 
 def create_app(
@@ -65,7 +40,7 @@ def create_app(
     retriever: Retriever | None = None,
     worker: int = 0,
     workers: Workers | None = None,
-) -> FastAPI:
+) -> Starlette:
     """Create the application of one process.
 
     Args:
@@ -80,7 +55,6 @@ def create_app(
     """
     settings = settings or Settings()
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
-    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
     host = Host(settings.state_directory, settings.queue_limit)
     metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers, host])
     service = Service(settings, Monitoring(metrics, figures, seat))
@@ -89,7 +63,7 @@ def create_app(
         service.serve(retriever)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         if retriever is None:
             follower.start()
             # A worker that replaces another takes no connection from the others before it can answer.
@@ -100,30 +74,20 @@ def create_app(
             follower.stop()
         service.close()
 
-    app = Application(
-        title="Longtail",
-        version=_version(),
-        description=_DESCRIPTION,
-        routes=list(routes),
+    app = Starlette(
+        routes=[*routes, *documentation()],
+        middleware=[Middleware(RequestMiddleware, service=service, keys=keys)],
+        exception_handlers={ServingError: answer_serving_error, HTTPException: answer_routing_error},
         lifespan=lifespan,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
     )
+    app.router.redirect_slashes = False
     app.state.service, app.state.follower, app.state.keys = service, follower, keys
-    install_documentation(app)
-    install_error_handlers(app)
-    # The last one added is the outermost.
-    app.add_middleware(AuthMiddleware, keys=keys, insecure=settings.insecure)
-    app.add_middleware(RequestMiddleware, service=service)
     if settings.tracing:
         install_tracing(app)
-    app.openapi = partial(openapi_document, app)  # type: ignore[method-assign]
     return app
 
 
-def apply_settings(app: FastAPI, settings: Settings) -> None:
+def apply_settings(app: Starlette, settings: Settings) -> None:
     """Answer with other live settings, keys and the current experiments.toml from the next request on.
 
     Args:
@@ -138,7 +102,7 @@ def apply_settings(app: FastAPI, settings: Settings) -> None:
     app.state.follower.experiments.check()
 
 
-def install_tracing(app: FastAPI, processor: SpanProcessor | None = None) -> None:
+def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> None:
     """Trace every request except probes and scrapes with OpenTelemetry; continue a caller's traceparent.
 
     Args:
@@ -161,7 +125,7 @@ def install_tracing(app: FastAPI, processor: SpanProcessor | None = None) -> Non
     resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
-    FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, excluded_urls=_UNTRACED)
+    FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, excluded_urls=_UNTRACED)  # type: ignore[arg-type]  # any Starlette
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:
@@ -182,10 +146,3 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
         raise StateError(
             f"state directory {settings.state_directory}: expected one to write to (--state), found: {error}"
         ) from error
-
-
-def _version() -> str:
-    try:
-        return version("longtail")
-    except PackageNotFoundError:
-        return "0+unknown"

@@ -5,35 +5,40 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longtail.bundle.errors import describe
 from longtail.serving.core.queue import client
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
-from longtail.serving.http.responses import serving_error
 from longtail.serving.settings import Settings, is_loopback
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 """Paths that show nothing of the model or its traffic: probes, the page that wants a key, the documentation."""
 _FINGERPRINT = 12
+"""Hexadecimal digits of a key's SHA-256 that tell keys apart in the audit log and in the queue."""
 
 
 class Keys:
     """The keys that a service knows, held as digests, so that neither comparing nor a memory dump shows one.
 
+    A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured every request passes
+    and may change things, except those of web pages of other hosts in a browser on this machine: cross-origin requests
+    (Origin) and DNS rebinding (Host). Probes may have any Host.
+
     Args:
-        settings: the service's.
+        settings: the service's; `insecure`: without keys, let pages of any host pass, too.
 
     Raises:
         ValueError, OSError: a file of keys cannot be read.
     """
 
     def __init__(self, settings: Settings) -> None:
+        self._insecure = settings.insecure
         self.replace(settings)
 
     def replace(self, settings: Settings) -> None:
@@ -53,77 +58,47 @@ class Keys:
         admin = sum([hmac.compare_digest(known, digest) for known in changes]) > 0
         return sum([hmac.compare_digest(known, digest) for known in queries]) > 0 or admin, admin
 
-    def __bool__(self) -> bool:
-        return any(self._digests)
-
-
-class AuthMiddleware:
-    """Lets only requests with a key pass, except to `OPEN_PATHS`.
-
-    A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured every request passes
-    and may change things, except those of web pages of other hosts in a browser on this machine: cross-origin requests
-    (Origin) and DNS rebinding (Host). Probes may have any Host.
-
-    Args:
-        app: the application.
-        keys: those that may pass.
-        insecure: without keys, let pages of any host pass, too.
-    """
-
-    def __init__(self, app: ASGIApp, keys: Keys, *, insecure: bool = False) -> None:
-        self._app = app
-        self._keys = keys
-        self._insecure = insecure
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] == "http" and (error := self._refusal(scope)) is not None:
-            await serving_error(scope["state"]["request_id"], error)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> ServingError | None:
-        """Return why a request may not pass; record its client and rights for the routes."""
-        headers, state = Headers(scope=scope), scope["state"]
-        key = _key(headers)
-        state["may_ask"], state["admin"] = self._keys.rights(key)
-        if not self._keys:
-            client.set(_client_of((scope.get("client") or ("",))[0]))
-            return None if self._insecure else _foreign_page(headers, scope["path"])
-        client.set(_fingerprint(key))
-        if state["may_ask"] or _is_open(scope["path"]):
+    def refusal(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> ServingError | None:
+        """Return why a request may not pass, if it may not; record its client, key and rights for the routes."""
+        path, state = scope["path"], scope["state"]
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        received = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        key = received.decode("utf-8", "surrogateescape")
+        state["key"] = _digest(key).hex()[:_FINGERPRINT] if key else None
+        state["may_ask"], state["admin"] = self.rights(key)
+        is_open = path in OPEN_PATHS or path.startswith("/docs/assets/")
+        if any(self._digests):
+            client.set(state["key"] or "")
+            if state["may_ask"] or is_open:
+                return None
+            return UnauthenticatedError(
+                "expected a key of this service in Authorization: Bearer or X-API-Key, received "
+                + ("another one" if key else "none")
+            )
+        client.set(_client_of((scope.get("client") or ("",))[0]))
+        if self._insecure:
             return None
-        return UnauthenticatedError(
-            "expected a key of this service in Authorization: Bearer or X-API-Key, received "
-            + ("another one" if key else "none")
-        )
+        origin, host = (headers[name].decode("latin-1") if name in headers else None for name in (b"origin", b"host"))
+        if origin is not None and not _is_here(origin):
+            return ForbiddenError(
+                f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
+            )
+        if host is not None and not is_open and not _is_here(f"//{host}"):
+            return ForbiddenError(
+                "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as "
+                f"localhost, received {describe(host)}"
+            )
+        return None
 
 
 def require_admin(request: Request, **what: object) -> None:
     """Raise ForbiddenError unless the request came with an admin key, or no keys are configured.
 
-    The audit log has a line about the request either way, with `what` it is about. It tells keys apart by
-    12 hexadecimal digits of their SHA-256.
+    The audit log has a line about the request either way, with `what` it is about.
     """
-    key = _key(request.headers)
-    request.state.audited = {"key": _fingerprint(key) if key else None, **what}
+    request.state.audited = {"key": request.state.key, **what}
     if not request.state.admin:
         raise ForbiddenError("expected an admin key for this route, received a key that may only ask")
-
-
-def _foreign_page(headers: Headers, path: str) -> ForbiddenError | None:
-    """Return why a request seems to come from a web page of another host, if it does."""
-    origin, host = headers.get("origin"), headers.get("host")
-    if origin is not None and not _is_here(origin):
-        return ForbiddenError(
-            f"expected keys, or a request that no page of another host makes, received one by {describe(origin)}"
-        )
-    if host is not None and not _is_here(f"//{host}") and not _is_open(path):
-        return ForbiddenError(
-            "expected keys, LONGTAIL_INSECURE behind a gateway, or a Host that is this machine, such as "
-            f"localhost, received {describe(host)}"
-        )
-    return None
 
 
 @lru_cache(maxsize=1024)
@@ -145,22 +120,6 @@ def _is_here(url: str) -> bool:
         return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
         return False
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith("/docs/assets/")
-
-
-def _key(headers: Headers) -> str:
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    received = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    # Headers arrive as latin-1; keys are UTF-8.
-    return received.encode("latin-1").decode("utf-8", "surrogateescape")
-
-
-def _fingerprint(key: str) -> str:
-    """Return what tells keys apart in the audit log and in the queue."""
-    return _digest(key).hex()[:_FINGERPRINT]
 
 
 def _digest(key: str) -> bytes:

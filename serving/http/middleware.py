@@ -1,4 +1,4 @@
-"""The outermost middleware: a request's id, headers, count and duration, and a plain 500 when something breaks."""
+"""The one middleware: a request's id, key, headers, count and duration, and a plain 500 when something breaks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import logging
 import os
 import re
 from http import HTTPStatus
-from random import Random
 from time import perf_counter
 
-from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
-from longtail.serving.http.responses import internal_error
+from longtail.serving.http.auth import Keys
+from longtail.serving.http.responses import error_response, serving_error
 from longtail.serving.logs import Trace, current
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
@@ -24,6 +23,7 @@ audit = logging.getLogger("longtail.serving.audit")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CLIENT_CLOSED_REQUEST = 499
+_INTERNAL = "the request could not be answered; the server's log has the details under this request id"
 _HEADERS = [
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
@@ -36,21 +36,10 @@ _NO_CONTENT = (b"content-security-policy", b"default-src 'none'; frame-ancestors
 _COMPRESSED_FROM_BYTES = 1024
 _COMPRESSION_LEVEL = 1
 """gzip's fastest: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
-_SEED_BYTES = 64
-_random = Random(os.urandom(_SEED_BYTES))
-os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES)))
-
-
-def new_id() -> str:
-    """Return 128 random bits as 32 hex digits: a unique name, not a secret.
-
-    Every process, forked ones too, seeds the generator from the system, which takes a tenth of `uuid4`'s time.
-    """
-    return f"{_random.getrandbits(128):032x}"
 
 
 class RequestMiddleware:
-    """Surrounds every request.
+    """Surrounds every request, and lets only those pass whose key may.
 
     Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), otherwise makes one, and
     sends it back. As gateways may give several requests one id, every request has an `answer_id` of the service's own
@@ -62,12 +51,14 @@ class RequestMiddleware:
     Args:
         app: the application.
         service: its monitoring counts every request; its settings say whether to log every one, not only failures.
+        keys: those that may pass.
     """
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
         self._app = app
         self._compressing = GZipMiddleware(app, _COMPRESSED_FROM_BYTES, _COMPRESSION_LEVEL)
         self._service = service
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request.
@@ -78,17 +69,15 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        sent_id, trace = headers.get("x-request-id", ""), headers.get("traceparent")
-        app = self._compressing if "gzip" in headers.get("accept-encoding", "") else self._app
-        own, method = new_id(), scope["method"]
+        started, status, method = perf_counter(), 0, scope["method"]
+        headers = dict([*scope["headers"]][::-1])  # of two by one name the first counts
+        own, sent_id = os.urandom(16).hex(), headers.get(b"x-request-id", b"").decode("latin-1")
         id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
+        state = {**scope.get("state", {}), "request_id": id_, "answer_id": own}
         # The server leaves out the body of HEAD: its own scope still says so.
-        scope = {**scope, "method": "GET" if method == "HEAD" else method}
-        scope["state"] = {**scope.get("state", {}), "request_id": id_, "answer_id": own}
-        current.set((id_, Trace.parse(trace) if trace else None))
-        started = perf_counter()
-        status: int | None = None
+        scope = {**scope, "method": "GET" if method == "HEAD" else method, "state": state}
+        trace = headers.get(b"traceparent")
+        current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -102,27 +91,28 @@ class RequestMiddleware:
             await send(message)
 
         try:
+            app = self._compressing if b"gzip" in headers.get(b"accept-encoding", b"") else self._app
+            if (error := self._keys.refusal(scope, headers)) is not None:
+                app = serving_error(id_, error)
             await app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = status or _CLIENT_CLOSED_REQUEST
         # The last stop before the server: the client gets an answer, and the log the cause.
         except Exception:
             logger.exception("request %s: %s %r failed", id_, method, scope["path"])
-            if status is not None:
+            if status:
                 raise
-            await internal_error(id_)(scope, receive, send_with_headers)
+            failed = error_response(id_, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", _INTERNAL)
+            await failed(scope, receive, send_with_headers)
         finally:
-            self._ended(method, scope, status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started)
-
-    def _ended(self, method: str, scope: Scope, status: int, seconds: float) -> None:
-        route, state = getattr(scope.get("route"), "path", UNKNOWN_ROUTE), scope["state"]
-        self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
-        logged, audited = self._service.settings.access_log, state.get("audited")
-        if not (logged or audited):
-            return
-        client, _ = scope.get("client") or (None, None)
-        fields = {"status": status, "milliseconds": round(seconds * 1e3, 3), "client": client}
-        if logged:
-            logger.info("%s %s", method, route, extra={"fields": fields})
-        if audited:
-            audit.info("%s %s", method, route, extra={"fields": fields | audited})
+            status, seconds = status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started
+            route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+            self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
+            logged, audited = self._service.settings.access_log, state.get("audited")
+            if logged or audited:
+                client = (scope.get("client") or (None,))[0]
+                fields = {"status": status, "milliseconds": round(seconds * 1e3, 3), "client": client}
+                if logged:
+                    logger.info("%s %s", method, route, extra={"fields": fields})
+                if audited:
+                    audit.info("%s %s", method, route, extra={"fields": fields | audited})

@@ -7,7 +7,6 @@ from math import ceil
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -56,23 +55,34 @@ _LONGEST_WAIT = 3600
 """Seconds that a client is told to wait, at most."""
 PROBLEM = "application/problem+json"
 """Media type of errors [RFC 9457]."""
-_INTERNAL = "the request could not be answered; the server's log has the details under this request id"
 
 
 def service_of(request: Request) -> Service:
-    """The service of the application that a request came to."""
+    """Get the service of the application that a request came to."""
     service: Service = request.app.state.service
     return service
 
 
-def request_id(request: Request) -> str:
-    """The id that the request middleware gave this request."""
-    id_: str = request.state.request_id
-    return id_
+def json_response(request: Request, answer: dict[str, Any]) -> Response:
+    """Create a response of an answer, to which the request's id is added."""
+    content = {**answer, "request_id": request.scope["state"]["request_id"]}
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
+
+
+def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
+    """Create a response of the one shape that errors have: RFC 9457's members, `error` and the request's id."""
+    error = {"type": kind, "message": message} | ({} if field is None else {"field": field})
+    problem = {
+        "type": f"urn:longtail:{kind}", "title": HTTPStatus(status).phrase, "status": int(status), "detail": message,
+        "error": error, "request_id": id_,
+    }  # fmt: skip
+    return Response(orjson.dumps(problem), status, media_type=PROBLEM)
 
 
 def serving_error(id_: str, error: ServingError) -> Response:
-    """The answer to an error of the service's own."""
+    """Create the response to an error of the service's own; raises one that no client may see."""
+    if type(error) not in _ERRORS:
+        raise error
     status, kind, headers = _ERRORS[type(error)]
     if isinstance(error, EngineError):
         headers = {"Retry-After": str(min(_LONGEST_WAIT, max(1, ceil(error.seconds))))}
@@ -81,66 +91,22 @@ def serving_error(id_: str, error: ServingError) -> Response:
     return response
 
 
-def to_json(answer: dict[str, Any], id_: str) -> bytes:
-    """An answer with its request's id, as JSON."""
-    return orjson.dumps({**answer, "request_id": id_}, option=orjson.OPT_SERIALIZE_NUMPY)
+async def answer_serving_error(request: Request, error: Exception) -> Response:
+    """Answer an error of the service's own."""
+    assert isinstance(error, ServingError)
+    return serving_error(request.state.request_id, error)
 
 
-def json_response(content: bytes, status: int = 200) -> Response:
-    """A response of JSON bytes."""
-    return Response(content, status, media_type="application/json")
-
-
-def problem(id_: str, status: int, kind: str, message: str, field: str | None = None) -> bytes:
-    """The one shape of every error: the members of RFC 9457, then `error` and the request's id, as JSON."""
-    error = {"type": kind, "message": message}
-    if field is not None:
-        error["field"] = field
-    members = {
-        "type": f"urn:longtail:{kind}", "title": HTTPStatus(status).phrase, "status": int(status), "detail": message,
-    }  # fmt: skip
-    return to_json({**members, "error": error}, id_)
-
-
-def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
-    """An error as an answer."""
-    return Response(problem(id_, status, kind, message, field), status, media_type=PROBLEM)
-
-
-def internal_error(id_: str) -> Response:
-    """A 500 that tells nothing but where to look."""
-    return error_response(id_, HTTPStatus.INTERNAL_SERVER_ERROR, "internal", _INTERNAL)
-
-
-def install_error_handlers(app: FastAPI) -> None:
-    """Answer every error that a client caused in the one shape; any other is the request middleware's."""
-    for error_type in _ERRORS:
-        app.add_exception_handler(error_type, _serving_error)
-    app.add_exception_handler(HTTPException, _routing_error)
-
-
-async def _serving_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, ServingError):
-        raise error
-    return serving_error(request_id(request), error)
-
-
-async def _routing_error(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    path, headers = describe(request.scope["path"]), dict(error.headers or {})
-    if error.status_code == HTTPStatus.NOT_FOUND:
-        response = error_response(
-            request_id(request), 404, "unknown_route", f"expected one of the routes that /docs lists, received {path}"
-        )
-    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+async def answer_routing_error(request: Request, error: Exception) -> Response:
+    """Answer a request that no route takes."""
+    assert isinstance(error, HTTPException)
+    path, headers, status = describe(request.scope["path"]), dict(error.headers or {}), HTTPStatus(error.status_code)
+    kind, message = status.name.lower(), status.description or status.phrase
+    if status == HTTPStatus.NOT_FOUND:
+        kind, message = "unknown_route", f"expected one of the routes that /docs lists, received {path}"
+    elif status == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = headers["Allow"].replace("GET", "GET, HEAD")
-        response = error_response(
-            request_id(request), 405, "wrong_method",
-            f"expected {headers['Allow']} for {path}, received {request.method}",
-        )  # fmt: skip
-    else:
-        status = HTTPStatus(error.status_code)
-        response = error_response(request_id(request), status, status.name.lower(), status.description or status.phrase)
+        kind, message = "wrong_method", f"expected {headers['Allow']} for {path}, received {request.method}"
+    response = error_response(request.state.request_id, status, kind, message)
     response.headers.update(headers)
     return response

@@ -15,8 +15,8 @@ from threading import Lock, Thread, Timer
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.applications import Starlette
 from threadpoolctl import threadpool_limits
 
 from longtail.serving.allocator import use_one_heap
@@ -42,7 +42,7 @@ class Server(uvicorn.Server):
     keys again; from a terminal that was closed it is SIGTERM.
     """
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
         self._app = app
         self._service = app.state.service

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 
 class _Chunks(httpx.AsyncByteStream):
@@ -25,7 +25,7 @@ class _Chunks(httpx.AsyncByteStream):
 
 
 class _Transport(httpx.BaseTransport):
-    def __init__(self, app: FastAPI, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: Starlette, loop: asyncio.AbstractEventLoop) -> None:
         self._asgi = httpx.ASGITransport(app)
         self._loop = loop
 
@@ -41,7 +41,7 @@ class _Transport(httpx.BaseTransport):
 
 
 @contextmanager
-def client_of(app: FastAPI) -> Iterator[httpx.Client]:
+def client_of(app: Starlette) -> Iterator[httpx.Client]:
     """The client, while the application's lifespan runs."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -63,7 +63,7 @@ def client_of(app: FastAPI) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def address_of(app: FastAPI) -> Iterator[tuple[str, int]]:
+def address_of(app: Starlette) -> Iterator[tuple[str, int]]:
     """The address of the application, served by uvicorn in a thread, without its lifespan."""
     server = uvicorn.Server(uvicorn.Config(app, ws="none", lifespan="off", log_config=None))
     with socket.socket() as listener:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import httpx2 as httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from tests.serving.client import client_of
@@ -11,11 +11,11 @@ from tests.serving.plane import plane_retriever, plane_settings
 
 
 @pytest.fixture
-def app(tmp_path: Path) -> FastAPI:
+def app(tmp_path: Path) -> Starlette:
     return create_app(plane_settings(tmp_path), retriever=plane_retriever())
 
 
 @pytest.fixture
-def client(app: FastAPI) -> Iterator[httpx.Client]:
+def client(app: Starlette) -> Iterator[httpx.Client]:
     with client_of(app) as client:
         yield client

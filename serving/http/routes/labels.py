@@ -15,9 +15,8 @@ from longtail.serving.core.queries import LabelId
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.auth import require_admin
-from longtail.serving.http.body import RequestRoute, read_body, read_parameters
-from longtail.serving.http.openapi import errors, json_body, query_parameters
-from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.requests import RequestRoute, errors, json_body, query_parameters, read_body, read_parameters
+from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.labels import (
     HiddenAnswer,
     LabelAnswer,
@@ -52,7 +51,7 @@ async def labels(request: Request) -> Response:
     retriever = service.retriever()
     page = await service.read(lambda: retriever.list_labels(asked))
     answer = {"labels": page.labels, "next_cursor": page.next_cursor, "release": retriever.name}
-    return json_response(to_json(answer, request_id(request)))
+    return json_response(request, answer)
 
 
 @router.get(
@@ -61,7 +60,7 @@ async def labels(request: Request) -> Response:
 async def label(request: Request) -> Response:
     """What the release knows about one label; its id may hold slashes."""
     id, retriever = request.path_params["id"], service_of(request).retriever()
-    return json_response(to_json({**retriever.label(id), "release": retriever.name}, request_id(request)))
+    return json_response(request, {**retriever.label(id), "release": retriever.name})
 
 
 @router.post(
@@ -82,7 +81,7 @@ async def add_labels(request: Request) -> Response:
     release = await service.change(
         lambda: service.change_labels(lambda retriever: records_to_add(body.labels, retriever))
     )
-    return json_response(to_json({"accepted": len(body.labels), "release": release}, request_id(request)))
+    return json_response(request, {"accepted": len(body.labels), "release": release})
 
 
 @router.post(
@@ -116,7 +115,7 @@ async def hide_label(request: Request) -> Response:
     require_admin(request, labels=[id])
     service = service_of(request)
     release = await service.change(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
-    return json_response(to_json({"id": id, "release": release}, request_id(request)))
+    return json_response(request, {"id": id, "release": release})
 
 
 async def _change_all(
@@ -129,4 +128,4 @@ async def _change_all(
     ids = list(dict.fromkeys(map(str, body.ids)))
     request.state.audited["labels"] = ids
     release = await service.change(lambda: service.change_labels(lambda retriever: change(body.ids, retriever)))
-    return json_response(to_json({"accepted": len(ids), "release": release}, request_id(request)))
+    return json_response(request, {"accepted": len(ids), "release": release})

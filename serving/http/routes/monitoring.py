@@ -9,10 +9,8 @@ from starlette.responses import HTMLResponse, Response
 from longtail.bundle.errors import describe
 from longtail.serving import dashboard
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.body import RequestRoute, read_body
-from longtail.serving.http.limits import LONGEST_ID
-from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.requests import LONGEST_ID, RequestRoute, errors, json_body, read_body
+from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer, FeedbackRequest, MonitoringAnswer
 
 router = APIRouter(tags=["figures"], route_class=RequestRoute)
@@ -37,7 +35,7 @@ async def feedback(request: Request) -> Response:
                     field=f"events.{index}.labels.{place}",
                 )
     accepted = await service.write(lambda: service.record_feedback(body.events))
-    return json_response(to_json({"accepted": accepted}, request_id(request)))
+    return json_response(request, {"accepted": accepted})
 
 
 @router.get("/v1/monitoring", responses={200: {"model": MonitoringAnswer}, **errors(401, 503)})
@@ -47,7 +45,7 @@ async def monitoring(request: Request) -> Response:
     report = await service.read(lambda: service.read_figures(service.monitoring.figures.report))
     staged = service.mirror.staged
     told = {**report, "staged": None if staged is None else staged.name}
-    return json_response(to_json(told, request_id(request)))
+    return json_response(request, told)
 
 
 @router.get("/metrics", response_class=Response, responses=errors(401))

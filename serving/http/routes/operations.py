@@ -12,9 +12,8 @@ from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
-from longtail.serving.http.body import RequestRoute
-from longtail.serving.http.openapi import errors
-from longtail.serving.http.responses import json_response, request_id, service_of, to_json
+from longtail.serving.http.requests import RequestRoute, errors
+from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.operations import (
     HealthAnswer,
     ReadyAnswer,
@@ -29,7 +28,7 @@ router = APIRouter(tags=["operations"], route_class=RequestRoute)
 @router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})
 async def release(request: Request) -> Response:
     """The release being served: its model, the dial and what each setting scored, and what queries may carry."""
-    return json_response(to_json(service_of(request).retriever().release_json(), request_id(request)))
+    return json_response(request, service_of(request).retriever().release_json())
 
 
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})
@@ -47,7 +46,7 @@ async def staged(request: Request) -> Response:
         return StagedCounts.read_all(service.settings.state_directory, other.name, current.name).figures()
 
     found = await service.read(lambda: service.read_figures(figures))
-    return json_response(to_json(found, request_id(request)))
+    return json_response(request, found)
 
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})
@@ -60,13 +59,13 @@ async def reload(request: Request) -> Response:
     service = service_of(request)
     follower: ReleaseFollower = request.app.state.follower
     changed = await asyncio.to_thread(follower.reload)
-    return json_response(to_json({"release": service.retriever().name, "changed": changed}, request_id(request)))
+    return json_response(request, {"release": service.retriever().name, "changed": changed})
 
 
 @router.get("/livez", responses={200: {"model": HealthAnswer}})
 async def live(request: Request) -> Response:
     """200 as long as the process answers."""
-    return json_response(to_json({"status": "alive"}, request_id(request)))
+    return json_response(request, {"status": "alive"})
 
 
 @router.get("/readyz", responses={200: {"model": ReadyAnswer}, **errors(503)})
@@ -80,4 +79,4 @@ async def ready(request: Request) -> Response:
     service.check_ready()
     workers = service.monitoring.seat.workers
     count = {"expected": workers.workers, "ready": workers.ready}
-    return json_response(to_json({"status": "ready", "workers": count}, request_id(request)))
+    return json_response(request, {"status": "ready", "workers": count})

@@ -10,11 +10,10 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from longtail.serving.core.searches import Search
+from longtail.serving.core.service import Search
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.body import RequestRoute, read_body
-from longtail.serving.http.openapi import errors, json_body
-from longtail.serving.http.responses import json_response, service_of, to_json
+from longtail.serving.http.requests import RequestRoute, errors, json_body, read_body
+from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.retrieval import (
     EmbedAnswer,
     EmbedRequest,
@@ -75,7 +74,7 @@ async def retrieve(request: Request) -> Response:
         body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
     )
     results, release = await _while_connected(request, search)
-    return json_response(to_json({"results": results, "release": release, "answer_id": own}, id_))
+    return json_response(request, {"results": results, "release": release, "answer_id": own})
 
 
 @router.post(
@@ -88,9 +87,9 @@ async def similar(request: Request) -> Response:
     service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
     retriever = service.retriever(body.release)
-    search = service.search(retriever, Search(body, own, id_), preview=body.preview)
+    search = service.search(Search(retriever, body, own, id_, body.preview))
     results = await _while_connected(request, search)
-    return json_response(to_json({"results": results, "release": retriever.name, "answer_id": own}, id_))
+    return json_response(request, {"results": results, "release": retriever.name, "answer_id": own})
 
 
 @router.post(
@@ -112,7 +111,6 @@ async def embed(request: Request) -> Response:
             f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
             field="queries" if body.labels is None else "labels",
         )
-    vectors = await _while_connected(request, service.search(retriever, Search(body), preview=True))
+    vectors = await _while_connected(request, service.search(Search(retriever, body, preview=True)))
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
-    answer = {"vectors": vectors, **described, "release": retriever.name}
-    return json_response(to_json(answer, request.state.request_id))
+    return json_response(request, {"vectors": vectors, **described, "release": retriever.name})

@@ -9,7 +9,7 @@ from longtail.serving.core.label_changes import NewLabel
 from longtail.serving.core.listing import LabelState
 from longtail.serving.core.queries import BucketName, LabelId
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.limits import LONGEST_ID, Body, at_most
+from longtail.serving.http.requests import LONGEST_ID, Body, at_most
 from longtail.serving.settings import Settings
 
 

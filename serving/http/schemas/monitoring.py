@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName
-from longtail.serving.http.limits import Body, at_most, check_recorded
+from longtail.serving.http.requests import Body, at_most, check_recorded
 from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import Settings
 
@@ -25,8 +25,7 @@ class FeedbackRequest(Body):
         for index, event in enumerate(self.events):
             at_most(len(event.labels), settings.max_ids, "ids", f"events.{index}.labels")
             at_most(len(event.exclude), settings.max_ids, "ids", f"events.{index}.exclude")
-            if event.features is not None:
-                check_recorded(event.features, settings, f"events.{index}.features")
+            check_recorded(event.features, settings, f"events.{index}.features")
 
 
 class FeedbackAnswer(BaseModel):

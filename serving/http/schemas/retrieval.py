@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from longtail.serving.core.embedding import ToEmbed
-from longtail.serving.core.queries import BucketName, Query, SimilarQuery
-from longtail.serving.http.limits import Body, at_most, check_options, check_recorded, check_total_k
+from longtail.bundle.errors import describe
+from longtail.serving.core.queries import BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.requests import Body, at_most, check_recorded
 from longtail.serving.settings import Settings
 
 _RELEASE = Field(
     default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
 )
 _PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
-
+_LONGEST_NAME = 100
 _ANSWER_ID = Field(description="This answer's own, no other has it: what feedback names it by.")
 _REQUEST_ID = Field(description="X-Request-ID of the request, which others may have had too; without one, `answer_id`.")
 
@@ -44,12 +46,10 @@ class RetrieveRequest(Body):
     def check_limits(self, settings: Settings) -> None:
         """Check every query, and the labels that they ask for together."""
         at_most(len(self.queries), settings.max_queries, "queries", "queries")
-        for index, query in enumerate(self.queries):
-            check_options(query, settings, f"queries.{index}.")
-            if not self.preview and query.features is not None:
-                check_recorded(query.features, settings, f"queries.{index}.features")
-        diverse = any(query.max_per or query.mmr for query in self.queries)
-        check_total_k(sum(query.depth for query in self.queries), settings, "queries", diverse=diverse)
+        _check_options(self.queries, settings, [f"queries.{place}." for place in range(len(self.queries))], "queries")
+        if not self.preview:
+            for place, query in enumerate(self.queries):
+                check_recorded(query.features, settings, f"queries.{place}.features")
 
 
 class SimilarRequest(SimilarQuery, Body):
@@ -61,9 +61,39 @@ class SimilarRequest(SimilarQuery, Body):
     def check_limits(self, settings: Settings) -> None:
         """Check the options, and the labels that all ids ask for together."""
         at_most(len(self.labels), settings.max_queries, "ids", "ids")
-        check_options(self, settings)
-        diverse = bool(self.max_per or self.mmr)
-        check_total_k(self.depth * len(self.labels), settings, "k", diverse=diverse)
+        _check_options([self] * len(self.labels), settings, [""] * len(self.labels), "k")
+
+
+def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixes: Sequence[str], whole: str) -> None:
+    """Raise InvalidRequestError if the options of queries exceed a limit, each by itself or all together.
+
+    Args:
+        queries: of one request.
+        settings: the limits.
+        prefixes: leads the fields of errors of each, such as `queries.0.`.
+        whole: the field of an error of all together.
+    """
+    total, limit = 0, max(settings.max_total_k, settings.max_k)
+    for options, prefix in zip(queries, prefixes, strict=True):
+        if options.k > settings.max_k:
+            raise InvalidRequestError(
+                f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix}k"
+            )
+        at_most(len(options.exclude), settings.max_ids, "ids", f"{prefix}exclude")
+        at_most(len(options.allow or ()), settings.max_ids, "ids", f"{prefix}allow")
+        for column, condition in options.filter.items():
+            for operator, values in condition.items() if isinstance(condition, dict) else ():
+                if isinstance(values, list):
+                    field = f"{prefix}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
+                    at_most(len(values), settings.max_ids, "values", field)
+        total += options.depth
+    if total > limit:
+        pools = ", of max_per and mmr their pool," if any(each.max_per or each.mmr for each in queries) else ""
+        raise InvalidRequestError(
+            f"expected at most {limit} labels asked for, k{pools} summed over the queries (LONGTAIL_MAX_TOTAL_K), "
+            f"received {total}",
+            field=whole,
+        )
 
 
 class EmbedRequest(ToEmbed, Body):

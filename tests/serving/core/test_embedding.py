@@ -10,13 +10,12 @@ from typing import Any
 import httpx2 as httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.bundle import Bundle, Upsert
 from longtail.serving import Retriever, create_app
-from longtail.serving.core.embedding import ToEmbed
-from longtail.serving.core.queries import Query
-from longtail.serving.core.searches import Search
+from longtail.serving.core.queries import Query, ToEmbed
+from longtail.serving.core.service import Search
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
@@ -159,7 +158,7 @@ def test_bytes_of_vectors_are_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) -> None:
+def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: Starlette) -> None:
     service = app.state.service
     retriever, batches = service.retriever(), []
     embed = retriever.embed
@@ -177,8 +176,8 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) ->
     ]
 
     async def together() -> list[Any]:
-        first = asyncio.create_task(service.search(retriever, Search(asked[0]), preview=True))
-        rest = [asyncio.create_task(service.search(retriever, Search(each), preview=True)) for each in asked]
+        first = asyncio.create_task(service.search(Search(retriever, asked[0], preview=True)))
+        rest = [asyncio.create_task(service.search(Search(retriever, each, preview=True))) for each in asked]
         return await asyncio.gather(first, *rest, return_exceptions=True)
 
     _, b, unknown, east, unreadable = asyncio.run(together())
@@ -190,7 +189,7 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: FastAPI) ->
     assert max(batches) > 1
 
 
-def test_feedback_finds_answers_to_vectors(app: FastAPI, client: httpx.Client) -> None:
+def test_feedback_finds_answers_to_vectors(app: Starlette, client: httpx.Client) -> None:
     body = {"queries": [{"vector": [1, 0], "k": 2}, {"features": {"user": "north"}, "k": 2}]}
     answer = client.post("/v1/retrieve", json=body).json()
     chosen = [{"answer_id": answer["answer_id"], "query": query, "labels": ["c/é"]} for query in (0, 1)]

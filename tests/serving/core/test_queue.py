@@ -17,19 +17,19 @@ LIMIT = Cost(100, 1_000, 10_000)
 
 
 class Gate:
-    """Doubles numbers, batch by batch, while it is open; 13 fails, and a batch of the key `broken` breaks."""
+    """Doubles numbers, batch by batch, while it is open; 13 fails, and a batch with −1 breaks."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
         self.open = threading.Event()
         self.open.set()
 
-    def run(self, key: Any, works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
+    def run(self, works: Sequence[int], waited: Sequence[float]) -> list[int | Exception]:
         assert len(works) == len(waited)
         assert min(waited) >= 0
         self.batches.append(list(works))
         assert self.open.wait(10)
-        if key == "broken":
+        if -1 in works:
             raise MemoryError("no room")
         return [ValueError("13") if work == 13 else 2 * work for work in works]
 
@@ -187,7 +187,7 @@ def test_a_client_may_have_as_much_waiting_as_is_free_and_another_finds_room(
 def test_a_failure_is_one_works_own_and_a_broken_batch_its_works(gate: Gate) -> None:
     async def work() -> None:
         queue = make_queue(gate)
-        tasks = [await busy(queue, gate), *(ask(queue, number) for number in (12, 13, 14)), ask(queue, 1, "broken")]
+        tasks = [await busy(queue, gate), *(ask(queue, number) for number in (12, 13, 14)), ask(queue, -1, "b")]
         await waiting(queue, 4)
         gate.open.set()
         done = await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.bundle import LabelRecord
 from longtail.serving import create_app
@@ -44,7 +44,7 @@ def refused(response: httpx.Response, status: int, kind: str, field: str | None)
     return str(error["message"])
 
 
-def test_pages_follow_one_another(app: FastAPI, client: httpx.Client) -> None:
+def test_pages_follow_one_another(app: Starlette, client: httpx.Client) -> None:
     first = page(client, limit=3)
     assert ([label["id"] for label in first["labels"]], first["release"]) == (LABELS[:3], "plane-1")
     app.state.service.serve(plane_retriever("plane-2"))

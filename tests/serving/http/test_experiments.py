@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.compare import compare, count_units
@@ -35,7 +35,7 @@ share = {1 - control}
 
 
 @pytest.fixture
-def say(app: FastAPI, tmp_path: Path) -> Say:
+def say(app: Starlette, tmp_path: Path) -> Say:
     """Write experiments.toml and have it read."""
 
     def said(content: str | None = None, **options: Any) -> None:
@@ -53,7 +53,7 @@ def ask(client: httpx.Client, *queries: dict[str, Any], status: int = 200, **req
     return response.json()
 
 
-def figures(app: FastAPI, arm: str = "tail") -> Any:
+def figures(app: Starlette, arm: str = "tail") -> Any:
     service = app.state.service
     service.monitoring.figures.flush()
     report = compare(service.experiment, [count_units(service.settings.place, service.experiment.run, (0.0, 1e10))])
@@ -64,12 +64,12 @@ def of(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["bias_removal"], result["arm"], result["counted"]
 
 
-def test_without_a_file_an_answer_has_no_arm(client: httpx.Client, app: FastAPI) -> None:
+def test_without_a_file_an_answer_has_no_arm(client: httpx.Client, app: Starlette) -> None:
     app.state.follower.experiments.check()
     assert not {"run", "arm", "counted", "release"} & ask(client, EAST, unit="u", arm="any")["results"][0].keys()
 
 
-def test_an_arm_answers_with_its_settings(client: httpx.Client, app: FastAPI, say: Say) -> None:
+def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, say: Say) -> None:
     say()
     first, second = ask(client, EAST, NORTH | {"k": 2})["results"]
     assert of(first) == of(second) == (0.25, "tail", True)
@@ -91,7 +91,7 @@ def test_an_arm_answers_with_its_settings(client: httpx.Client, app: FastAPI, sa
     assert f'longtail_arm_choices_total{{arm="tail",bucket="{answer["results"][0]["labels"][0]["bucket"]}"' in metrics
 
 
-def test_a_requests_own_settings_win_and_are_not_counted(client: httpx.Client, app: FastAPI, say: Say) -> None:
+def test_a_requests_own_settings_win_and_are_not_counted(client: httpx.Client, app: Starlette, say: Say) -> None:
     for control, arm in ((0.0, "tail"), (1.0, "control")):
         say(control=control)
         (result,) = ask(client, EAST | {"bias_removal": 0.75})["results"]
@@ -100,7 +100,7 @@ def test_a_requests_own_settings_win_and_are_not_counted(client: httpx.Client, a
         assert figures(app, arm)["answers"] == 0
 
 
-def test_a_request_may_name_its_arm(client: httpx.Client, app: FastAPI, say: Say) -> None:
+def test_a_request_may_name_its_arm(client: httpx.Client, app: Starlette, say: Say) -> None:
     say()
     assert of(ask(client, EAST, arm="control")["results"][0]) == (0.5, "control", False)
     assert of(ask(client, EAST, arm="tail")["results"][0]) == (0.25, "tail", True)
@@ -112,7 +112,7 @@ def test_a_request_may_name_its_arm(client: httpx.Client, app: FastAPI, say: Say
     assert figures(app)["answers"] == 1, "of a preview nothing is"
 
 
-def test_units_outside_get_the_default(client: httpx.Client, app: FastAPI, say: Say) -> None:
+def test_units_outside_get_the_default(client: httpx.Client, app: Starlette, say: Say) -> None:
     say(options="traffic = 1e-9")
     assert of(ask(client, EAST)["results"][0]) == (0.5, None, False)
     assert figures(app)["answers"] == 0
@@ -136,7 +136,7 @@ def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say,
 
 
 def test_a_bad_file_leaves_the_one_before_in_force(
-    client: httpx.Client, app: FastAPI, say: Say, caplog: Any, tmp_path: Path
+    client: httpx.Client, app: Starlette, say: Say, caplog: Any, tmp_path: Path
 ) -> None:
     say()
     with caplog.at_level(logging.ERROR):
@@ -157,7 +157,7 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     assert "arm" not in ask(client, EAST)["results"][0]
 
 
-def test_shares_change_while_it_serves(client: httpx.Client, app: FastAPI, say: Say) -> None:
+def test_shares_change_while_it_serves(client: httpx.Client, app: Starlette, say: Say) -> None:
     for control, arm, answers in ((0.0, "tail", 1), (1.0, "control", 0), (0.0, "tail", 2)):
         say(control=control)
         assert ask(client, EAST)["results"][0]["arm"] == arm

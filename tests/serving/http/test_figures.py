@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 import httpx2 as httpx
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.serving.core.follower import ReleaseFollower
 from tests.serving.http.test_routes import Loads, ids, refused, retrieve, series
 from tests.serving.process import until
 
 
-def test_previews_are_answered_and_in_no_figure(app: FastAPI, client: httpx.Client) -> None:
+def test_previews_are_answered_and_in_no_figure(app: Starlette, client: httpx.Client) -> None:
     before, figures = series(client), app.state.service.monitoring.figures
     first = retrieve(client, preview=True)
     assert ids(first) == ids(retrieve(client, preview=True)) == ["a", "c/é", "b"]
@@ -41,7 +41,7 @@ def test_previews_are_answered_and_in_no_figure(app: FastAPI, client: httpx.Clie
     assert series(client)["longtail_queries_total"] == 1
 
 
-def test_the_verdict_says_what_is_broken(tmp_path: Path, app: FastAPI, client: httpx.Client) -> None:
+def test_the_verdict_says_what_is_broken(tmp_path: Path, app: Starlette, client: httpx.Client) -> None:
     follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
 
     def broken() -> list[str]:
@@ -66,7 +66,7 @@ def test_the_verdict_says_what_is_broken(tmp_path: Path, app: FastAPI, client: h
 
 
 def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
-    tmp_path: Path, app: FastAPI, client: httpx.Client
+    tmp_path: Path, app: Starlette, client: httpx.Client
 ) -> None:
     service = app.state.service
     assert client.delete("/v1/labels/b").status_code == 200

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import httpx2 as httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.monitoring.workers import Workers, WorkerState
@@ -23,7 +23,7 @@ def test_health_of_a_service_with_a_release(client: httpx.Client) -> None:
     assert "longtail_ready 1.0" in client.get("/metrics").text
 
 
-def test_a_draining_service_is_not_ready_but_answers(app: FastAPI, client: httpx.Client) -> None:
+def test_a_draining_service_is_not_ready_but_answers(app: Starlette, client: httpx.Client) -> None:
     app.state.service.drain()
     response = client.get("/readyz")
     assert (response.status_code, response.json()["error"]["type"]) == (503, "not_ready")

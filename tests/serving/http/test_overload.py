@@ -15,7 +15,7 @@ from typing import Any
 import httpx2 as httpx
 import orjson
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.core.queries import Query
@@ -137,7 +137,7 @@ def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path) -
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 
 
-def answer_to(app: FastAPI, path: str, receive: Receive) -> tuple[int, dict[bytes, bytes], dict[str, Any]]:
+def answer_to(app: Starlette, path: str, receive: Receive) -> tuple[int, dict[bytes, bytes], dict[str, Any]]:
     """Status, headers and body of what the application sends."""
     sent: list[dict[str, Any]] = []
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from longtail.index import Releases
 from longtail.serving import Retriever, create_app
@@ -83,7 +83,7 @@ def test_names_that_are_no_release(client: httpx.Client, release: object, status
     assert len(refused(retrieve(client, release=release), status, kind, "release")) < 300
 
 
-def test_a_pinned_release_has_the_label_changes_too(app: FastAPI, client: httpx.Client) -> None:
+def test_a_pinned_release_has_the_label_changes_too(app: Starlette, client: httpx.Client) -> None:
     app.state.service.serve(plane_retriever("plane-2"))
     assert client.delete("/v1/labels/a").status_code == 200
     assert ids(retrieve(client)) == ids(retrieve(client, release="plane-1")) == ["c/é", "b", "4"]
@@ -100,7 +100,7 @@ class Loads:
         return plane_retriever(name)
 
 
-def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: FastAPI, client: httpx.Client) -> None:
+def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: Starlette, client: httpx.Client) -> None:
     app.state.follower = ReleaseFollower(tmp_path, app.state.service, load=Loads())
 
     def reload() -> httpx.Response:
@@ -302,7 +302,7 @@ def test_long_ids_of_the_catalogue_are_chosen_like_others(tmp_path: Path) -> Non
         refused(client.post("/v1/feedback", json={"events": events}), 422, "invalid_request", "events.0.labels.1")
 
 
-def test_labels_change_while_feedback_is_stuck(app: FastAPI, client: httpx.Client) -> None:
+def test_labels_change_while_feedback_is_stuck(app: Starlette, client: httpx.Client) -> None:
     stuck = threading.Event()
     with ThreadPoolExecutor(1) as pool, monkeypatched(app.state.service, "record_feedback", lambda _: stuck.wait(20)):
         saying = pool.submit(client.post, "/v1/feedback", json={"events": [OF_ANSWER]})
@@ -315,7 +315,7 @@ def test_labels_change_while_feedback_is_stuck(app: FastAPI, client: httpx.Clien
         assert saying.result().status_code == 200
 
 
-def test_feedback_is_counted_once_however_often_it_is_sent(app: FastAPI, client: httpx.Client) -> None:
+def test_feedback_is_counted_once_however_often_it_is_sent(app: Starlette, client: httpx.Client) -> None:
     answer_id = retrieve(client, queries=[EAST, {**EAST, "buckets": ["tail"]}]).json()["answer_id"]
     events = [
         {"answer_id": answer_id, "labels": ["a", "a", "4"]},

@@ -1,0 +1,193 @@
+"""Requests: how a route declares its body and errors, reads bodies bounded while they arrive, and query strings."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar, get_args
+
+import orjson
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, JsonValue, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from longtail.bundle.errors import describe
+from longtail.serving.core.queries import RequestModel, features_json
+from longtail.serving.errors import (
+    BodyTooLargeError,
+    ContentTypeError,
+    InvalidRequestError,
+    MalformedBodyError,
+    SlowBodyError,
+)
+from longtail.serving.http.responses import service_of
+from longtail.serving.http.schemas.operations import ErrorAnswer
+from longtail.serving.settings import Settings
+
+LONGEST_ID = 512
+"""Characters of a label id that the release does not know."""
+REFERENCE = "#/components/schemas/{model}"
+_LONGEST_NAME = 100
+_IN_FULL = {"id_or_ids", "features_or_vector", "queries_or_labels", "request_or_features", "display_alone"}
+"""Errors of the models' own, which say expected and received themselves."""
+
+
+class Body(RequestModel):
+    """Base of request bodies."""
+
+    @abstractmethod
+    def check_limits(self, settings: Settings) -> None:
+        """Raise InvalidRequestError, which names the field, if the body exceeds a limit."""
+
+
+BodyT = TypeVar("BodyT", bound=Body)
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class RequestRoute(APIRoute):
+    """A route whose endpoint takes the Request and returns the Response: FastAPI only documents it."""
+
+    def __init__(self, path: str, endpoint: Callable[[Request], Coroutine[Any, Any, Response]], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        # A label's id may have line breaks: Starlette's `path` ends before one, and names another label.
+        self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            response = await endpoint(Request(scope, receive))
+            await response(scope, receive, send)
+
+        self.app = app
+
+
+def json_body(model: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
+    """Create the part of a route's OpenAPI entry that describes a JSON body."""
+    schema = {"$ref": REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}}
+
+
+def query_parameters(model: type[BaseModel]) -> dict[str, Any]:
+    """Create the part of a route's OpenAPI entry that describes its query string."""
+    parameters = [
+        {"name": name, "in": "query", "required": False, "description": schema.pop("description", ""), "schema": schema}
+        for name, schema in model.model_json_schema()["properties"].items()
+    ]
+    return {"parameters": parameters}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Create the part of a route's OpenAPI entry that describes its errors."""
+    return {status: {"model": ErrorAnswer} for status in statuses}
+
+
+async def read_body(request: Request, model: type[BodyT]) -> BodyT:
+    """Read the request's JSON body as `model`, within the service's limits.
+
+    Raises:
+        ContentTypeError, BodyTooLargeError, SlowBodyError, MalformedBodyError: the body cannot be read.
+        InvalidRequestError: `model` or its limits refuse the body; the error names the first wrong field.
+    """
+    settings, headers = service_of(request).settings, request.headers
+    content_type = headers.get("content-type", "none")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
+    limit, announced = settings.max_body_bytes, headers.get("content-length", "")
+    if announced.isdigit() and int(announced[:18]) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+    body, more = await _read_part(request)
+    if more:
+        try:
+            async with asyncio.timeout(settings.request_seconds):
+                while more and len(body) <= limit:
+                    part, more = await _read_part(request)
+                    body += part
+        except TimeoutError:
+            raise SlowBodyError(
+                f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"
+            ) from None
+    if len(body) > limit:
+        raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+    try:
+        parsed = model.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error, model) from None
+    parsed.check_limits(settings)
+    return parsed
+
+
+async def _read_part(request: Request) -> tuple[bytes, bool]:
+    """Return the next bytes of a body, and whether more will come."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), message.get("more_body", False)
+
+
+def read_parameters(request: Request, model: type[Model]) -> Model:
+    """Read the request's query string as `model`; raises InvalidRequestError for one that it refuses."""
+    given = request.query_params.multi_items()
+    ((name, count),) = Counter(name for name, _ in given).most_common(1) or [("", 0)]
+    if count > 1:
+        raise InvalidRequestError(f"expected every parameter once, received one {count} times", field=name[:100])
+    try:
+        return model.model_validate_json(orjson.dumps(dict(given)))
+    except ValidationError as error:
+        raise _refusal(error, model) from None
+
+
+def at_most(count: int, limit: int, what: str, field: str) -> None:
+    """Raise InvalidRequestError if there are more than `limit` entries."""
+    if count > limit:
+        raise InvalidRequestError(f"expected at most {limit} {what}, received {count}", field=field)
+
+
+def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, field: str) -> None:
+    """Raise InvalidRequestError if features that are recorded on disk are too long."""
+    length = 0 if features is None or not settings.record_features else len(features_json(features))
+    if length > settings.max_features_bytes:
+        raise InvalidRequestError(
+            f"expected features of at most {settings.max_features_bytes} bytes as JSON, as they are recorded "
+            f"(LONGTAIL_RECORD_FEATURES), received {length}",
+            field=field,
+        )
+
+
+def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyError | InvalidRequestError:
+    """Return the first of pydantic's errors as expected and received."""
+    first = error.errors(include_url=False)[0]
+    kind, context, said = first["type"], first.get("ctx", {}), str(first["msg"])
+    if kind == "json_invalid":
+        return MalformedBodyError(f"expected a JSON object in UTF-8, received a body that is not: {context['error']}")
+    path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
+    if kind == "missing":
+        message = f"expected a value for {path[-1]}, received none"
+    elif kind == "extra_forbidden":
+        known = list(_model_holding(first["loc"], model).model_fields)
+        message = f"expected one of the keys {known}, received {describe(path[-1])}"
+    elif kind == "too_short":
+        message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
+    elif kind in _IN_FULL:
+        message = said
+    else:
+        expected = said.removeprefix("Input should be ").removeprefix("String should have ")
+        message = f"expected {expected}, received {describe(first['input'])}"
+    return InvalidRequestError(message, field=".".join(path) or None)
+
+
+def _model_holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of the object that the last part of a path is a key of."""
+    for part in path[:-1]:
+        annotation = model.model_fields[part].annotation if isinstance(part, str) else None
+        model = next(_models_in(annotation), model)
+    return model
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
