@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
-from typing import Any, Literal
+from itertools import count
+from typing import Any, Literal, get_args
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.serving.monitoring.bins import WIDTH
@@ -29,17 +30,16 @@ Signal = Literal[
     "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "shadow_recall",
     "feedback_recall", "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
 ]  # fmt: skip
-SEVERITIES: tuple[Severity, ...] = ("steady", "unknown", "watch", "act")
-SIGNALS: tuple[Signal, ...] = Signal.__args__  # type: ignore[attr-defined]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
 """In the order in which those of one severity are listed."""
 
-_SURE, _USUAL = 0.999, 0.95
-_WIDER = 3.290526731491926 / 1.959963984540054
-"""Normal intervals of 99.9 % beside those of 95 %."""
+_SURE, _USUAL, _WIDER = 0.999, 0.95, 3.290526731491926 / 1.959963984540054
+"""Confidence of intervals, and how much wider a normal one of the first is."""
 _MORE, _LESS, _TWICE, _HALF = 1.25, 0.8, 2.0, 0.5
 _FLOOR, _MINUTE_SHARE, _NEAR_SHARE = 1e-4, 1e-3, 5e-3
-_CHI_SQUARE = {"buckets": 13.815510557964274, "scores": 27.877164871256568}
-"""99.9 % quantiles of 2 and 9 degrees of freedom."""
+_CHI_SQUARE = 27.877164871256568
+"""99.9 % quantile of 9 degrees of freedom: ten deciles of scores."""
 _WORDS = {"5m": "the last 5 minutes", "1h": "the last hour", "24h": "the last 24 hours"}
 
 
@@ -60,28 +60,22 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is judged.
-
-    Attributes:
-        windows, baseline: of the report.
-        offline: what the release's own evaluation found.
-        bucket_sizes: labels of each bucket.
-        added: labels added since the release was built.
-        troubles: sentences on what is broken now, by signal.
-        shadow_k: labels retrieved for an organic interaction.
-        age_days: of the training data; None: not known.
-        stale_days: beyond which that is too old; None: never.
-    """
+    """What is judged: windows and baseline of the report, and what else is known of the release and the service."""
 
     windows: Mapping[str, Mapping[str, Any]]
     baseline: Mapping[str, Any] | None
     offline: OfflineFigures
     bucket_sizes: Mapping[str, int]
     added: int = 0
+    """Labels added since the release was built."""
     troubles: Mapping[Signal, str] = field(default_factory=dict)
+    """Sentences on what is broken now."""
     shadow_k: int = 20
+    """Labels retrieved for an organic interaction."""
     age_days: float | None = None
+    """Of the training data; None: not known."""
     stale_days: float | None = None
+    """Beyond which that is too old; None: never."""
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
@@ -102,23 +96,23 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     for signal, sentence in evidence.troubles.items():
         yield Finding(signal, "act", sentence)
     yield from _counted(evidence)
-    windows, baseline = evidence.windows, evidence.baseline
-    judges: list[Callable[[str], Finding | None]] = []
-    if not windows["24h"]["queries"]:
+    baseline = evidence.baseline
+    judges: list[Callable[[str], Finding | None]] = [
+        partial(_recall, evidence, source, of) for source in ("shadow", "feedback") for of in (ALL, *BUCKET_NAMES)
+    ]
+    if not evidence.windows["24h"]["queries"]:
         yield Finding("share_drift", "unknown", f"No queries in {_WORDS['24h']}: there is nothing to judge yet.")
     elif baseline is None:
         sentence = "No baseline: this release was not evaluated offline. Train with a validation split to see drift."
         yield Finding("share_drift", "unknown", sentence)
     else:
         judges += [partial(judge, evidence, baseline, of) for judge in (_share, _coverage) for of in BUCKET_NAMES]
-        judges += [partial(_stability, evidence, baseline, of) for of in ("buckets", "scores")]
         judges += [partial(_dial, evidence, baseline, dial) for dial in ("bias_removal", "popularity_weight")]
-    judges += [
-        partial(_recall, evidence, source, of) for source in ("shadow", "feedback") for of in (ALL, *BUCKET_NAMES)
-    ]
+        judges.append(partial(_scores, evidence, baseline))
     for one in judges:
-        hour = one("1h")
-        found = one("24h") if hour is None or hour.severity == "unknown" else hour
+        found = one("1h")
+        if found is None or found.severity == "unknown":
+            found = one("24h")
         if found is not None and found.severity != "steady":
             yield found
 
@@ -127,10 +121,9 @@ def _counted(evidence: Evidence) -> Iterator[Finding]:
     """Findings on what is a number, and no estimate."""
     day, load = evidence.windows["24h"], evidence.windows["5m"]["requests"]
     if dropped := day["dropped"]:
-        sentence = (
-            f"{dropped:,} answers of {_WORDS['24h']} were not kept for feedback: the disk was slower than they came."
-        )
         severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
+        what = "were not kept for feedback: the disk was slower than they came"
+        sentence = f"{dropped:,} answers of {_WORDS['24h']} {what}."
         yield Finding("records", severity, sentence, None, "24h", dropped, 0.0)
     arrived = load["count"] + load["shed"]
     of_load: tuple[tuple[Signal, float, str], ...] = (
@@ -141,10 +134,10 @@ def _counted(evidence: Evidence) -> Iterator[Finding]:
             severity = "act" if failed >= 5 and failed > most * arrived else "watch"
             sentence = f"{failed:,} of {arrived:,} requests in {_WORDS['5m']} {what}."
             yield Finding(signal, severity, sentence, None, "5m", failed / arrived, 0.0)
-    if evidence.age_days is not None and evidence.stale_days is not None and evidence.age_days > evidence.stale_days:
-        age = f"{evidence.age_days:.0f} days old; more than {evidence.stale_days:g} is stale"
-        sentence = f"The release's training data is {age}."
-        yield Finding("stale_release", "watch", sentence, observed=evidence.age_days, expected=evidence.stale_days)
+    age, most_days = evidence.age_days, evidence.stale_days
+    if age is not None and most_days is not None and age > most_days:
+        sentence = f"The release's training data is {age:.0f} days old; more than {most_days:g} is stale."
+        yield Finding("stale_release", "watch", sentence, observed=age, expected=most_days)
 
 
 def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
@@ -182,10 +175,9 @@ def _coverage(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, wind
         return None
     covered, size = figures["exposures"][bucket]["coverage"], evidence.bucket_sizes[bucket]
     # Numbers of labels covered, whose variance is Poisson's at most.
-    off = (promised - covered) * size > 3.29 * math.sqrt((promised + covered) * size)
-    severity: Severity = "steady" if not off else "act" if covered <= _HALF * promised else "watch"
-    if severity == "watch" and covered > _LESS * promised:
-        severity = "steady"
+    if covered > _LESS * promised or (promised - covered) * size <= 3.29 * math.sqrt((promised + covered) * size):
+        return None
+    severity: Severity = "act" if covered <= _HALF * promised else "watch"
     sentence = (
         f"{_percent(covered)} of the {bucket} labels are in any answer of {_WORDS[window]}, where as many answers to "
         f"held-out queries had {_percent(promised)}."
@@ -193,23 +185,22 @@ def _coverage(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, wind
     return Finding("coverage_loss", severity, sentence, bucket, window, covered, promised)
 
 
-def _stability(evidence: Evidence, baseline: Mapping[str, Any], of: str, window: str) -> Finding:
+def _scores(evidence: Evidence, baseline: Mapping[str, Any], window: str) -> Finding:
     figures = evidence.windows[window]
-    index, queries = figures["psi"][of], figures["unrestricted"]["queries"]
-    signal: Signal = "score_drift" if of == "scores" else "share_drift"
-    by_chance = _CHI_SQUARE[of] * (1 / max(queries, 1) + 1 / max(baseline["queries"], 1))
+    index, queries = figures["psi"]["scores"], figures["unrestricted"]["queries"]
+    by_chance = _CHI_SQUARE * (1 / max(queries, 1) + 1 / max(baseline["queries"], 1))
     if index is None or 0.1 <= index <= by_chance:
-        return _too_few(signal, None, window, queries)
-    what, why = "Shares of head, torso and tail are", ""
-    if of == "scores":
-        what, why = "Scores are", ": other queries, features or dials than those it was measured with"
-    sentence = f"{what} not distributed as those of held-out queries in {_WORDS[window]} (PSI {index:.2f}){why}."
+        return _too_few("score_drift", None, window, queries)
+    sentence = (
+        f"Scores are not distributed as those of held-out queries in {_WORDS[window]} (PSI {index:.2f}): other "
+        "queries, features or dials than those it was measured with."
+    )
     severity: Severity = "act" if index > 0.25 else "watch" if index > 0.1 else "steady"
-    return Finding(signal, severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
+    return Finding("score_drift", severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
 
 
 def _dial(evidence: Evidence, baseline: Mapping[str, Any], dial: str, window: str) -> Finding | None:
-    """Whether queries ask for the λ and μ that everything else is compared at."""
+    """Judge whether queries ask for the λ and μ that everything else is compared at."""
     counted, usual = evidence.windows[window]["dials"][dial], baseline[dial]
     queries = sum(one["queries"] for one in counted)
     apart = [one for one in counted if abs(one["at"] - usual) > WIDTH / 2 + 1e-6]
@@ -217,11 +208,10 @@ def _dial(evidence: Evidence, baseline: Mapping[str, Any], dial: str, window: st
         return None
     share, most = sum(one["queries"] for one in apart) / queries, max(apart, key=lambda one: one["queries"])
     low, high = _interval(share, queries)
-    symbol = "λ" if dial == "bias_removal" else "μ"
     sentence = (
-        f"{_percent(share)} of the queries in {_WORDS[window]} ask for another {symbol} than the {usual:.2f} that the "
-        f"release was measured at, most of them for {most['at']:.2f} ({_percent(most['queries'] / queries)}): shares "
-        "and scores move with it."
+        f"{_percent(share)} of the queries in {_WORDS[window]} ask for another {'λ' if dial == 'bias_removal' else 'μ'}"
+        f" than the {usual:.2f} that the release was measured at, most of them for {most['at']:.2f} "
+        f"({_percent(most['queries'] / queries)}): shares and scores move with it."
     )
     return Finding("dials", "watch" if low > 0.1 else "steady", sentence, None, window, share, 0.0, low, high)
 
@@ -234,14 +224,12 @@ def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding 
     if measured is None or kind not in measured[1] or not found["positives"]:
         return None
     cutoff, (promised, promised_low, promised_high) = measured[0], measured[1][kind]
-    value, signal = found["value"], "shadow_recall" if source == "shadow" else "feedback_recall"
+    value, between = found["value"], ""
     low, high = _interval(value, found["positives"])
-    between = ""
-    if promised_low is None or promised_high is None:
-        promised_low = promised_high = promised
-    else:
+    wide = (promised, promised, promised)
+    if promised_low is not None and promised_high is not None:
         between = f", {promised_low:.3f}–{promised_high:.3f}"
-    wide = (promised, promised - _WIDER * (promised - promised_low), promised + _WIDER * (promised_high - promised))
+        wide = (promised, promised + _WIDER * (promised_low - promised), promised + _WIDER * (promised_high - promised))
     off, ratio = value < promised and _differ((value, low, high), wide), value / max(promised, _FLOOR)
     severity: Severity = "act" if off and ratio <= _HALF else "watch" if off and ratio <= _LESS else "steady"
     if severity == "steady" and low <= _HALF * promised and window == "1h":
@@ -252,25 +240,25 @@ def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding 
         f"{found['hits']:,} of {found['positives']:,}, where the evaluation promised {promised:.3f} (recall@{cutoff}"
         f"{between})."
     )
-    return Finding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)  # type: ignore[arg-type]
+    signal: Signal = "shadow_recall" if source == "shadow" else "feedback_recall"
+    return Finding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)
 
 
 def _too_few(signal: Signal, bucket: str | None, window: str, queries: int) -> Finding:
-    what = f"{bucket}'s share" if bucket else "the scores" if signal == "score_drift" else "the shares"
     counted = f"{queries or 'no'} unrestricted {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
-    return Finding(signal, "unknown", f"Too few answers to judge {what}: {counted}.", bucket, window)
+    what = f"{bucket}'s share" if bucket else "the scores"
+    sentence = f"Too few answers to judge {what}: {counted}."
+    return Finding(signal, "unknown", sentence, bucket, window)
 
 
 def _gap(finding: Finding) -> float:
     """Measure how far a figure is from its promise; a share that is missing counts like one that is gained."""
-    if finding.signal == "share_drift" and finding.bucket is None:
-        return -1.0  # The shares of buckets say which of them lose; their PSI comes last.
     observed, expected = finding.observed or 0.0, finding.expected or 0.0
     return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 
 
 def _differ(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Whether two proportions (value, low, high) differ, by the interval of their difference [Newcombe 1998, 10]."""
+    """Return whether two proportions (value, low, high) differ, by their difference's interval [Newcombe 1998, 10]."""
     (upper, upper_low, _), (lower, _, lower_high) = (one, other) if one[0] > other[0] else (other, one)
     return upper - lower > math.hypot(upper - upper_low, lower_high - lower)
 
@@ -293,27 +281,20 @@ def _bisect(is_below: Callable[[float], bool]) -> float:
 
 
 def _beta(x: float, a: float, b: float) -> float:
-    """Compute the regularised incomplete beta function I_x(a, b) by its continued fraction [DLMF 8.17.22]."""
-    if x in (0.0, 1.0):
-        return x
+    """Compute the regularised incomplete beta function I_x(a, b), 0 < x < 1, by Lentz's method [DLMF 8.17.22]."""
     if x > (a + 1) / (a + b + 2):
         return 1 - _beta(1 - x, b, a)
-    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)) / a
-    # Lentz's method: c and d are ratios of successive convergents.
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     value, c, d = 1.0, 1.0, 0.0
-    for step in range(1, 10_000):
-        m = step // 2
-        term = (
-            m * (b - m) * x / ((a + step - 1) * (a + step))
-            if step % 2 == 0
-            else (-(a + m) * (a + b + m) * x / ((a + step - 1) * (a + step)))
-        )
+    for step in count(1):
+        m, odd = divmod(step, 2)
+        term = (-(a + m) * (a + b + m) if odd else m * (b - m)) * x / ((a + step - 1) * (a + step))
         d = 1 / ((1 + term * d) or 1e-300)
         c = (1 + term / c) or 1e-300
         value *= c * d
         if abs(c * d - 1) < 1e-10:
             break
-    return front / value
+    return math.exp(log_front) / a / value
 
 
 def _percent(share: float) -> str:
