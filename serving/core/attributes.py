@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import operator
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,9 @@ _ENTRIES = 32
 """Strings of the lists of such a column, for each label."""
 _LONGEST_NAME = 100
 _KEPT_BYTES, _MOST_KEPT = 1 << 25, 1_024
-_ORDER = ("lt", "le", "gt", "ge")
+_COMPARE: dict[str, Callable[[Any, float], Any]] = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge
+}  # fmt: skip
 _EQUAL = ("eq", "ne", "in", "not_in")
 _WANTED: dict[FilterKind, str] = {
     "string": "a string",
@@ -51,12 +54,10 @@ _WANTED: dict[FilterKind, str] = {
 }
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Side = Literal["left", "right"]
-
 
 def operators(kind: FilterKind) -> list[str]:
     """Names of the operators that a column of a kind takes."""
-    return [*_EQUAL, *(_ORDER if kind in ("number", "date") else ()), "exists"]
+    return [*_EQUAL, *(_COMPARE if kind in ("number", "date") else ()), "exists"]
 
 
 class ValueColumn:
@@ -76,26 +77,19 @@ class ValueColumn:
         if pa.types.is_boolean(whole.type):
             whole = pc.cast(whole, pa.string())
         encoded = whole.dictionary_encode()
-        order = pc.sort_indices(encoded.dictionary).to_numpy()
-        self._values = encoded.dictionary.take(pa.array(order))
-        # The last one stands for null.
-        ranks = np.full(len(order) + 1, -1, np.int32)
-        ranks[order] = np.arange(len(order))
-        self._codes = ranks[pc.fill_null(encoded.indices, len(order)).to_numpy(zero_copy_only=False)]
+        self._values = encoded.dictionary
+        # The last code stands for null.
+        self._codes = pc.fill_null(encoded.indices, len(self._values)).to_numpy(zero_copy_only=False)
 
     @property
     def present(self) -> Bools:
         """Labels that have a value, bool [L]."""
-        return self._mask(self._codes >= 0)
+        return self._mask(self._codes < len(self._values))
 
     def having(self, values: Iterable[str]) -> Bools:
         """Return the labels that have one of these values, of lists among others, bool [L]."""
-        codes = []
-        for value in values:
-            code = bisect_left(self._values, value, key=_text)
-            if code < len(self._values) and _text(self._values[code]) == value:
-                codes.append(code)
-        return self._mask(np.isin(self._codes, codes))
+        wanted = pc.is_in(self._values, value_set=pa.array(values, self._values.type)).to_numpy(zero_copy_only=False)
+        return self._mask(np.append(wanted, False)[self._codes])
 
     def _mask(self, found: Bools) -> Bools:
         if self._rows is None:
@@ -111,9 +105,6 @@ class NumberColumn:
 
     Args:
         column: integers, floats, decimals, dates or times, [L]; null or NaN for a label without a value.
-
-    Attributes:
-        type: in which values are compared.
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
@@ -124,67 +115,36 @@ class NumberColumn:
             # By way of their digits: 3.30 is then the float that JSON's 3.3 is, which Arrow's own cast may miss.
             whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
         self._whole = whole
-        self._values_L = _values_of(whole)
-        self.type: np.dtype[Any] = self._values_L.dtype
+        type_ = np.dtype(whole.type.to_pandas_dtype())
+        self._values_L = np.frombuffer(whole.buffers()[1] or b"", type_)[whole.offset :][: len(whole)]
 
     @property
     def present(self) -> Bools:
         """Labels that have a value, bool [L]."""
-        known_L: Bools = ~np.isnan(self._values_L) if self.type.kind == "f" else np.ones(len(self._values_L), np.bool_)
-        if self._whole.null_count:
-            known_L &= pc.is_valid(self._whole).to_numpy(zero_copy_only=False)
-        return known_L
+        known_L: Bools = pc.is_valid(self._whole).to_numpy(zero_copy_only=False)
+        return known_L & ~np.isnan(self._values_L) if self._values_L.dtype.kind == "f" else known_L
 
     def having(self, values: Iterable[float]) -> Bools:
         """Labels whose number is one of these, bool [L]."""
-        with np.errstate(over="ignore"):
-            asked = {self._as_held(value) for value in values} - {None}
-        if not asked or not len(self._values_L):
-            return np.zeros(len(self._values_L), np.bool_)
-        asked_V = np.sort(np.array([*asked], self.type))
-        nearest_L = asked_V[np.minimum(np.searchsorted(asked_V, self._values_L), len(asked_V) - 1)]
-        found_L: Bools = (nearest_L == self._values_L) & self.present
-        return found_L
-
-    def _as_held(self, value: float) -> Any:
-        """A number as the column's type has it; None of one that no integer is."""
-        if self.type.kind == "f":
-            return _float(value, self.type)
-        whole, limits = int(value // 1), np.iinfo(self.type)
-        return whole if whole == value and limits.min <= whole <= limits.max else None
-
-    def between(self, low: float | None, low_side: Side, high: float | None, high_side: Side) -> Bools:
-        """Labels from one number to another, bool [L].
-
-        Args:
-            low: where they begin; None: with the least.
-            low_side: `left` with labels of that number, `right` after them.
-            high: where they end; None: with the greatest.
-            high_side: `left` before labels of that number, `right` with them.
-        """
-        found_L = self.present
-        if low is not None:
-            found_L &= ~self._before(low, low_side)
-        if high is not None:
-            found_L &= self._before(high, high_side)
-        return found_L
-
-    def _before(self, value: float, side: Side) -> Bools:
-        """Labels whose number stands left or right of the place before, or after, those that are the value."""
-        limit: Any = value
-        if self.type.kind == "f":
-            with np.errstate(over="ignore"):
-                limit = _float(value, self.type)
+        type_ = self._values_L.dtype
+        if type_.kind == "f":
+            asked = [_as_float(value) for value in values]
         else:
+            limits = np.iinfo(type_)
+            asked = [int(value) for value in values if value == value // 1 and limits.min <= value <= limits.max]
+        with np.errstate(over="ignore"):
+            found_L: Bools = np.isin(self._values_L, np.array(asked, type_))
+        return found_L & self.present
+
+    def compare(self, sign: str, value: float) -> Bools:
+        """Labels whose number is less (lt), at most (le), more (gt) or at least (ge) a value, bool [L]."""
+        limit: float = _as_float(value)
+        if self._values_L.dtype.kind != "f":
             # Integers are compared as such: a float has not room for all of them.
-            whole, limits = int(value // 1), np.iinfo(self.type)
-            if whole != value:
-                whole, side = whole + 1, "left"
-            if not limits.min <= whole <= limits.max:
-                return np.full(len(self._values_L), whole > limits.max)
-            limit = self.type.type(whole)
-        before_L: Bools = self._values_L < limit if side == "left" else self._values_L <= limit
-        return before_L
+            limit = int(-(-value // 1) if sign in ("lt", "ge") else value // 1)
+        with np.errstate(over="ignore"):
+            found_L: Bools = _COMPARE[sign](self._values_L, limit)
+        return found_L & self.present
 
 
 class Attributes:
@@ -207,43 +167,31 @@ class Attributes:
         """The labels that meet all conditions, bool."""
         mask = np.ones(self._labels, np.bool_)
         for condition in conditions:
-            mask &= self._meeting(condition)
+            column, values = self.column(condition.column), condition.values
+            match condition.operator:
+                case "eq" | "in":
+                    mask &= column.having(values)
+                case "ne" | "not_in":
+                    mask &= ~column.having(values)
+                case "exists":
+                    mask &= column.present == values[0]
+                case sign:
+                    assert isinstance(column, NumberColumn)
+                    mask &= column.compare(sign, values[0])
         return mask
 
     def column(self, name: str) -> ValueColumn | NumberColumn:
         """A column, read by now."""
-        column = self._read.get(name)
-        if column is None:
-            with self._reading:
-                column = self._read.get(name)
-                if column is None:
-                    kind = NumberColumn if self._kinds[name] in ("number", "date") else ValueColumn
-                    column = self._read[name] = kind(self._column(name))
-        return column
+        with self._reading:
+            if name not in self._read:
+                kind = NumberColumn if self._kinds[name] in ("number", "date") else ValueColumn
+                self._read[name] = kind(self._column(name))
+            return self._read[name]
 
     def forget(self) -> None:
         """Let go of the columns that were read."""
         with self._reading:
             self._read = {}
-
-    def _meeting(self, condition: Condition) -> Bools:
-        column, values = self.column(condition.column), condition.values
-        match condition.operator:
-            case "eq" | "in":
-                return column.having(values)
-            case "ne" | "not_in":
-                return ~column.having(values)
-            case "exists":
-                return column.present if values[0] else ~column.present
-        assert isinstance(column, NumberColumn)
-        match condition.operator:
-            case "lt":
-                return column.between(None, "left", values[0], "left")
-            case "le":
-                return column.between(None, "left", values[0], "right")
-            case "gt":
-                return column.between(values[0], "right", None, "right")
-        return column.between(values[0], "left", None, "right")
 
 
 class LabelAttributes:
@@ -331,9 +279,9 @@ class LabelAttributes:
                     field=field,
                 )
             asked = filter_[name]
-            for operator, value in sorted((asked if isinstance(asked, dict) else {"eq": asked}).items()):
-                at = field if not isinstance(asked, dict) else f"{field}.{operator[:_LONGEST_NAME]}"
-                conditions.append(Condition(name, operator, _values(kind, operator, value, at)))
+            for sign, value in sorted((asked if isinstance(asked, dict) else {"eq": asked}).items()):
+                at = field if not isinstance(asked, dict) else f"{field}.{sign[:_LONGEST_NAME]}"
+                conditions.append(Condition(name, sign, _values(kind, sign, value, at)))
             if asked == {}:
                 raise InvalidRequestError(
                     f"expected a value or one of the operators {operators(kind)}, received none", field=field
@@ -353,19 +301,18 @@ def _bounded(kind: FilterKind, column: pa.ChunkedArray) -> bool:
     return all(int(pc.count_distinct(part).as_py()) <= _DISTINCT for part in (column.slice(0, 2 * _DISTINCT), column))
 
 
-def _values(kind: FilterKind, operator: str, value: JsonValue, field: str) -> tuple[Any, ...]:
+def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[Any, ...]:
     """What an operator compares with, by the kind of its column."""
-    if operator not in operators(kind):
+    if sign not in operators(kind):
         raise InvalidRequestError(
-            f"expected one of the operators {operators(kind)} of a column of kind {kind}, received "
-            f"{describe(operator)}",
+            f"expected one of the operators {operators(kind)} of a column of kind {kind}, received {describe(sign)}",
             field=field,
         )
-    if operator == "exists":
+    if sign == "exists":
         if not isinstance(value, bool):
             raise InvalidRequestError(f"expected true or false, received {describe(value)}", field=field)
         return (value,)
-    if operator not in ("in", "not_in"):
+    if sign not in ("in", "not_in"):
         return (_value(kind, value, field),)
     if not isinstance(value, list) or not value:
         raise InvalidRequestError(f"expected a list of at least one value, received {describe(value)}", field=field)
@@ -379,7 +326,9 @@ def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
             return value
         case "boolean", bool():
             return json.dumps(value)
-        case "number", int() | float() if not isinstance(value, bool) and np.isfinite(_as_float(value)):
+        case "number", int() | float() if not isinstance(value, bool) and (
+            isinstance(value, int) or math.isfinite(value)
+        ):
             return value
         case "date", str():
             try:
@@ -395,28 +344,13 @@ def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
 
 
 def _as_float(value: float) -> float:
-    """Finite for any integer."""
-    return value if isinstance(value, float) else 0.0
-
-
-def _values_of(whole: pa.Array) -> npt.NDArray[Any]:
-    """The numbers of a column of integers or floats as they lie in its memory, [L]; any where it is null."""
-    type_ = np.dtype(whole.type.to_pandas_dtype())
-    return np.frombuffer(whole.buffers()[1] or b"", type_)[whole.offset :][: len(whole)]
+    """Return a number as a float; infinite where that has no room for an integer."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.Array:
     whole = in_one_piece(column)
     return whole.dictionary_decode() if pa.types.is_dictionary(whole.type) else whole
-
-
-def _text(value: pa.Scalar) -> str:
-    return str(value.as_py())
-
-
-def _float(value: float, type_: np.dtype[Any]) -> Any:
-    """A number as the column's type has it; infinite where that has no room for it."""
-    try:
-        return type_.type(value)
-    except OverflowError:
-        return type_.type(np.inf if value > 0 else -np.inf)

@@ -59,11 +59,12 @@ def test_numbers_are_compared_as_they_lie_in_the_table(column: pa.ChunkedArray) 
     numbers = NumberColumn(column)
     assert numbers.present.tolist() == [True, False, True, True, True]
     assert np.flatnonzero(numbers.having([LARGE, 7, 0])).tolist() == [0, 3]
-    assert np.flatnonzero(numbers.between(LARGE, "right", None, "right")).tolist() == [2]
-    assert np.flatnonzero(numbers.between(None, "left", 6.5, "right")).tolist() == [4]
-    assert np.flatnonzero(numbers.between(-3, "left", 7, "left")).tolist() == [4]
-    assert np.flatnonzero(numbers.between(2**70, "left", None, "right")).tolist() == []
-    assert np.flatnonzero(numbers.between(None, "left", 2**70, "left")).tolist() == [0, 2, 3, 4]
+    for sign, value, rows in (
+        ("gt", LARGE, [2]), ("ge", LARGE, [2, 3]), ("lt", LARGE + 1, [0, 3, 4]), ("le", 6.5, [4]), ("lt", 6.5, [4]),
+        ("gt", 6.5, [0, 2, 3]), ("ge", 7.0, [0, 2, 3]), ("lt", 7.0, [4]), ("ge", 2**70, []), ("gt", -1e30, [0, 2, 3, 4]),
+        ("lt", 2**70, [0, 2, 3, 4]), ("le", -(2**70), []), ("lt", 10**400, [0, 2, 3, 4]),
+    ):  # fmt: skip
+        assert np.flatnonzero(numbers.compare(sign, value)).tolist() == rows, (sign, value)
 
 
 @pytest.mark.parametrize("type_", [np.float64, np.float32, np.int64, np.uint8])
@@ -71,10 +72,10 @@ def test_one_of_many_numbers_is_any_of_them(type_: type[np.generic]) -> None:
     rng = np.random.default_rng(0)
     values_L = rng.integers(0, 200, 1000).astype(type_) / (1 if np.issubdtype(type_, np.integer) else 3)
     numbers = NumberColumn(pa.chunked_array([values_L.astype(type_)]))
-    asked = [*rng.choice(values_L, 300).tolist(), 0.5, -1, 2**70, 1e300]
+    asked = [*rng.choice(values_L, 300).tolist(), 0.5, -1, 2**70, 1e300, 10**400]
     expected_L = np.zeros(1000, np.bool_)
     for value in asked:
-        expected_L |= numbers.between(value, "left", value, "right")
+        expected_L |= numbers.compare("ge", value) & numbers.compare("le", value)
     assert numbers.having(asked).tolist() == expected_L.tolist()
     assert 100 < expected_L.sum() < 1000
 
@@ -83,7 +84,7 @@ def test_one_of_many_numbers_is_any_of_them(type_: type[np.generic]) -> None:
 @pytest.mark.parametrize("labels", [0, 3])
 def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:
     numbers = NumberColumn(pa.chunked_array([pa.nulls(labels, type_)], type_))
-    for found in (numbers.present, numbers.having([0]), numbers.between(None, "left", 1, "right")):
+    for found in (numbers.present, numbers.having([0]), numbers.compare("le", 1)):
         assert found.tolist() == [False] * labels
 
 
