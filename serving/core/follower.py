@@ -211,7 +211,7 @@ class ReleaseFollower:
         attempts = 1 if before is None else before.attempts + 1
         wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
         self._failure = _Failure(name, message, attempts, self._clock() + wait)
-        self._service.monitoring.metrics.count_load_failure()
+        self._service.monitoring.metrics.load_failures.inc()
         self._set_problem(
             f"{name or 'a CURRENT that names none'}, could not be loaded, "
             f"{'none' if self._served is None else 'the one before'} is served"

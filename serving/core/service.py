@@ -134,7 +134,7 @@ class Service:
                 _WAITING_ANSWERS * settings.max_answer_bytes,
             ),
             timeout=seconds,
-            set_depth=monitoring.metrics.set_queue_depth,
+            set_depth=monitoring.metrics.queue_depth.set,
         )
 
     @property
@@ -354,7 +354,7 @@ class Service:
             refused = EngineError(
                 "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
             )
-            self.monitoring.metrics.count_unanswered(sum(search.cost.queries for search in searches))
+            self.monitoring.metrics.unanswered.inc(sum(search.cost.queries for search in searches))
             return [refused] * len(searches)
         except Exception as error:
             if len(searches) > 1:
@@ -504,7 +504,7 @@ class Service:
 
     async def _count_refused(self, error: ServingError) -> None:
         if isinstance(error, TimedOutError):
-            self.monitoring.metrics.count_timeout()
+            self.monitoring.metrics.timeouts.inc()
         else:
             self.monitoring.count_shed()
             await asyncio.sleep(_REFUSAL_SECONDS)

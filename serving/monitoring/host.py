@@ -30,35 +30,16 @@ class Host(Collector):
         self._queue_limit = queue_limit
 
     def collect(self) -> Iterator[Metric]:
-        """The series of METRICS.md about the machine."""
+        """Yield the series of METRICS.md about the machine."""
+        total, free = _disk(self._state)
         for name, text, value in (
             ("memory_limit_bytes", "Memory that all processes may use: the container's, or the machine's.", _memory()),
             ("open_files_limit", "Files, sockets and pipes that a process may have open.", _open_files()),
+            ("state_disk_bytes", "Size of the file system that state is kept on.", total),
+            ("state_disk_free_bytes", "Of it, what is free.", free),
+            ("queue_limit", "Queries that may wait for a search in each process.", self._queue_limit),
         ):
             yield GaugeMetricFamily(f"longtail_{name}", text, value=value)
-        yield from StateDisk(self._state).collect()
-        yield GaugeMetricFamily(
-            "longtail_queue_limit", "Queries that may wait for a search in each process.", value=self._queue_limit
-        )
-
-
-class StateDisk(Collector):
-    """Gauges of the disk that a model's state is kept on.
-
-    Args:
-        state: the state directory.
-    """
-
-    def __init__(self, state: Path) -> None:
-        self._state = state
-
-    def collect(self) -> Iterator[Metric]:
-        """The series of METRICS.md about the disk."""
-        total, free = _disk(self._state)
-        yield GaugeMetricFamily(
-            "longtail_state_disk_bytes", "Size of the file system that state is kept on.", value=total
-        )
-        yield GaugeMetricFamily("longtail_state_disk_free_bytes", "Of it, what is free.", value=free)
 
 
 def _memory() -> float:

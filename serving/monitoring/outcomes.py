@@ -30,7 +30,7 @@ _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 class Monitoring:
     """Both views of what one worker does. Thread-safe.
 
-    What only one of them shows is told to it alone: `metrics.count_timeout()`, `figures.record_feedback(…)`.
+    What only one of them shows is told to it alone: `metrics.timeouts.inc()`, `figures.record_feedback(…)`.
 
     Args:
         metrics: this process's Prometheus series.
@@ -66,7 +66,7 @@ class Monitoring:
 
     def count_shed(self) -> None:
         """Count a request that was turned away because a queue was full."""
-        self.metrics.count_shed()
+        self.metrics.shed.inc()
         self.figures.count_shed()
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from prometheus_client import (
@@ -42,22 +43,7 @@ _DIALS = tuple(quarter / 4 for quarter in range(-4, 9))
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class _ReleaseInfo(Collector):
-    """Which release this worker serves."""
-
-    def __init__(self) -> None:
-        self.name: str | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "longtail_release_info", "The release being served, as a label; its value is 1.", labels=["release"]
-        )
-        if self.name is not None:
-            family.add_metric([self.name], 1)
-        yield family
-
-
-class Metrics:
+class Metrics(Collector):
     """The Prometheus series of one process. Thread-safe.
 
     Args:
@@ -67,112 +53,85 @@ class Metrics:
 
     def __init__(self, routes: Iterable[str], others: Iterable[Collector] = ()) -> None:
         counted = CollectorRegistry()
-        requests = Counter(
-            "longtail_requests", "Requests answered, by route and class of status.", ["route", "status"],
-            registry=counted,
-        )  # fmt: skip
-        previews = Counter(
-            "longtail_previews", "Previews answered, by class of status; they are in no other series.",
-            ["status"], registry=counted,
-        )  # fmt: skip
-        request_seconds = Histogram(
+        counter, histogram = partial(Counter, registry=counted), partial(Histogram, registry=counted)
+        requests = counter("longtail_requests", "Requests answered, by route and class of status.", ["route", "status"])
+        previews = counter(
+            "longtail_previews", "Previews answered, by class of status; they are in no other series.", ["status"]
+        )
+        seconds = histogram(
             "longtail_request_seconds", "From a request's head read to its answer sent, by route.", ["route"],
-            buckets=_SECONDS, registry=counted,
+            buckets=_SECONDS,
         )  # fmt: skip
-        stage_seconds = Histogram(
+        stages = histogram(
             "longtail_stage_seconds",
             "Parts of a retrieval: wait in the queue (of every request), then encode the queries, search the index "
             "and make the answers (of every batch).",
             ["stage"],
             buckets=_SECONDS,
-            registry=counted,
         )
-        batch_queries = Histogram(
-            "longtail_batch_queries", "Queries that shared a search.", buckets=_QUERIES, registry=counted
-        )
-        queries = Counter("longtail_queries", "Queries answered; a request may hold many.", registry=counted)
-        exposures = Counter(
+        self._batch_queries = histogram("longtail_batch_queries", "Queries that shared a search.", buckets=_QUERIES)
+        self._queries = counter("longtail_queries", "Queries answered; a request may hold many.")
+        exposures = counter(
             "longtail_exposures", "Labels answered, by frequency bucket; restricted: by the client's filters.",
-            ["bucket", "restricted"], registry=counted,
+            ["bucket", "restricted"],
         )  # fmt: skip
-        scores = Counter(
-            "longtail_scores", "Labels of unrestricted answers, by the baseline's deciles of scores.",
-            ["decile"], registry=counted,
-        )  # fmt: skip
-        dials = [
-            Histogram(f"longtail_query_{name}", f"{symbol} of the queries.", buckets=_DIALS, registry=counted)
+        scores = counter(
+            "longtail_scores", "Labels of unrestricted answers, by the baseline's deciles of scores.", ["decile"]
+        )
+        self._dials = [
+            histogram(f"longtail_query_{name}", f"{symbol} of the queries.", buckets=_DIALS)
             for name, symbol in (("bias_removal", "λ"), ("popularity", "μ"))
         ]
-        explored = Counter(
-            "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.",
-            ["bucket"], registry=counted,
-        )  # fmt: skip
-        self._arm_answers = Counter(
-            "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm"],
-            registry=counted,
-        )  # fmt: skip
+        explored = counter(
+            "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.", ["bucket"]
+        )
+        self._arm_answers = counter(
+            "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm"]
+        )
         self._arm_exposures, self._arm_choices = (
-            Counter(f"longtail_arm_{name}", text, ["run", "arm", "bucket"], registry=counted)
+            counter(f"longtail_arm_{name}", text, ["run", "arm", "bucket"])
             for name, text in (
                 ("exposures", "Labels in these answers, by frequency bucket."),
                 ("choices", "Labels chosen from these answers, by frequency bucket."),
             )
         )
-        unknown = Counter(
+        unknown = counter(
             "longtail_labels_unknown", "Ids in requests that the release does not have, by the list they stood in.",
-            ["list"], registry=counted,
+            ["list"],
         )  # fmt: skip
-        swaps = Counter("longtail_release_swaps", "Releases taken into service.", registry=counted)
-        load_failures = Counter(
+        self._swaps = counter("longtail_release_swaps", "Releases taken into service.")
+        self.load_failures = counter(
             "longtail_release_load_failures",
             "Attempts to load a release that failed; the one before stayed in service.",
-            registry=counted,
         )
-        self._queue_depth = Gauge(
+        self.queue_depth = Gauge(
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
-        )  # fmt: skip
-        shed = Counter("longtail_shed", "Requests refused because the queue was full (429).", registry=counted)
-        timeouts = Counter(
-            "longtail_timeouts", "Requests given up because no answer was there in time.", registry=counted
         )
-
-        unanswered = Counter(
-            "longtail_engine_unanswered", "Queries refused because the server that holds the index did not answer.",
-            registry=counted,
-        )  # fmt: skip
-
+        self.shed = counter("longtail_shed", "Requests refused because the queue was full (429).")
+        self.timeouts = counter("longtail_timeouts", "Requests given up because no answer was there in time.")
+        self.unanswered = counter(
+            "longtail_engine_unanswered", "Queries refused because the server that holds the index did not answer."
+        )
         # Looked up once: these are counted with every request.
         self._of_route = {
-            route: (
-                [requests.labels(route, status) for status in _STATUS_CLASSES],
-                request_seconds.labels(route),
-            )
+            route: ([requests.labels(route, status) for status in _STATUS_CLASSES], seconds.labels(route))
             for route in (*routes, UNKNOWN_ROUTE)
         }
-        self._batch_queries, self._queries, self._swaps = batch_queries, queries, swaps
-        self._load_failures, self._shed = load_failures, shed
-        self._timeouts, self._unanswered = timeouts, unanswered
-        self._previews_of_status = [previews.labels(status) for status in _STATUS_CLASSES]
-        self._of_stage = {stage: stage_seconds.labels(stage) for stage in _STAGES}
-        self._of_bucket = [
-            [exposures.labels(bucket, restricted) for bucket in BUCKET_NAMES] for restricted in ("no", "yes")
-        ]
+        self._previews = [previews.labels(status) for status in _STATUS_CLASSES]
+        self._of_stage = {stage: stages.labels(stage) for stage in _STAGES}
+        self._of_bucket = [[exposures.labels(bucket, of) for bucket in BUCKET_NAMES] for of in ("no", "yes")]
         self._of_decile = [scores.labels(str(decile)) for decile in range(1, DECILES + 1)]
-        self._dials = dials
-        self._explored_of_bucket = [explored.labels(bucket) for bucket in BUCKET_NAMES]
-        self._of_list = {ids: unknown.labels(ids) for ids in ("exclude", "allow")}
-        self._release = _ReleaseInfo()
-        self._shown = self._registry(counted, others)
-
-    def _registry(self, counted: CollectorRegistry, others: Iterable[Collector]) -> CollectorRegistry:
-        shown = CollectorRegistry() if MULTIPROCESS in os.environ else counted
-        if shown is counted:
-            ProcessCollector(registry=shown)
+        self._explored = [explored.labels(bucket) for bucket in BUCKET_NAMES]
+        self._unknown = {ids: unknown.labels(ids) for ids in ("exclude", "allow")}
+        self._release: str | None = None
+        self._shown = counted
+        if MULTIPROCESS in os.environ:
+            self._shown = CollectorRegistry()
+            MultiProcessCollector(self._shown)  # type: ignore[no-untyped-call]
         else:
-            MultiProcessCollector(shown)  # type: ignore[no-untyped-call]
-        for collector in (self._release, *others):
-            shown.register(collector)
-        return shown
+            ProcessCollector(registry=counted)
+        for collector in (self, *others):
+            self._shown.register(collector)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
@@ -182,7 +141,7 @@ class Metrics:
 
     def count_preview(self, status: int) -> None:
         """Count one answered preview."""
-        self._previews_of_status[status // 100 - 2].inc()
+        self._previews[status // 100 - 2].inc()
 
     def count_search(self, queries: int, waited: Sequence[float], stage_seconds: Mapping[str, float]) -> None:
         """Count one search.
@@ -198,10 +157,6 @@ class Metrics:
         for stage, seconds in stage_seconds.items():
             self._of_stage[stage].observe(seconds)
 
-    def set_queue_depth(self, queries: int) -> None:
-        """Set how many queries wait for a search."""
-        self._queue_depth.set(queries)
-
     def count_answers(
         self, batch: AnsweredBatch, unknown: Mapping[str, int], judged: Int64, deciles: Int64 | None
     ) -> None:
@@ -214,54 +169,46 @@ class Metrics:
             deciles: of the scores of these, int64 [10]; None without a baseline.
         """
         self._queries.inc(len(batch.ends_B))
-        for of_bucket, shown in zip(self._of_bucket, (judged, batch.exposures - judged), strict=True):
-            for exposures, count in zip(of_bucket, shown.tolist(), strict=True):
+        counts = [(self._of_bucket[0], judged), (self._of_bucket[1], batch.exposures - judged)]
+        if deciles is not None:
+            counts.append((self._of_decile, deciles))
+        for counters, labels in counts:
+            for series, count in zip(counters, labels.tolist(), strict=True):
                 if count:
-                    exposures.inc(count)
-        for scores, count in zip(self._of_decile, () if deciles is None else deciles.tolist(), strict=False):
-            if count:
-                scores.inc(count)
+                    series.inc(count)
         for dial, weights_B in zip(self._dials, (batch.bias_removal_B, batch.popularity_B), strict=True):
             for weight in weights_B.tolist():
                 dial.observe(weight)
         for bucket, count in batch.explored.items():
-            self._explored_of_bucket[bucket].inc(count)
+            self._explored[bucket].inc(count)
         for ids, count in unknown.items():
-            self._of_list[ids].inc(count)
+            self._unknown[ids].inc(count)
         for place, arm in enumerate(batch.arms_B or ()):
             if arm is not None and arm.counted:
-                named = (arm.run, arm.arm)
-                self._arm_answers.labels(*named).inc()
+                self._arm_answers.labels(arm.run, arm.arm).inc()
                 start = batch.ends_B[place - 1] if place else 0
                 shown = np.bincount(batch.buckets_N[start : batch.ends_B[place]], minlength=len(BUCKET_NAMES))
-                for name, labels in zip(BUCKET_NAMES, shown.tolist(), strict=True):
-                    self._arm_exposures.labels(*named, name).inc(labels)
+                for name, count in zip(BUCKET_NAMES, shown.tolist(), strict=True):
+                    self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
 
     def count_choices(self, choices: Choices) -> None:
         """Count labels chosen from answers of arms."""
         for (run, arm, bucket), count in choices.items():
             self._arm_choices.labels(run, arm, BUCKET_NAMES[bucket]).inc(count)
 
-    def count_shed(self) -> None:
-        """Count a request that found a queue full."""
-        self._shed.inc()
-
-    def count_timeout(self) -> None:
-        """Count a request that had no answer in time."""
-        self._timeouts.inc()
-
-    def count_unanswered(self, queries: int) -> None:
-        """Count queries that the server which holds the index did not answer."""
-        self._unanswered.inc(queries)
-
     def begin_release(self, name: str) -> None:
         """Name the release that is served from now on."""
-        self._release.name = name
+        self._release = name
         self._swaps.inc()
 
-    def count_load_failure(self) -> None:
-        """Count a release that could not be loaded."""
-        self._load_failures.inc()
+    def collect(self) -> Iterator[Metric]:
+        """Yield the release that this worker serves; for `CollectorRegistry.register`."""
+        family = GaugeMetricFamily(
+            "longtail_release_info", "The release being served, as a label; its value is 1.", labels=["release"]
+        )
+        if self._release is not None:
+            family.add_metric([self._release], 1)
+        yield family
 
     def scrape(self) -> bytes:
         """Return all series in Prometheus' text format, version 0.0.4."""
