@@ -228,10 +228,10 @@ class Service:
             self.set_release_problem(None)
             self._count_labels()
             self.mirror.use(self.mirror.staged, self._current)
-        self.monitoring.set_ready(True)
+        self.monitoring.seat.set_ready(True)
         # A signal may have come in between.
         if self.draining:
-            self.monitoring.set_ready(False)
+            self.monitoring.seat.set_ready(False)
 
     def stage(self, retriever: Retriever | None) -> None:
         """Send a share of live queries to this release, too, as shadow traffic; None: to no other."""
@@ -252,12 +252,12 @@ class Service:
         self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
         if self._current is not None:
-            self.monitoring.set_ready(not self._changes.behind and not self.draining)
+            self.monitoring.seat.set_ready(not self._changes.behind and not self.draining)
 
     def drain(self) -> None:
         """Say on /readyz that new requests should go elsewhere; they are answered all the same."""
         self.draining = True
-        self.monitoring.set_ready(False)
+        self.monitoring.seat.set_ready(False)
 
     async def retrieve(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -28,6 +28,7 @@ _OF_WINDOW = {
     "popularity_weight_mean": ("Mean μ of the queries.", ("popularity_weight",)),
     "popularity": ("Mean training pairs of the answered labels.", ("popularity",)),
 }
+_Sample = tuple[tuple[str, ...], float]
 
 
 def report_metrics(
@@ -41,42 +42,42 @@ def report_metrics(
         labels: how many are added and hidden.
     """
 
-    def gauge(name: str, text: str, *names: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"longtail_{name}", text, labels=names)
+    def gauge(name: str, text: str, names: tuple[str, ...], samples: Iterable[_Sample]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"longtail_{name}", text, labels=names)
+        for values, figure in samples:
+            family.add_metric(values, figure)
+        return family
 
-    share = gauge("exposure_share", "Share of the unrestricted answers' labels in the bucket.", "bucket", "window")
-    baseline = gauge("exposure_baseline_share", "The same share of calibration queries.", "bucket")
-    coverage = gauge("coverage", "Share of the bucket's labels that were answered at all.", "bucket", "window")
-    recall = gauge(
-        "online_recall", "Share of the labels interacted with that the answer held.", "source", "bucket", "window"
-    )
-    positives = gauge("online_positives", "Labels interacted with.", "source", "bucket", "window")
-    by_window = {name: gauge(name, text, "window") for name, (text, _) in _OF_WINDOW.items()}
-    for window in WINDOWS:
-        figures = None if report is None else report["windows"][window]
-        for bucket in BUCKET_NAMES:
-            share.add_metric([bucket, window], _at(figures, "unrestricted", "shares", bucket))
-            coverage.add_metric([bucket, window], _at(figures, "exposures", bucket, "coverage"))
-        coverage.add_metric(["all", window], _at(figures, "coverage"))
-        for name, (_, path) in _OF_WINDOW.items():
-            by_window[name].add_metric([window], _at(figures, *path))
-        for source in SOURCES:
-            for bucket in _ALL:
-                recall.add_metric([source, bucket, window], _at(figures, "recall", source, bucket, "value"))
-                positives.add_metric([source, bucket, window], _at(figures, "recall", source, bucket, "positives"))
-    for bucket in BUCKET_NAMES:
-        baseline.add_metric([bucket], _at(report, "baseline", "shares", bucket))
-    yield from (share, baseline, coverage, recall, positives, *by_window.values())
-    gini = gauge("gini", "Gini coefficient of the labels' exposures of today and yesterday (UTC).")
-    gini.add_metric([], _at(report, "gini"))
-    yield gini
-    verdict = gauge("verdict", "Worst finding of a signal: 0 none, 1 watch, 2 act; NaN: too few answers.", "signal")
-    found: dict[str, str] = {}
-    for finding in () if report is None else report["verdict"]["findings"]:
-        found.setdefault(finding["signal"], finding["severity"])
-    for signal in SIGNALS:
-        verdict.add_metric([signal], math.nan if report is None else _SEVERITIES.get(found.get(signal, ""), 0.0))
-    yield verdict
+    windows = {window: None if report is None else report["windows"][window] for window in WINDOWS}
+    by_bucket = [(bucket, window) for window in WINDOWS for bucket in BUCKET_NAMES]
+    by_source = [(source, bucket, window) for window in WINDOWS for source in SOURCES for bucket in _ALL]
+    yield gauge(
+        "exposure_share", "Share of the unrestricted answers' labels in the bucket.", ("bucket", "window"),
+        ((of, _at(windows[of[1]], "unrestricted", "shares", of[0])) for of in by_bucket),
+    )  # fmt: skip
+    yield gauge(
+        "exposure_baseline_share", "The same share of calibration queries.", ("bucket",),
+        (((bucket,), _at(report, "baseline", "shares", bucket)) for bucket in BUCKET_NAMES),
+    )  # fmt: skip
+    covered = [(of, _at(windows[of[1]], "exposures", of[0], "coverage")) for of in by_bucket]
+    covered += [(("all", window), _at(figures, "coverage")) for window, figures in windows.items()]
+    text = "Share of the bucket's labels that were answered at all."
+    yield gauge("coverage", text, ("bucket", "window"), covered)
+    for name, text, figure in (
+        ("online_recall", "Share of the labels interacted with that the answer held.", "value"),
+        ("online_positives", "Labels interacted with.", "positives"),
+    ):
+        samples = ((of, _at(windows[of[2]], "recall", *of[:2], figure)) for of in by_source)
+        yield gauge(name, text, ("source", "bucket", "window"), samples)
+    for name, (text, path) in _OF_WINDOW.items():
+        yield gauge(name, text, ("window",), (((window,), _at(of, *path)) for window, of in windows.items()))
+    text = "Gini coefficient of the labels' exposures of today and yesterday (UTC)."
+    yield gauge("gini", text, (), [((), _at(report, "gini"))])
+    found = dict.fromkeys(SIGNALS, math.nan if report is None else 0.0)
+    for finding in reversed([] if report is None else report["verdict"]["findings"]):  # the worst last
+        found[finding["signal"]] = _SEVERITIES[finding["severity"]]
+    text = "Worst finding of a signal: 0 none, 1 watch, 2 act; NaN: too few answers."
+    yield gauge("verdict", text, ("signal",), (((signal,), value) for signal, value in found.items()))
     events = CounterMetricFamily("longtail_feedback_events", "Feedback events taken, by kind.", labels=["kind"])
     events.add_metric(["answer"], totals[EVENTS_OF_ANSWERS])
     events.add_metric(["organic"], totals[EVENTS_ORGANIC])

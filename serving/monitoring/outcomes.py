@@ -2,7 +2,7 @@
 
 | outcome | /metrics, by `Metrics` | GET /v1/monitoring, by `LiveFigures` |
 |---|---|---|
-| a request has ended | requests and seconds of its route | requests, errors and latency, if `_is_traffic` |
+| a request has ended | requests and seconds of its route | requests, errors and latency, of traffic |
 | a preview has ended | previews, and nothing else | – |
 | a request was turned away, the queue being full | shed | shed |
 | a batch was answered | queries, λ, exposures, scores, arms, unknown ids | the same, labels, for feedback to join |
@@ -30,7 +30,7 @@ _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 class Monitoring:
     """Both views of what one worker does. Thread-safe.
 
-    What only one of them shows is told to it alone: `metrics.timeouts.inc()`, `figures.record_feedback(…)`.
+    What only one of them shows is counted there alone: `metrics.timeouts.inc()`, `figures.record_feedback(…)`.
 
     Args:
         metrics: this process's Prometheus series.
@@ -43,10 +43,6 @@ class Monitoring:
         self.figures = figures
         self.seat = seat or Seat(Workers(), 0)
         figures.count_choices = metrics.count_choices
-
-    def set_ready(self, ready: bool) -> None:
-        """Say whether new requests should come to this worker; a signal handler may."""
-        self.seat.set_ready(ready)
 
     def count_request(self, route: str, status: int, seconds: float, *, preview: bool = False) -> None:
         """Count a request that has ended.
@@ -61,7 +57,8 @@ class Monitoring:
             self.metrics.count_preview(status)
             return
         self.metrics.count_request(route, status, seconds)
-        if _is_traffic(route, status):
+        # Traffic are requests for labels that were not refused, as that takes no time.
+        if route in _TRAFFIC_ROUTES and not 400 <= status < 500:
             self.figures.count_request(seconds, status)
 
     def count_shed(self) -> None:
@@ -70,12 +67,7 @@ class Monitoring:
         self.figures.count_shed()
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
-        """Count a batch that was answered.
-
-        Args:
-            batch: what was answered.
-            unknown: ids that the release does not have, by the list they stood in: `exclude` or `allow`.
-        """
+        """Count a batch that was answered, and ids that its release does not have, by `exclude` and `allow`."""
         judged, deciles = self.figures.count_answers(batch)
         self.metrics.count_answers(batch, unknown, judged, deciles)
 
@@ -85,8 +77,3 @@ class Monitoring:
         """Count what is answered as this release's from now on; as `LiveFigures.begin_release`."""
         self.figures.begin_release(release, buckets_L, baseline, offline)
         self.metrics.begin_release(release)
-
-
-def _is_traffic(route: str, status: int) -> bool:
-    """Whether a request counts as traffic: one for labels that was not refused (400 to 499), as that takes no time."""
-    return route in _TRAFFIC_ROUTES and not 400 <= status < 500

@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 _PROC = Path("/proc")
-_STOPPING, _WORKERS_FROM = 0, 1
 _PID, _RESTARTS, _STATE, _CELLS = 0, 1, 2, 3
 
 
@@ -29,7 +28,7 @@ class WorkerState(IntEnum):
     """It serves a release."""
 
 
-class Workers:
+class Workers(Collector):
     """A board that all processes of a service share; each number on it is written by one of them at a time.
 
     Args:
@@ -44,40 +43,31 @@ class Workers:
 
     @staticmethod
     def cells_of(workers: int) -> int:
-        """How many numbers a board has."""
-        return _WORKERS_FROM + _CELLS * workers
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the service ends, and not only one of its workers."""
-        return bool(self._cells[_STOPPING])
-
-    def stop(self) -> None:
-        """The service ends."""
-        self._cells[_STOPPING] = 1
+        """Compute how many numbers a board has."""
+        return _CELLS * workers
 
     def start(self, worker: int, *, again: bool) -> None:
-        """A process for this worker is about to be started, `again` if there was one before."""
-        self._set(worker, _PID, 0)
-        self._set(worker, _RESTARTS, self.restarts(worker) + again)
-        self.become(worker, WorkerState.starting)
-
-    def run(self, worker: int) -> None:
-        """Note that the calling process is this worker."""
-        self._set(worker, _PID, os.getpid())
+        """Note that a process for this worker is about to be started, `again` if there was one before."""
+        self._cells[_CELLS * worker + _RESTARTS] += again
+        self._cells[_CELLS * worker + _PID] = 0
         self.become(worker, WorkerState.starting)
 
     def become(self, worker: int, state: WorkerState) -> None:
         """Set what a worker does from now on."""
-        self._set(worker, _STATE, state)
+        self._cells[_CELLS * worker + _STATE] = state
+
+    def run(self, worker: int) -> None:
+        """Note that the calling process is this worker."""
+        self._cells[_CELLS * worker + _PID] = os.getpid()
+        self.become(worker, WorkerState.starting)
 
     def state(self, worker: int) -> WorkerState:
         """Get what a worker does."""
-        return WorkerState(self._get(worker, _STATE))
+        return WorkerState(self._cells[_CELLS * worker + _STATE])
 
     def restarts(self, worker: int) -> int:
         """Get how often a worker's process was replaced by another."""
-        return self._get(worker, _RESTARTS)
+        return self._cells[_CELLS * worker + _RESTARTS]
 
     @property
     def ready(self) -> int:
@@ -92,36 +82,26 @@ class Workers:
         )
 
     def collect(self) -> Iterator[Metric]:
-        """The series of METRICS.md about workers, over all of them; for `CollectorRegistry.register`."""
+        """Yield the series of METRICS.md about workers, over all of them; for `CollectorRegistry.register`."""
         yield GaugeMetricFamily("longtail_workers", "Worker processes that there should be.", value=self.workers)
         ready = GaugeMetricFamily("longtail_worker_ready", "1 if a worker serves a release.", labels=["worker"])
         restarts = CounterMetricFamily(
             "longtail_worker_restarts", "Processes of a worker that ended and were replaced.", labels=["worker"]
         )
-        held = {
-            name: GaugeMetricFamily(f"longtail_worker_{name}", text, labels=["worker"])
-            for name, text in {
-                "resident_bytes": "Memory of a worker that is in RAM, files mapped by several among it.",
-                "private_bytes": "The part of it that no file backs: a worker's own.",
-                "open_files": "Files, sockets and pipes that a worker has open.",
-            }.items()
-        }
+        held = [
+            GaugeMetricFamily(f"longtail_worker_{name}", text, labels=["worker"])
+            for name, text in (
+                ("resident_bytes", "Memory of a worker that is in RAM, files mapped by several among it."),
+                ("private_bytes", "The part of it that no file backs: a worker's own."),
+                ("open_files", "Files, sockets and pipes that a worker has open."),
+            )
+        ]
         for worker in range(self.workers):
-            name = str(worker)
-            ready.add_metric([name], float(self.state(worker) is WorkerState.ready))
-            restarts.add_metric([name], self.restarts(worker))
-            for family, value in zip(held.values(), _held(self._get(worker, _PID)), strict=True):
-                family.add_metric([name], value)
-        yield from (ready, restarts, *held.values())
-
-    def _get(self, worker: int, cell: int) -> int:
-        return self._cells[self._place(worker, cell)]
-
-    def _set(self, worker: int, cell: int, value: int) -> None:
-        self._cells[self._place(worker, cell)] = value
-
-    def _place(self, worker: int, cell: int) -> int:
-        return _WORKERS_FROM + _CELLS * worker + cell
+            ready.add_metric([str(worker)], float(self.state(worker) is WorkerState.ready))
+            restarts.add_metric([str(worker)], self.restarts(worker))
+            for family, value in zip(held, _held(self._cells[_CELLS * worker + _PID]), strict=True):
+                family.add_metric([str(worker)], value)
+        yield from (ready, restarts, *held)
 
 
 class Seat(Collector):
@@ -138,19 +118,16 @@ class Seat(Collector):
         workers.run(worker)
 
     def set_ready(self, ready: bool) -> None:
-        """Set whether this worker serves a release."""
+        """Set whether this worker serves a release; a signal handler may."""
         self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up)
 
     @property
     def ready(self) -> bool:
-        """Whether /readyz of this worker says ready: it serves a release of it, and no worker is started
-        for the first time.
-        """
-        ready = self.workers.state(self.worker) is WorkerState.ready
-        return ready and self.workers.complete
+        """Whether /readyz of this worker says ready: it serves, and no worker is started for the first time."""
+        return self.workers.state(self.worker) is WorkerState.ready and self.workers.complete
 
     def has_looked(self) -> None:
-        """This worker has looked for a release, whatever it found."""
+        """Note that this worker has looked for a release, whether it found one or not."""
         if self.waited_for:
             self.set_ready(False)
 
@@ -165,7 +142,7 @@ class Seat(Collector):
         return self.workers.restarts(self.worker) > 0
 
     def collect(self) -> Iterator[Metric]:
-        """What this worker says of itself; for `CollectorRegistry.register`."""
+        """Yield whether this worker is ready; for `CollectorRegistry.register`."""
         yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)
 
 

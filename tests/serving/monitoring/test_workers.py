@@ -39,9 +39,6 @@ def test_a_service_is_complete_when_every_worker_has_looked_or_died_once() -> No
     third.set_ready(True)
     third.has_looked()
     assert (workers.ready, workers.state(2), workers.state(1)) == (2, WorkerState.ready, WorkerState.up)
-    assert not workers.stopping
-    workers.stop()
-    assert workers.stopping
     assert (workers.ready, workers.restarts(2)) == (2, 1)
 
 
