@@ -18,19 +18,16 @@ from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 
 @dataclass(frozen=True, slots=True)
 class ArmAnswer:
-    """The arm of an experiment that an answer was given in.
-
-    Attributes:
-        run: the experiment with these arms, shares and settings.
-        arm: None: the unit is not in the experiment.
-        unit: 64 bits that are the unit's.
-        counted: whether the arm and chance alone decided how it was answered, so that arms can be compared by it.
-    """
+    """The arm of an experiment that an answer was given in."""
 
     run: str
+    """The experiment with these arms, shares and settings."""
     arm: str | None
+    """None: the unit is not in the experiment."""
     unit: int
+    """64 bits that are the unit's."""
     counted: bool = True
+    """Whether the arm and chance alone decided how it was answered, so that arms can be compared by it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,7 @@ class AnsweredBatch:
         release: the one that answered.
         answer_ids: one per query; queries of one request share it, and no other has it.
         places: every query's place in its request, from 0.
-        bias_removal_B: λ of every query, float32 [B].
-        popularity_B: μ of every query, float32 [B].
+        bias_removal_B, popularity_B: λ and μ of every query, float32 [B].
         fingerprints_N: `fingerprints` of the answered labels' ids, all queries one after the other, best first.
         rows_N: their rows, int64 [N]; L and above are labels added since, which have no per-label count.
         scores_N: scores as answered, float32 [N].
@@ -51,11 +47,9 @@ class AnsweredBatch:
         counts_N: training pairs, int64 [N].
         propensities_N: P(shown) of every label given its query, float32 [N]; None where none was drawn by chance.
         explored: labels drawn by chance, by bucket.
-        features_B: features of every query as JSON, to be recorded with its answer; None where there are none, or where
-            none are recorded.
-        request_ids: what its client calls the request of every query, other requests too perhaps; None where it has no
-            name for it. None: nobody has.
-        arms_B: of every query; None where it is in no experiment. None: none is.
+        features_B: of every query as JSON, to be recorded with its answer.
+        request_ids: what its client calls the request of every query, other requests too perhaps.
+        arms_B: of every query.
         restricted_B: whether the client restricted the answer to some labels (`buckets`, `allow`, `filter`), so that it
             says nothing about the release, bool [B]; None: none.
     """

@@ -6,7 +6,7 @@ Definitions are the trainer's [METHODS §7], over answers instead of test querie
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Array
+from longtail.bundle.arrays import Array, Int64
 from longtail.bundle.exposure import psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
@@ -29,9 +29,7 @@ WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
 """In minutes."""
 _Z = 1.959963984540054
 """Standard normal quantile of 97.5 %."""
-
-_Recall = Mapping[tuple[str, int], tuple[int, int]]
-"""(source, bucket) → positives, hits."""
+_NAMES = (*BUCKET_NAMES, "all")
 
 
 def make_report(
@@ -57,14 +55,25 @@ def make_report(
     since = next((interval.since for interval in reversed(intervals) if interval.name == release), now)
     windows = {}
     for name, minutes in WINDOWS.items():
-        oldest = max(int(now // 60) - minutes + 1, int(since // 60))
+        first = int(now // 60) - minutes + 1
+        oldest = max(first, int(since // 60))
         counts = total(rows[(rows["release"] == release.encode()) & (rows["minute"] >= oldest)])
-        found = _recall_of([row for row in recall if row.release == release and row.minute >= oldest])
+        found = _counts_of([row for row in recall if row.release == release and row.minute >= oldest])
         windows[name] = {
             "seconds": 60 * minutes,
             **_window_json(counts, baseline, shown.coverage_since(oldest)),
-            "recall": {source: _recall_json(source, found) for source in SOURCES},
-            "requests": _requests(counts, now - max(since, 60 * (int(now // 60) - minutes + 1))),
+            "recall": {
+                source: {name: _recall_json(*pair) for name, pair in zip(_NAMES, found[place].tolist(), strict=True)}
+                for place, source in enumerate(SOURCES)
+            },
+            "requests": {
+                "count": int(counts["requests"]),
+                "per_second": float(counts["requests"] / max(now - max(since, 60 * first), 1.0)),
+                "p50_ms": latency_ms(counts["latency"], 0.5),
+                "p99_ms": latency_ms(counts["latency"], 0.99),
+                "shed": int(counts["shed"]),
+                "errors": int(counts["errors"]),
+            },
         }
     return {
         "release": release,
@@ -75,37 +84,31 @@ def make_report(
         "gini": shown.gini(now),
         "series": _series(rows, {interval.name: interval.baseline for interval in intervals}, recall, now),
         "releases": [
-            {
-                "name": interval.name,
-                "from": _iso(interval.since),
-                "until": None if interval.until is None else _iso(interval.until),
-            }
-            for interval in intervals
+            {"name": one.name, "from": _iso(one.since), "until": None if one.until is None else _iso(one.until)}
+            for one in intervals
         ],
     }
 
 
 def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[list[float], float]) -> dict[str, Any]:
     exposures, judged, queries = counts["exposures"], counts["judged_exposures"], float(counts["queries"])
-    shares, judged_shares = (
-        dict(zip(BUCKET_NAMES, [_ratio(one, of.sum()) for one in of.tolist()], strict=True))
-        for of in (exposures, judged)
-    )
     return {
         "queries": int(queries),
         "bias_removal": _ratio(counts["bias_removal"], queries),
         "popularity_weight": _ratio(counts["popularity_weight"], queries),
         "dials": dict(zip(("bias_removal", "popularity_weight"), map(dial_json, counts["dials"]), strict=True)),
         "exposures": {
-            name: {"count": int(count), "share": shares[name], "coverage": covered}
-            for name, count, covered in zip(BUCKET_NAMES, exposures, coverage[0], strict=True)
+            name: {"count": int(count), "share": _ratio(count, exposures.sum()), "coverage": covered}
+            for name, count, covered in zip(BUCKET_NAMES, exposures.tolist(), coverage[0], strict=True)
         },
         "coverage": coverage[1],
         "popularity": _ratio(counts["popularity"], exposures.sum()),
         "unrestricted": {
             "queries": int(counts["judged_queries"]),
             "labels": int(judged.sum()),
-            "shares": judged_shares,
+            "shares": {
+                name: _ratio(count, judged.sum()) for name, count in zip(BUCKET_NAMES, judged.tolist(), strict=True)
+            },
             "scores": counts["judged_scores"].astype(int).tolist(),
         },
         "psi": {
@@ -117,47 +120,25 @@ def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[lis
 
 
 def _exposure_psi(exposures: Array, baseline: Baseline | None) -> float | None:
-    """Population stability index of head, torso, and tail with new: the baseline knows no label added since."""
+    """Compute the PSI of head, torso, and tail with new: the baseline knows no label added since."""
     if baseline is None:
         return None
     found, expected = (np.append(of[:TAIL], of[TAIL:].sum()) for of in (exposures, np.array(baseline.shares)))
     return psi(found, expected.tolist())
 
 
-def _requests(counts: np.void, seconds: float) -> dict[str, Any]:
-    return {
-        "count": int(counts["requests"]),
-        "per_second": float(counts["requests"] / max(seconds, 1.0)),
-        "p50_ms": latency_ms(counts["latency"], 0.5),
-        "p99_ms": latency_ms(counts["latency"], 0.99),
-        "shed": int(counts["shed"]),
-        "errors": int(counts["errors"]),
-    }
-
-
-def _recall_of(rows: Sequence[RecallRow]) -> _Recall:
-    counts: dict[tuple[str, int], tuple[int, int]] = {}
+def _counts_of(rows: Iterable[RecallRow]) -> Int64:
+    """Add up positives and hits by source, and by bucket and of all, int64 [2, 5, 2]."""
+    counts = np.zeros((len(SOURCES), len(_NAMES), 2), np.int64)
     for row in rows:
-        positives, hits = counts.get((row.source, row.bucket), (0, 0))
-        counts[row.source, row.bucket] = positives + row.positives, hits + row.hits
+        counts[SOURCES.index(row.source), [row.bucket, -1]] += row.positives, row.hits
     return counts
 
 
-def _by_bucket(source: str, recall: _Recall) -> dict[str, tuple[int, int]]:
-    """Positives and hits of each bucket and of all."""
-    counts = [recall.get((source, bucket), (0, 0)) for bucket in range(len(BUCKET_NAMES))]
-    return dict(zip((*BUCKET_NAMES, "all"), [*counts, tuple(map(sum, zip(*counts, strict=True)))], strict=True))  # type: ignore[list-item]
-
-
-def _recall_json(source: str, recall: _Recall) -> dict[str, dict[str, Any]]:
-    """Positives, hits, their ratio and its 95 % interval, of each bucket and of all."""
-    found = {}
-    for name, (positives, hits) in _by_bucket(source, recall).items():
-        low, high = wilson(hits, positives) or (None, None)
-        found[name] = {
-            "positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high,
-        }  # fmt: skip
-    return found
+def _recall_json(positives: int, hits: int) -> dict[str, Any]:
+    """Positives, hits, their ratio and its 95 % interval."""
+    low, high = wilson(hits, positives) or (None, None)
+    return {"positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high}
 
 
 def wilson(hits: float, positives: float) -> tuple[float, float] | None:
@@ -194,28 +175,27 @@ def _series(
             names.setdefault(found.minute, found.release)
     minutes = sorted(names)
     counts_M = by_minute(rows, now)[np.array(minutes, np.int64) - first]
-    exposures_M, queries_M = counts_M["exposures"], counts_M["queries"].tolist()
+    exposures_M, queries_M = counts_M["exposures"], counts_M["queries"]
     seconds_M = [60.0 if minute < int(now // 60) else max(now - 60 * minute, 1.0) for minute in minutes]
-    recalls_M = [_recall_of(of_minute.get(minute, ())) for minute in minutes]
+    recall_M = [_counts_of(of_minute.get(minute, ())) for minute in minutes]
     return {
         "step_seconds": 60,
         "at": [_iso(minute * 60) for minute in minutes],
-        "queries": counts_M["queries"].astype(int).tolist(),
+        "queries": queries_M.astype(int).tolist(),
         "share": {
-            name: list(map(_ratio, exposures_M[:, bucket].tolist(), exposures_M.sum(axis=1).tolist()))
+            name: list(map(_ratio, exposures_M[:, bucket], exposures_M.sum(axis=1)))
             for bucket, name in enumerate(BUCKET_NAMES)
         },
         "psi": [drifts.get(minute) for minute in minutes],
         "recall": {
             source: {
-                name: [_ratio(hits, positives) for positives, hits in (of[name] for of in by_bucket_M)]
-                for name in (*BUCKET_NAMES, "all")
+                name: [_ratio(*counts[of, bucket, ::-1].tolist()) for counts in recall_M]
+                for bucket, name in enumerate(_NAMES)
             }
-            for source in SOURCES
-            for by_bucket_M in [[_by_bucket(source, of) for of in recalls_M]]
+            for of, source in enumerate(SOURCES)
         },
-        "bias_removal": list(map(_ratio, counts_M["bias_removal"].tolist(), queries_M)),
-        "requests_per_second": list(map(_ratio, counts_M["requests"].tolist(), seconds_M)),
+        "bias_removal": list(map(_ratio, counts_M["bias_removal"], queries_M)),
+        "requests_per_second": list(map(_ratio, counts_M["requests"], seconds_M)),
         "p50_ms": [latency_ms(bins, 0.5) for bins in counts_M["latency"]],
         "p99_ms": [latency_ms(bins, 0.99) for bins in counts_M["latency"]],
         "shed": counts_M["shed"].astype(int).tolist(),
