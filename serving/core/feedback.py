@@ -71,38 +71,36 @@ class Event(RequestModel):
 
 
 def record_events(
-    events: Sequence[Event],
-    retriever: Retriever,
-    figures: LiveFigures,
-    *,
-    shadow_k: int,
-    record_features: bool = False,
-) -> int:
-    """Record events; they are on disk when this returns.
+    events: Sequence[Event], retriever: Retriever, figures: LiveFigures, *, shadow_k: int, record_features: bool = False
+) -> None:
+    """Record the events of one request; they are on disk when this returns.
 
     Args:
-        events: of one request.
+        events: what was chosen.
         retriever: the release being served; organic choices are compared with its answers.
         figures: count them.
         shadow_k: labels retrieved for an organic choice.
         record_features: keep organic choices with their features.
-
-    Returns:
-        How many events there were.
 
     Raises:
         InvalidRequestError: query features that the release cannot read; nothing was recorded.
         StoreError: nothing was recorded, or only events that may be sent again and count once.
     """
     organic = {place: event for place, event in enumerate(events) if event.features is not None}
-    interactions = _retrieve_unseen(organic, retriever, shadow_k, record_features)
-    of_answers = [_answer_feedback(event, retriever) for event in events if event.features is None]
+    interactions = _retrieve_unseen(organic, retriever, shadow_k, record_features) if organic else []
+    of_answers = [
+        AnswerFeedback(
+            event.answer_id, event.query, labels, retriever.catalogue.buckets_of(labels), event.event, event.weight,
+            event.request_id,
+        )
+        for event in events if event.features is None
+        for labels in [[str(id_) for id_ in event.labels]]
+    ]  # fmt: skip
     if of_answers:
         figures.record_feedback(of_answers)
     if interactions:
         # Last, for without idempotency keys these would count twice if the client had to send them again.
         figures.record_shadow(retriever.name, interactions)
-    return len(events)
 
 
 def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
@@ -119,25 +117,10 @@ def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Q
     ]
 
 
-def _answer_feedback(event: Event, retriever: Retriever) -> AnswerFeedback:
-    labels = [str(id_) for id_ in event.labels]
-    return AnswerFeedback(
-        event.answer_id,
-        event.query,
-        labels,
-        retriever.catalogue.buckets_of(labels),
-        event.event,
-        event.weight,
-        event.request_id,
-    )
-
-
 def _retrieve_unseen(
     organic: dict[int, Event], retriever: Retriever, k: int, record_features: bool
 ) -> list[ShadowPair]:
     """Retrieve what the release answers to each organic event, by place, with what was chosen."""
-    if not organic:
-        return []
     try:
         retrieval = retriever.retrieve(queries_of(list(organic.values()), k, retriever))
     except InvalidRequestError as error:

@@ -451,29 +451,20 @@ class Service:
         with self._changing:
             self._read_changes()
 
-    def record_feedback(self, events: Sequence[Event]) -> int:
+    def record_feedback(self, events: Sequence[Event]) -> None:
         """Record events; they are on disk when this returns.
-
-        Returns:
-            How many there were.
 
         Raises:
             StorageError: the disk; nothing was recorded, or what may be sent again.
             InvalidRequestError: query features that the release cannot read.
         """
+        k, features = self.settings.shadow_k, self.settings.record_features
         try:
-            recorded = record_events(
-                events,
-                self.retriever(),
-                self.monitoring.figures,
-                shadow_k=self.settings.shadow_k,
-                record_features=self.settings.record_features,
-            )
+            record_events(events, self.retriever(), self.monitoring.figures, shadow_k=k, record_features=features)
         except StoreError as error:
             logger.error("feedback was refused: %s", error)
             raise StorageError("expected a state to write feedback to, found none; send it again later") from error
-        self.mirror.offer_choices(events, self.settings.shadow_k)
-        return recorded
+        self.mirror.offer_choices(events, k)
 
     def read_figures(self, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what `report` makes of the figures; raises StorageError for the disk."""

@@ -5,7 +5,7 @@ Legend: `B` calibration queries, `K` labels per query, `N` answered labels of al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -45,16 +45,10 @@ class Baseline:
 
     def report_json(self) -> dict[str, Any]:
         """Return it as GET /v1/monitoring shows it."""
-        return {
-            "bias_removal": self.bias_removal,
-            "popularity_weight": self.popularity_weight,
-            "k": self.k,
-            "queries": self.queries,
-            "shares": dict(zip(BUCKET_NAMES, self.shares, strict=True)),
-            "coverage": dict(zip(BUCKET_NAMES, self.coverage, strict=True)),
-            "popularity": self.popularity,
-            "scores": {"edges": list(self.score_edges), "shares": list(self.score_shares)},
-        }
+        shown = asdict(self)
+        scores = {"edges": list(shown.pop("score_edges")), "shares": list(shown.pop("score_shares"))}
+        of_buckets = {name: dict(zip(BUCKET_NAMES, shown[name], strict=True)) for name in ("shares", "coverage")}
+        return shown | of_buckets | {"scores": scores}
 
 
 def measure_baseline(
@@ -71,8 +65,7 @@ def measure_baseline(
     Args:
         scores_BK: best first.
         rows_BK: label rows; −1 where a list ends early.
-        buckets_L: bucket of every label.
-        counts_L: training pairs of every label.
+        buckets_L, counts_L: bucket and training pairs of every label.
         bias_removal, popularity_weight: λ and μ, the same for all queries.
         k: K.
     """
@@ -98,10 +91,5 @@ def measure_baseline(
 
 
 def decile_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
-    """Return the decile of every score, 0 … 9, int [N]: a score on an edge belongs to the decile above it.
-
-    Args:
-        scores_N: in logits, any float type.
-        edges: the nine deciles, float64 [9], ascending.
-    """
+    """Return the decile of every score in logits, 0 … 9, int [N]; one on an edge, of nine, is in the decile above."""
     return np.searchsorted(edges, scores_N, side="right")

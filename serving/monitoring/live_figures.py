@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,11 @@ class _Counted:
     name: str
     shown: ShownLabels
     baseline: Baseline | None
-    edges: Float64 | None
+
+    @cached_property
+    def edges(self) -> Float64 | None:
+        """Deciles of the baseline's scores."""
+        return None if self.baseline is None else np.array(self.baseline.score_edges)
 
 
 class LiveFigures:
@@ -76,11 +81,9 @@ class LiveFigures:
         state: directory, made if need be.
         kept: where answers, feedback and recall are kept instead, such as a database that replicas share.
         worker: number of this process among those that share `state`; no two that run have the same.
-        max_answers: answers kept for feedback to be joined with; 0 keeps none.
-        max_feedback, feedback_seconds: as of `FeedbackStore`.
-        releases: begun last, that answers are counted of, at least one.
-        shadow_k: labels retrieved for an organic interaction, for the verdict.
-        stale_days: age of training data from which on the verdict calls a release stale; None: never.
+        max_answers, max_feedback, feedback_seconds: as of `FeedbackStore`; 0 answers: none is kept.
+        releases: begun last, that labels shown are counted of, at least one.
+        shadow_k, stale_days: as of `Evidence`.
         clock: seconds since 1970.
 
     Raises:
@@ -111,10 +114,7 @@ class LiveFigures:
         self._history = ReleaseHistory(state / "releases.json")
         self._ring = MinuteRing(self._root, worker)
         self._store = FeedbackStore(
-            kept or state,
-            max_answers=max_answers,
-            max_feedback=max_feedback,
-            feedback_seconds=feedback_seconds,
+            kept or state, max_answers=max_answers, max_feedback=max_feedback, feedback_seconds=feedback_seconds
         )
         self._begin_lock, self._report_lock, self._ring_lock = (threading.Lock() for _ in range(3))
         self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
@@ -122,7 +122,7 @@ class LiveFigures:
         self._current: _Counted | None = None
         self._offline = OfflineFigures()
         self._labels = (0, 0)
-        self._broken: Mapping[Signal, str] = {}
+        self._broken: dict[Signal, str] = {}
         self.count_choices: Callable[[Choices], None] = lambda _: None
         self._pending: deque[AnsweredBatch] = deque()
         self._pending_labels = 0
@@ -144,12 +144,12 @@ class LiveFigures:
             release: its name, fit for a file's.
             buckets_L: bucket of every label, int8 [L].
             baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
-            offline: what its evaluation says; None: it has none.
+            offline: what its evaluation says.
         """
         with self._begin_lock:
             with self._warning("noting which release serves"):
                 self._history.begin(release, self._clock(), baseline)
-            counted = self._counted(release, buckets_L, baseline)
+            counted = _Counted(release, ShownLabels(self._root, release, buckets_L), baseline)
             others = [held for held in self._held.values() if held.name != release]
             self._held = {held.name: held for held in (*others[1 - self._releases :], counted)}
             self._current, self._offline, self._report = counted, offline or OfflineFigures(), None
@@ -158,10 +158,6 @@ class LiveFigures:
                 for path in self._root.glob(f"*{SUFFIX}"):
                     if path.name.removesuffix(SUFFIX) not in lately | self._held.keys():
                         path.unlink(missing_ok=True)
-
-    def _counted(self, release: str, buckets_L: Int8, baseline: Baseline | None) -> _Counted:
-        edges = None if baseline is None else np.array(baseline.score_edges)
-        return _Counted(release, ShownLabels(self._root, release, buckets_L), baseline, edges)
 
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64 | None]:
         """Count a batch; of a release that was not begun lately without deciles and labels shown.
@@ -218,13 +214,8 @@ class LiveFigures:
             with self._ring_lock:
                 self._ring.at(self._clock(), self._current.name)["shed"] += 1
 
-    def record_feedback(self, events: Sequence[AnswerFeedback]) -> int:
-        """Take feedback on answers; it is on the disk when this returns, and counted within a second or so.
-
-        A label that was sent before, of the same answer and query, counts once.
-
-        Returns:
-            How many events are held now: all of them, be they new or repeated.
+    def record_feedback(self, events: Sequence[AnswerFeedback]) -> None:
+        """Record feedback on answers, on the disk when this returns; sent again it counts once.
 
         Raises:
             StoreError: nothing of it was recorded.
@@ -232,18 +223,13 @@ class LiveFigures:
         # First, so that a kill leaves no event without the answer it names.
         self._keep_answers()
         self._store.record_feedback(events, self._clock())
-        return len(events)
 
-    def record_shadow(self, release: str, interactions: Sequence[ShadowPair]) -> int:
-        """Take organic interactions, counted and on the disk when this returns; those that were taken before, by their
-        idempotency keys, are not counted again.
+    def record_shadow(self, release: str, interactions: Sequence[ShadowPair]) -> None:
+        """Record organic interactions, on the disk when this returns; under an idempotency key one counts once.
 
         Args:
             release: that `answered` was retrieved from.
-            interactions: rows of labels the release does not have, at L or above, were added since and are new.
-
-        Returns:
-            How many there were.
+            interactions: rows at L or above are of labels added since, which are new.
 
         Raises:
             NotReadyError: the release was not begun lately.
@@ -261,7 +247,6 @@ class LiveFigures:
             hits = np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=_BUCKETS).tolist()
             pairs.append(list(zip(positives, hits, strict=True)))
         self._store.record_shadow(release, interactions, pairs, self._clock())
-        return len(interactions)
 
     def set_label_counts(self, *, added: int, hidden: int) -> None:
         """Set how many labels are added to the release and hidden from it."""
@@ -269,8 +254,8 @@ class LiveFigures:
 
     def set_trouble(self, signal: Signal, sentence: str | None) -> None:
         """Say what is broken, for the verdict; None: it is well again."""
-        others = {known: told for known, told in self._broken.items() if known != signal}
-        self._broken = others if sentence is None else {**others, signal: sentence}
+        troubles = self._broken | {signal: sentence}
+        self._broken = {known: told for known, told in troubles.items() if told is not None}
 
     def report(self) -> dict[str, Any]:
         """The report as GET /v1/monitoring shows it, but for the request's id; up to a second old. Not to be modified.
@@ -324,9 +309,8 @@ class LiveFigures:
             return
         self._closing.set()
         self._thread.join(_PATIENCE_SECONDS)
-        if (
-            not self._thread.is_alive() and _KEEPING not in self._troubles
-        ):  # else a database is away: nobody waits for it
+        # Of a database that is away nobody waits.
+        if not self._thread.is_alive() and _KEEPING not in self._troubles:
             self.flush()
         self._current, self._held = None, {}
         self._store.close()
@@ -334,9 +318,7 @@ class LiveFigures:
     def _evidence(self, report: Mapping[str, Any], current: _Counted, now: float) -> Evidence:
         broken, until = dict(self._broken), self._offline.data_until
         if _KEEPING in self._troubles:
-            broken["records"] = (
-                "Answers cannot be kept for feedback to join: the disk takes none, and the log says why."
-            )
+            broken["records"] = "Answers cannot be kept for feedback: the disk takes none, and the log says why."
         return Evidence(
             windows=report["windows"],
             baseline=report["baseline"],

@@ -20,18 +20,13 @@ _Seconds = Annotated[float, Field(ge=0, le=1e11)]
 
 @dataclass(frozen=True, slots=True)
 class ReleaseInterval:
-    """A time that one release was in service.
-
-    Attributes:
-        name: the release's.
-        since, until: seconds since 1970; `until` is None of the one in service.
-        baseline: what its traffic is compared with.
-    """
+    """A time that one release was in service, in seconds since 1970; `until` is None of the one in service."""
 
     name: str
     since: _Seconds
     until: _Seconds | None = None
     baseline: Baseline | None = None
+    """What its traffic is compared with."""
 
 
 _INTERVALS = TypeAdapter(list[ReleaseInterval])
