@@ -83,7 +83,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogueLabel:
+class LabelInformation:
     """What the release knows about one label.
 
     `count` is in training pairs (0 for an added label), `log_pn` and `log_popularity` are log ν and log π in nats,
@@ -97,21 +97,20 @@ class CatalogueLabel:
     bucket: str
     bias: float | None
     display: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueLabel(LabelInformation):
+    """One label by its id."""
+
     release: str
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ListedLabel:
-    """One label of `labels`: as a `CatalogueLabel`, and its `LabelState`."""
+class ListedLabel(LabelInformation):
+    """One label of `labels`, with its `LabelState`."""
 
-    id: str
-    count: int
-    log_pn: float
-    log_popularity: float
-    bucket: str
-    bias: float | None
-    display: dict[str, Any]
     state: str
 
 

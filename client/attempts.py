@@ -33,10 +33,9 @@ class LongtailError(Exception):
     Args:
         message: what was expected and what was received.
         status: HTTP status of the answer; None if no answer came.
-        type: stable name of the kind of error, such as `invalid_request`. `http_STATUS` if a gateway answered
-            instead of the service; `unexpected_answer` if it is a success that cannot be read.
-        field: dotted path of what is wrong in the request, such as `queries.0.k`; None if nothing is.
-        request_id: under which the service's log has the details; None if unknown.
+        type: stable name of the kind of error, such as `invalid_request`; `http_STATUS` of a gateway's answer.
+        field: dotted path of what is wrong in the request, such as `queries.0.k`.
+        request_id: under which the service's log has the details.
     """
 
     def __init__(
@@ -152,7 +151,9 @@ class Attempts(Generic[T]):
         again = outcome.status_code in (429, 503) if isinstance(outcome, httpx.Response) else isinstance(outcome, _LOST)
         if self._made >= self._retries or not again:
             return None
-        wait = seconds_to_wait(outcome, self._made, now=time(), draw=random())
+        asked: str = outcome.headers.get("retry-after", "") if isinstance(outcome, httpx.Response) else ""
+        # Exponential backoff with full jitter.
+        wait = retry_after(asked, time()) + random() * min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._made, 30))
         self._made += 1
         return wait if wait < self._seconds_left() else None
 
@@ -176,19 +177,6 @@ class Attempts(Generic[T]):
 
     def _seconds_left(self) -> float:
         return self._deadline - monotonic()
-
-
-def seconds_to_wait(outcome: Outcome, attempt: int, *, now: float, draw: float) -> float:
-    """Compute Retry-After, if the answer has one, plus exponential backoff with full jitter.
-
-    Args:
-        outcome: what came of the last attempt.
-        attempt: which it was, from 0.
-        now: seconds since the epoch, for a Retry-After that is a date.
-        draw: uniform in [0, 1).
-    """
-    asked: str = outcome.headers.get("retry-after", "") if isinstance(outcome, httpx.Response) else ""
-    return retry_after(asked, now) + draw * min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(attempt, 30))
 
 
 def retry_after(value: str, now: float) -> float:

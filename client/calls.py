@@ -74,9 +74,7 @@ class Query:
 
     def json(self) -> dict[str, Any]:
         """Return the query as the service reads it; raises ValueError unless it has one of features and vector."""
-        if (self.features is None) == (self.vector is None):
-            received = "neither" if self.features is None else "both"
-            raise ValueError(f"expected either features or vector, received {received}")
+        _one_of(features=self.features, vector=self.vector)
         sent = _json(self)
         if self.vector is not None:
             sent["vector"] = list(map(float, self.vector))
@@ -156,14 +154,7 @@ class Interaction:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, without host and key, and the type of its answer. Sent twice, it has the effect of once.
-
-    Args:
-        method: HTTP method.
-        path: below the service's URL, quoted.
-        answer: type that the JSON of a 2xx answer is read as.
-        body: JSON to send; None: no body.
-    """
+    """One request, without host and key, and the type that its answer is read as. Sent twice, it acts once."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -191,15 +182,8 @@ def retrieve(
         unit: a user, say: while an experiment runs, the same unit gets the same arm; None: a feature says.
         arm: answer as this arm does; None: as the unit's does.
         selection: the other parts of the single query.
-
-    Raises:
-        ValueError: both or neither of queries and features, or a part next to queries.
-        TypeError: one string where several ids or buckets are expected.
-        NotFoundError: the release is not loaded.
-        LongtailError: the service refused, or did not answer.
     """
-    if (queries is None) == (features is None):
-        raise ValueError(f"expected either queries or features, received {'neither' if queries is None else 'both'}")
+    _one_of(queries=queries, features=features)
     if queries is not None and selection:
         raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")
     sent = [query.json() for query in _list(Query(features, **selection) if queries is None else queries)]
@@ -220,10 +204,6 @@ def similar(
         ids: one label, or several.
         release, preview: as for `retrieve`.
         selection: parts of a `Query`.
-
-    Raises:
-        NotFoundError: a label is unknown, or the release is not loaded.
-        LongtailError: the service refused, or did not answer.
     """
     sent = Query({}, **selection).json() | _given(release=release, preview=preview or None)
     del sent["features"]
@@ -243,14 +223,8 @@ def embed(
         queries: features of one query or of several.
         labels: or ids of labels.
         release: as for `retrieve`.
-
-    Raises:
-        ValueError: both or neither of queries and labels.
-        NotFoundError: a label is unknown, or the release is not loaded.
-        LongtailError: the service refused, or did not answer.
     """
-    if (queries is None) == (labels is None):
-        raise ValueError(f"expected either queries or labels, received {'neither' if queries is None else 'both'}")
+    _one_of(queries=queries, labels=labels)
     features = [queries] if isinstance(queries, Mapping) else queries or ()
     sent = (
         {"queries": [{"features": dict(each)} for each in features]} if labels is None else _several("labels", labels)
@@ -270,48 +244,35 @@ def label_page(cursor: str | None, listing: Listing) -> Call[LabelPage]:
 
 
 def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Accepted]:
-    """Add labels from their features; on disk and retrievable when this returns. Needs an admin key.
-
-    Raises:
-        DeniedError: no admin key.
-        LongtailError: `no_label_tower` if the release cannot embed labels; the service refused or did not answer.
-    """
+    """Add labels from their features; on disk and retrievable when this returns. Needs an admin key."""
     return Call("POST", "/v1/labels", Accepted, {"labels": [_json(label) for label in _list(labels)]})
 
 
 def restore_label(id: LabelId) -> Call[Accepted]:
-    """Bring a hidden label of the catalogue back; raises as `delete_label`. Needs an admin key."""
+    """Bring a hidden label of the catalogue back. Needs an admin key."""
     return Call("POST", "/v1/labels", Accepted, {"labels": [{"id": id}]})
 
 
 def delete_label(id: LabelId) -> Call[Deleted]:
     """Take a label out of every answer: an added one is deleted, one of the catalogue hidden. Needs an admin key.
 
-    Raises:
-        DeniedError: no admin key.
-        NotFoundError: it is unknown; also if a first attempt deleted it and only its answer was lost.
-        LongtailError: the service did not answer.
+    NotFoundError may mean that a first attempt deleted it, and that only its answer was lost.
     """
     return Call("DELETE", _label_path(id), Deleted)
 
 
 def delete_labels(ids: Collection[LabelId]) -> Call[Accepted]:
-    """Take labels out of every answer, all in one write to disk, or none; raises as `delete_label`."""
+    """Take labels out of every answer, all in one write to disk, or none. Needs an admin key."""
     return Call("POST", "/v1/labels/delete", Accepted, _several("ids", ids))
 
 
 def restore_labels(ids: Collection[LabelId]) -> Call[Accepted]:
-    """Bring hidden labels of the catalogue back, all in one write to disk, or none; raises as `delete_label`."""
+    """Bring hidden labels of the catalogue back, all in one write to disk, or none. Needs an admin key."""
     return Call("POST", "/v1/labels/restore", Accepted, _several("ids", ids))
 
 
 def feedback(events: Feedback | Iterable[Feedback]) -> Call[Accepted]:
-    """Report what was chosen from answers; on disk when this returns. Sent again, it counts once.
-
-    Raises:
-        ValueError: an event names no answer.
-        LongtailError: the service refused, or did not answer.
-    """
+    """Report what was chosen from answers; on disk when this returns. Sent again, it counts once."""
     sent = [_json(event) for event in _list(events)]
     for event in sent:
         if not event.keys() & {"answer_id", "request_id"}:
@@ -322,11 +283,7 @@ def feedback(events: Feedback | Iterable[Feedback]) -> Call[Accepted]:
 
 
 def interactions(events: Interaction | Iterable[Interaction]) -> Call[Accepted]:
-    """Report what was chosen without an answer of the service; on disk when this returns. Sent again, it counts once.
-
-    Raises:
-        LongtailError: the service refused, or did not answer.
-    """
+    """Report what was chosen without an answer of the service, once also if sent again; on disk when this returns."""
     return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
 
 
@@ -346,12 +303,7 @@ def monitoring() -> Call[dict[str, Any]]:
 
 
 def reload() -> Call[Reloaded]:
-    """Load the published release now instead of at the next poll. Needs an admin key.
-
-    Raises:
-        DeniedError: no admin key.
-        LongtailError: `release_refused` (409), or the service did not answer.
-    """
+    """Load the published release now instead of at the next poll. Needs an admin key."""
     return Call("POST", "/v1/release/reload", Reloaded)
 
 
@@ -364,6 +316,13 @@ def _json(item: Any) -> dict[str, Any]:
             several = name in _SEVERAL and not isinstance(value, bool | Mapping)
             sent |= _several(name, value) if several else {name: dict(value) if isinstance(value, Mapping) else value}
     return sent
+
+
+def _one_of(**given: object) -> None:
+    """Raise ValueError unless one of two arguments is given."""
+    present = [name for name, value in given.items() if value is not None]
+    if len(present) != 1:
+        raise ValueError(f"expected either {' or '.join(given)}, received {'both' if present else 'neither'}")
 
 
 def _several(name: str, values: Collection[LabelId]) -> dict[str, Any]:
