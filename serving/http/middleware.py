@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from http import HTTPStatus
+from random import Random
 from time import perf_counter
 
 from starlette.middleware.gzip import GZipMiddleware
@@ -33,9 +34,21 @@ _HEADERS = [
 """Headers of every answer."""
 _NO_CONTENT = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 """The content policy of an answer that sets none of its own."""
+_SEED_BYTES = 64
 _COMPRESSED_FROM_BYTES = 1024
 _COMPRESSION_LEVEL = 1
 """gzip's fastest: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
+
+_random = Random(os.urandom(_SEED_BYTES))
+os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES)))
+
+
+def new_id() -> str:
+    """Return 128 random bits as 32 hex digits: a unique name, not a secret.
+
+    Drawn without a call of the system, after which this thread would wait for a search to hand back the interpreter.
+    """
+    return f"{_random.getrandbits(128):032x}"
 
 
 class RequestMiddleware:
@@ -71,7 +84,7 @@ class RequestMiddleware:
             return
         started, status, method = perf_counter(), 0, scope["method"]
         headers = dict([*scope["headers"]][::-1])  # of two by one name the first counts
-        own, sent_id = os.urandom(16).hex(), headers.get(b"x-request-id", b"").decode("latin-1")
+        own, sent_id = new_id(), headers.get(b"x-request-id", b"").decode("latin-1")
         id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
         state = {**scope.get("state", {}), "request_id": id_, "answer_id": own}
         # The server leaves out the body of HEAD: its own scope still says so.
