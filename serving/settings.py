@@ -180,8 +180,6 @@ class Settings(BaseSettings):
     """Bytes of an answer, at most: labels with a long `display` get 422."""
     max_embed_bytes: ClassVar[int] = 1 << 20
     """Bytes of float32 vectors that one request of /v1/embed may ask for."""
-    max_ids: ClassVar[int] = 10_000
-    """Ids in one `exclude`, `allow` or `labels`, or deleted or restored by one request."""
     max_features_bytes: ClassVar[int] = 1 << 17
     """Bytes of one query's features that are recorded, as JSON."""
     cache_bytes: ClassVar[int | None] = None

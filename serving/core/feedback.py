@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from longtail.serving.core.queries import LabelId, Query, RequestModel, features_json
+from longtail.serving.core.queries import MAX_IDS, LabelId, Query, RequestModel, features_json
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
@@ -21,7 +21,9 @@ _LAST_PLACE = 2**31 - 1
 class Event(RequestModel):
     """What somebody chose: after an answer (`answer_id`), or on their own (`features`)."""
 
-    labels: list[LabelId] = Field(min_length=1, description="The labels chosen, whether they were answered or not.")
+    labels: list[LabelId] = Field(
+        min_length=1, max_length=MAX_IDS, description="The labels chosen, whether they were answered or not."
+    )
     answer_id: str | None = Field(
         default=None, min_length=1, max_length=LONGEST_NAME, description="Of the answer they chose from."
     )
@@ -37,7 +39,9 @@ class Event(RequestModel):
     )
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of that retrieval.")
-    exclude: list[LabelId] = Field(default=[], description="Labels that retrieval leaves out, such as seen ones.")
+    exclude: list[LabelId] = Field(
+        default=[], max_length=MAX_IDS, description="Labels that retrieval leaves out, such as seen ones."
+    )
     idempotency_key: str | None = Field(
         default=None,
         min_length=1,

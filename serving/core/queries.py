@@ -21,6 +21,8 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
 
+MAX_IDS = 10_000
+"""Ids in one list of a request, at most."""
 MOST_POOL = 4_096
 """Labels of a pool, at most; if k is more, k."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
@@ -121,11 +123,14 @@ class SearchOptions(RequestModel):
     )
     exclude: list[LabelId] = Field(
         default_factory=list,
+        max_length=MAX_IDS,
         json_schema_extra={"default": []},
         description="Labels never to answer; unknown ones are counted.",
     )
     allow: list[LabelId] | None = Field(
-        default=None, description="If given, only these labels may be answered; unknown ones are counted."
+        default=None,
+        max_length=MAX_IDS,
+        description="If given, only these labels may be answered; unknown ones are counted.",
     )
     buckets: list[BucketName] | None = Field(
         default=None, min_length=1, description="If given, only labels of these frequency buckets may be answered."

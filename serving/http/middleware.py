@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longtail.serving.core.service import Service
 from longtail.serving.http.auth import Keys
+from longtail.serving.http.requests import RequestRoute
 from longtail.serving.http.responses import error_response, serving_error
 from longtail.serving.logs import Trace, current
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
@@ -119,7 +120,8 @@ class RequestMiddleware:
             await failed(scope, receive, send_with_headers)
         finally:
             status, seconds = status or HTTPStatus.INTERNAL_SERVER_ERROR, perf_counter() - started
-            route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+            found = scope.get("route")
+            route = found.path if isinstance(found, RequestRoute) else UNKNOWN_ROUTE
             self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
             logged, audited = self._service.settings.access_log, state.get("audited")
             if logged or audited:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar, get_args
@@ -40,9 +39,8 @@ _IN_FULL = {"id_or_ids", "features_or_vector", "queries_or_labels", "request_or_
 class Body(RequestModel):
     """Base of request bodies."""
 
-    @abstractmethod
     def check_limits(self, settings: Settings) -> None:
-        """Raise InvalidRequestError, which names the field, if the body exceeds a limit."""
+        """Raise InvalidRequestError, which names the field, if the body exceeds a limit that can be set."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -170,6 +168,8 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         message = f"expected one of the keys {known}, received {describe(path[-1])}"
     elif kind == "too_short":
         message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
+    elif kind == "too_long":
+        message = f"expected at most {context['max_length']} of them, received {context['actual_length']}"
     elif kind in _IN_FULL:
         message = said
     else:

@@ -158,8 +158,8 @@ def results_of(retrieval: Retrieval) -> list[dict[str, Any]]:
 
 
 def plane_settings(releases: Path, **changes: object) -> Settings:
-    """Settings whose constants, such as `max_ids`, can be changed, too."""
-    given = {"releases": releases, "max_queries": 5, "max_ids": 6, "max_body_bytes": 20_000, **changes}
+    """Settings whose constants, such as `max_features_bytes`, can be changed, too."""
+    given = {"releases": releases, "max_queries": 5, "max_body_bytes": 50_000, **changes}
     settings = type("PlaneSettings", (Settings,), {})
     for name in given.keys() - Settings.model_fields.keys():
         setattr(settings, name, given.pop(name))

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import NewLabel
 from longtail.serving.core.listing import LabelState
-from longtail.serving.core.queries import BucketName, LabelId
+from longtail.serving.core.queries import MAX_IDS, BucketName, LabelId
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.requests import LONGEST_ID, Body, at_most
 from longtail.serving.settings import Settings
@@ -33,12 +33,8 @@ class LabelIdsRequest(Body):
     """Body of POST /v1/labels/delete and POST /v1/labels/restore."""
 
     ids: list[LabelId] = Field(
-        min_length=1, description="At most 10,000. All of them change, in one write to disk, or none."
+        min_length=1, max_length=MAX_IDS, description="All of them change, in one write to disk, or none."
     )
-
-    def check_limits(self, settings: Settings) -> None:
-        """Check the number of ids."""
-        at_most(len(self.ids), settings.max_ids, "ids", "ids")
 
 
 class LabelInformation(BaseModel):

@@ -20,11 +20,9 @@ class FeedbackRequest(Body):
     events: list[Event] = Field(min_length=1)
 
     def check_limits(self, settings: Settings) -> None:
-        """Check the number of events and of their ids, and features that are recorded."""
+        """Check the number of events, and features that are recorded."""
         at_most(len(self.events), settings.max_queries, "events", "events")
         for index, event in enumerate(self.events):
-            at_most(len(event.labels), settings.max_ids, "ids", f"events.{index}.labels")
-            at_most(len(event.exclude), settings.max_ids, "ids", f"events.{index}.exclude")
             check_recorded(event.features, settings, f"events.{index}.features")
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.queries import BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
+from longtail.serving.core.queries import MAX_IDS, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.requests import Body, at_most, check_recorded
 from longtail.serving.settings import Settings
@@ -79,13 +79,11 @@ def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixe
             raise InvalidRequestError(
                 f"expected k <= {settings.max_k}, received {describe(options.k)}", field=f"{prefix}k"
             )
-        at_most(len(options.exclude), settings.max_ids, "ids", f"{prefix}exclude")
-        at_most(len(options.allow or ()), settings.max_ids, "ids", f"{prefix}allow")
         for column, condition in options.filter.items():
             for operator, values in condition.items() if isinstance(condition, dict) else ():
                 if isinstance(values, list):
                     field = f"{prefix}filter.{column[:_LONGEST_NAME]}.{operator[:_LONGEST_NAME]}"
-                    at_most(len(values), settings.max_ids, "values", field)
+                    at_most(len(values), MAX_IDS, "values", field)
         total += options.depth
     if total > limit:
         pools = ", of max_per and mmr their pool," if any(each.max_per or each.mmr for each in queries) else ""

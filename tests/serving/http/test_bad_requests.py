@@ -78,8 +78,8 @@ INVALID: dict[str, Case] = {
     ),
     "a filter of too many": in_query(
         "filter.title.not_in",
-        "expected at most 6 values, received 7",
-        filter={"title": {"not_in": ["x"] * 7}},
+        "expected at most 10000 values, received 10001",
+        filter={"title": {"not_in": [1] * 10_001}},
     ),
     "max_per of nothing": in_query(
         "max_per.year", "expected greater than or equal to 1, received 0", max_per={"year": 0}
@@ -169,8 +169,8 @@ INVALID: dict[str, Case] = {
     "exclude as a string": in_query("exclude", 'expected a valid array, received "a"', exclude="a"),
     "fraction in exclude": in_query("exclude.1", f"{AN_ID}1.5", exclude=["a", 1.5]),
     "null in allow": in_query("allow.0", f"{AN_ID}null", allow=[None]),
-    "long exclude": in_query("exclude", "expected at most 6 ids, received 7", exclude=list("abcdefg")),
-    "long allow": in_query("allow", "expected at most 6 ids, received 7", allow=list("abcdefg")),
+    "long exclude": in_query("exclude", "expected at most 10000 of them, received 10001", exclude=[1] * 10_001),
+    "long allow": in_query("allow", "expected at most 10000 of them, received 10001", allow=[1] * 10_001),
     "unknown bucket": in_query(
         "buckets.0", "expected 'head', 'torso', 'tail' or 'new', received \"mid\"", buckets=["mid"]
     ),
@@ -278,9 +278,9 @@ def test_other_content_types(client: httpx.Client, content_type: str | None) -> 
 
 
 def test_a_body_announced_too_long(client: httpx.Client) -> None:
-    response = client.post("/v1/retrieve", content=b" " * 20_001, headers={"content-type": "application/json"})
+    response = client.post("/v1/retrieve", content=b" " * 50_001, headers={"content-type": "application/json"})
     error = check(response, 413, "body_too_large")
-    assert error["message"] == "expected a body of at most 20000 bytes, received more"
+    assert error["message"] == "expected a body of at most 50000 bytes, received more"
 
 
 def test_a_body_that_turns_out_too_long(client: httpx.Client) -> None:
@@ -293,7 +293,7 @@ def test_a_body_that_turns_out_too_long(client: httpx.Client) -> None:
 
     response = client.post("/v1/retrieve", content=chunks(), headers={"content-type": "application/json"})
     error = check(response, 413, "body_too_large")
-    assert error["message"] == "expected a body of at most 20000 bytes, received more"
+    assert error["message"] == "expected a body of at most 50000 bytes, received more"
 
 
 def test_unknown_routes_and_methods(client: httpx.Client) -> None:

@@ -106,7 +106,7 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
     [
         ({}, 422, "ids", "expected a value for ids, received none"),
         ({"ids": []}, 422, "ids", "expected at least 1 of them, received 0"),
-        ({"ids": list("abcdefg")}, 422, "ids", "expected at most 6 ids, received 7"),
+        ({"ids": [1] * 10_001}, 422, "ids", "expected at most 10000 of them, received 10001"),
         ({"ids": "a"}, 422, "ids", 'expected a valid array, received "a"'),
         ({"ids": ["a", None]}, 422, "ids.1", "expected an id (a string or an integer), received null"),
         ({"ids": ["a"], "id": "a"}, 422, "id", "expected one of the keys ['ids'], received \"id\""),
@@ -127,7 +127,7 @@ def test_all_change_or_none(client: httpx.Client, what: str, body: Any, status: 
 
 
 def test_unknown_ids_are_named_up_to_a_point(tmp_path: Path) -> None:
-    app = create_app(plane_settings(tmp_path, max_ids=10_000, max_body_bytes=1 << 20), retriever=plane_retriever())
+    app = create_app(plane_settings(tmp_path, max_body_bytes=1 << 20), retriever=plane_retriever())
     with client_of(app) as client:
         message = refused(
             change(client, "delete", ["a" * 500 + str(i) for i in range(1900)]), 404, "unknown_label", "ids.0"

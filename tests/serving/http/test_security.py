@@ -55,7 +55,7 @@ def keyed(tmp_path: Path) -> Iterator[httpx.Client]:
         ("POST", "/v1/retrieve", 400, {"content": b"{", "headers": JSON}),
         ("POST", "/v1/retrieve", 422, {"content": b"{}", "headers": JSON}),
         ("POST", "/v1/retrieve", 415, {"content": b"{}"}),
-        ("POST", "/v1/retrieve", 413, {"content": b" " * 20_001, "headers": JSON}),
+        ("POST", "/v1/retrieve", 413, {"content": b" " * 50_001, "headers": JSON}),
         ("GET", "/v1/labels/nothing", 404, {}),
         ("GET", "/nowhere", 404, {}),
         ("GET", "/v1/retrieve", 405, {}),
