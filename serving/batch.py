@@ -46,22 +46,19 @@ class BatchError(ServingError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a release for every row.
-
-    Attributes:
-        options: of a query, as `POST /v1/retrieve` takes them, such as `{"k": 100, "bias_removal": 0.5}`.
-        exclude: column of lists of label ids that are not to be answered; None without.
-        keep: columns that go into the answers; None: all that are neither lists, maps nor structs.
-    """
+    """What is asked of a release for every row."""
 
     options: Mapping[str, Any]
+    """Of a query, as `POST /v1/retrieve` takes them, such as `{"k": 100, "bias_removal": 0.5}`."""
     exclude: str | None = None
+    """Column of lists of label ids that are not to be answered; None without."""
     keep: Sequence[str] | None = None
+    """Columns that go into the answers; None: all that are neither lists, maps nor structs."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a group of rows of a file of queries."""
+    """Rows of a group of rows of a file of queries, whose answers are one file."""
 
     number: int
     file: Path
@@ -74,7 +71,6 @@ class _Part:
         return f"part-{self.number:06}.parquet"
 
     def wrong(self, row: int, what: str) -> BatchError:
-        """An error about one of its rows."""
         return BatchError(f"{self.file}: row {self.start + row} of row group {self.group}: {what}")
 
 
@@ -128,13 +124,16 @@ def answer(
     except FileNotFoundError:
         changes = LabelChanges()
     retriever = load_release(found, name).with_changes(changes.records())
-    rows = _Rows(retriever, asked, options)
-    for file in files:
-        rows.check(file)
+    options = {"k": min(_K, retriever.manifest.labels), **options}
+    try:
+        retriever.check_options(Query.model_validate({"features": {}, **options}))
+    except InvalidRequestError as error:
+        raise BatchError(f"--options: {error.field}: {error.message}") from error
+    columns = {file: _columns(file, retriever, asked) for file in files}
     _agree(out, manifest)
     for place, part in enumerate(missing, 1):
         started = perf_counter()
-        _write(retriever, rows, part, out)
+        _write(retriever, part, columns[part.file], asked.exclude, options, out)
         rate = part.rows / (perf_counter() - started)
         say(f"{part.name}, {place:,} of {len(missing):,}: {part.rows:,} queries, {rate:,.0f} a second")
 
@@ -199,130 +198,96 @@ def _checked(asked: Asked) -> dict[str, Any]:
     try:
         Query.model_validate({"features": {}, **options})
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BatchError(f"--options: {where}: {first['msg']}, received {describe(first['input'])}") from error
+        raise BatchError(f"--options: {_first(error)}") from error
     return options
 
 
-class _Rows:
-    """The rows of files as queries, and what is kept of them.
-
-    Args:
-        retriever: the release.
-        asked: of every row.
-        options: of `asked`, checked.
-    """
-
-    def __init__(self, retriever: Retriever, asked: Asked, options: Mapping[str, Any]) -> None:
-        self._features = [feature.name for feature in retriever.manifest.query_features]
-        self._asked = asked
-        self._options = {"k": min(_K, retriever.manifest.labels), **options}
-        try:
-            retriever.check_options(Query.model_validate({"features": {}, **self._options}))
-        except InvalidRequestError as error:
-            raise BatchError(f"--options: {error.field}: {error.message}") from error
-        self._group: tuple[Path, int] | None = None
-        self._table = pa.table({})
-
-    def check(self, file: Path) -> None:
-        """Refuse a file that lacks a column; raises BatchError."""
-        with _opened(file) as parquet:
-            self._needed(parquet.schema_arrow, file)
-
-    def of(self, part: _Part) -> pa.Table:
-        """The columns that are needed of some rows."""
-        if self._group != (part.file, part.group):
-            with _opened(part.file) as parquet:
-                names = self._needed(parquet.schema_arrow, part.file)
-                try:
-                    self._table = parquet.read_row_group(part.group, columns=names)
-                except (pa.ArrowInvalid, OSError) as error:
-                    raise BatchError(f"{part.file}: row group {part.group}: expected rows, found {error}") from error
-            self._group = part.file, part.group
-        return self._table.slice(part.start, part.rows)
-
-    def queries(self, table: pa.Table, part: _Part, first: int) -> list[Query]:
-        """A query for every row; `first` is the number of the first in its part."""
-        columns = {name: _as_json(table[name]) for name in self._features if name in table.column_names}
-        excluded = [[]] * table.num_rows if self._asked.exclude is None else _as_json(table[self._asked.exclude])
-        options, always = self._options, list(self._options.get("exclude", []))
-        queries = []
-        for row in range(table.num_rows):
-            features = {name: values[row] for name, values in columns.items()}
-            try:
-                queries.append(
-                    Query.model_validate(
-                        {**options, "features": features, "exclude": [*always, *(excluded[row] or [])]}
-                    )
-                )
-            except ValidationError as error:
-                wrong = error.errors(include_url=False)[0]
-                where = ".".join(map(str, wrong["loc"]))
-                raise part.wrong(first + row, f"{where}: {wrong['msg']}, received {describe(wrong['input'])}") from None
-        return queries
-
-    def kept(self, table: pa.Table) -> pa.Table:
-        """What goes into the answers."""
-        return table.select(self._kept(table.schema))
-
-    def _kept(self, schema: pa.Schema) -> list[str]:
-        flat = [field.name for field in schema if not pa.types.is_nested(field.type)]
-        return flat if self._asked.keep is None else list(dict.fromkeys(self._asked.keep))
-
-    def _needed(self, schema: pa.Schema, file: Path) -> list[str]:
-        features = [name for name in self._features if name in schema.names]
-        if not features:
-            raise BatchError(
-                f"{file}: expected columns of the features {', '.join(self._features)}, found {', '.join(schema.names)}"
-            )
-        kept = self._kept(schema)
-        wanted = [*kept, *([] if self._asked.exclude is None else [self._asked.exclude])]
-        for name in wanted:
-            if name not in schema.names:
-                raise BatchError(f"{file}: expected a column {name!r}, found {', '.join(schema.names)}")
-        for name in (*features, *wanted):
-            if schema.names.count(name) > 1:
-                raise BatchError(f"{file}: expected one column {name!r}, found {schema.names.count(name)}")
-        if self._asked.exclude is not None and not _holds_lists(kind := schema.field(self._asked.exclude).type):
-            raise BatchError(f"{file}: column {self._asked.exclude!r}: expected lists of label ids, found {kind}")
-        if taken := [name for name in kept if name in _ANSWERS]:
-            raise BatchError(f"{file}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
-        return list(dict.fromkeys([*features, *wanted]))
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, received {describe(first['input'])}"
 
 
-def _write(retriever: Retriever, rows: _Rows, part: _Part, out: Path) -> None:
-    table = rows.of(part)
-    kept = rows.kept(table)
-    schema = pa.schema([*kept.schema, *_ANSWERS.items()], {"release": retriever.name})
+def _columns(file: Path, retriever: Retriever, asked: Asked) -> tuple[list[str], list[str]]:
+    """The columns of a file that are features, and those that go into the answers; raises BatchError."""
+    with _opened(file) as parquet:
+        schema = parquet.schema_arrow
+    expected = [feature.name for feature in retriever.manifest.query_features]
+    features = [name for name in expected if name in schema.names]
+    found = ", ".join(schema.names)
+    if not features:
+        raise BatchError(f"{file}: expected columns of the features {', '.join(expected)}, found {found}")
+    kept = [field.name for field in schema if not pa.types.is_nested(field.type)]
+    if asked.keep is not None:
+        kept = list(dict.fromkeys(asked.keep))
+    for name in (*features, *kept, *([] if asked.exclude is None else [asked.exclude])):
+        if (count := schema.names.count(name)) != 1:
+            a_column, found = ("a column", found) if count == 0 else ("one column", str(count))
+            raise BatchError(f"{file}: expected {a_column} {name!r}, found {found}")
+    if asked.exclude is not None:
+        kind = schema.field(asked.exclude).type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+            raise BatchError(f"{file}: column {asked.exclude!r}: expected lists of label ids, found {kind}")
+    if taken := [name for name in kept if name in _ANSWERS]:
+        raise BatchError(f"{file}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
+    return features, kept
+
+
+def _write(
+    retriever: Retriever,
+    part: _Part,
+    columns: tuple[list[str], list[str]],
+    exclude: str | None,
+    options: Mapping[str, Any],
+    out: Path,
+) -> None:
+    """Answer the rows of a part, in a file that is there whole or not at all."""
+    features, kept = columns
+    wanted = dict.fromkeys([*features, *kept, *([] if exclude is None else [exclude])])
+    try:
+        with _opened(part.file) as parquet:
+            table = parquet.read_row_group(part.group, columns=[*wanted]).slice(part.start, part.rows)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BatchError(f"{part.file}: row group {part.group}: expected rows, found {error}") from error
+    schema = pa.schema([*table.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
     working = out / f".{part.name}.{uuid4().hex}"
     try:
         with pq.ParquetWriter(working, schema) as writer:
             for start in range(0, table.num_rows, _AT_ONCE):
-                queries = rows.queries(table.slice(start, _AT_ONCE), part, start)
+                rows = table.slice(start, _AT_ONCE)
                 try:
-                    found = retriever.retrieve(queries)
+                    found = retriever.retrieve(_queries(rows, part, start, features, exclude, options))
                 except InvalidRequestError as error:
-                    place, where = _place_of(error)
-                    raise part.wrong(start + place, f"{where}{error.message}") from error
+                    _, place, *path = (error.field or "queries.0").split(".")
+                    where = f"{'.'.join(path)}: " if path else ""
+                    raise part.wrong(start + int(place), f"{where}{error.message}") from error
                 offsets = pa.array([0, *found.ends_B], pa.int32())
                 lists = (retriever.catalogue.ids_of(found.rows_N), pa.array(found.scores_N, pa.float32()))
                 answers = [pa.ListArray.from_arrays(offsets, values) for values in lists]
-                columns = [*kept.slice(start, _AT_ONCE).combine_chunks().columns, *answers]
-                writer.write_table(pa.table(columns, schema=schema))
+                shown = rows.select(kept).combine_chunks().columns
+                writer.write_table(pa.table([*shown, *answers], schema=schema))
         working.replace(out / part.name)
     finally:
         working.unlink(missing_ok=True)
 
 
-def _holds_lists(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _place_of(error: InvalidRequestError) -> tuple[int, str]:
-    """The query that an error is about, and which part of it."""
-    _, place, *path = (error.field or "queries.0").split(".")
-    return int(place), f"{'.'.join(path)}: " if path else ""
+def _queries(
+    table: pa.Table, part: _Part, first: int, features: list[str], exclude: str | None, options: Mapping[str, Any]
+) -> list[Query]:
+    """A query for every row; `first` is the number of the first in its part."""
+    columns = {name: _as_json(table[name]) for name in features}
+    excluded = [[]] * table.num_rows if exclude is None else _as_json(table[exclude])
+    queries = []
+    for row, labels in enumerate(excluded):
+        asked = {
+            **options,
+            "features": {name: values[row] for name, values in columns.items()},
+            "exclude": [*options.get("exclude", []), *(labels or [])],
+        }
+        try:
+            queries.append(Query.model_validate(asked))
+        except ValidationError as error:
+            raise part.wrong(first + row, _first(error)) from None
+    return queries
 
 
 def _as_json(column: pa.ChunkedArray) -> list[Any]:
@@ -330,9 +295,7 @@ def _as_json(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return [None if value is None else value.isoformat() for value in column.to_pylist()]
-    if pa.types.is_map(kind):
-        return [None if value is None else dict(value) for value in column.to_pylist()]
     values: list[Any] = column.to_pylist()
-    return values
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return [None if value is None else value.isoformat() for value in values]
+    return [None if value is None else dict(value) for value in values] if pa.types.is_map(kind) else values

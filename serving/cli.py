@@ -145,7 +145,7 @@ def export_feedback(
     """Write the service's feedback as training data, while it runs or afterwards."""
     place, now = _state_of(releases, state), time()
     window = read_window(since, until, now)
-    for line in export(place, out, window=window, label_id=label_id, everything=all_).lines():
+    for line in export(place, out, window=window, label_id=label_id, everything=all_):
         print(line)
 
 

@@ -15,7 +15,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -63,26 +62,6 @@ class ExportError(ServingError):
     """Feedback that cannot be exported: no such state, an unreadable one, or a time that is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """What was written.
-
-    Attributes:
-        out: the file.
-        rows: in it.
-        left_out: labels chosen that are not, by why not.
-    """
-
-    out: Path
-    rows: int
-    left_out: Mapping[str, int]
-
-    def lines(self) -> list[str]:
-        """The same for people."""
-        left_out = [f"left out: {count:,} labels {why}" for why, count in self.left_out.items() if count]
-        return [f"{self.rows:,} labels chosen", *left_out, f"written: {self.out}"]
-
-
 def read_window(since: str | None, until: str | None, now: float) -> tuple[float, float]:
     """From and up to when, in seconds since 1970.
 
@@ -103,13 +82,8 @@ def read_window(since: str | None, until: str | None, now: float) -> tuple[float
 
 
 def export(
-    state: Place,
-    out: Path,
-    *,
-    window: tuple[float, float],
-    label_id: str = "label_id",
-    everything: bool = False,
-) -> Exported:
+    state: Place, out: Path, *, window: tuple[float, float], label_id: str = "label_id", everything: bool = False
+) -> list[str]:
     """Write feedback as a Parquet file, which is there whole or not at all.
 
     Args:
@@ -119,35 +93,31 @@ def export(
         label_id: column of the label ids.
         everything: also events without features.
 
+    Returns:
+        What was written, in lines for people.
+
     Raises:
         ExportError: there is no feedback of this version, or a column has two meanings.
         OSError: the disk.
     """
     left_out: Counter[str] = Counter()
+    working, rows = out.with_name(f".{out.name}.{os.getpid()}.tmp"), 0
     try:
         with feedback_of(state) as feedback:
-            kinds = _feature_kinds(_rows(feedback.rows(*window), Counter(), everything=everything))
-            columns = _columns(kinds, label_id)
+            columns = _columns(_rows(feedback.rows(*window), Counter(), everything=everything), label_id)
             found = _rows(feedback.rows(*window), left_out, everything=everything)
-            return Exported(out, _write(found, columns, out), left_out)
+            schema = pa.schema([*columns.values(), *_OWN.items()])
+            with pq.ParquetWriter(working, schema) as writer:
+                while part := list(islice(found, _ROWS)):
+                    writer.write_table(pa.Table.from_pylist([_record(*of, columns) for of in part], schema))
+                    rows += len(part)
+        working.replace(out)
     except StoreError as error:
         raise ExportError(f"{state}: expected feedback that can be read, found {error}") from error
-
-
-def _write(found: Iterator[_Found], columns: _Columns, out: Path) -> int:
-    """The rows written to a file that is there whole or not at all; how many."""
-    schema = pa.schema([*columns.values(), *_OWN.items()])
-    working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    rows = 0
-    try:
-        with pq.ParquetWriter(working, schema) as writer:
-            while part := list(islice(found, _ROWS)):
-                writer.write_table(pa.Table.from_pylist([_record(*of, columns) for of in part], schema))
-                rows += len(part)
-        working.replace(out)
     finally:
         working.unlink(missing_ok=True)
-    return rows
+    why_not = [f"left out: {count:,} labels {why}" for why, count in left_out.items()]
+    return [f"{rows:,} labels chosen", *why_not, f"written: {out}"]
 
 
 def _rows(feedback: Iterator[FeedbackRow], left_out: Counter[str], *, everything: bool) -> Iterator[_Found]:
@@ -155,23 +125,12 @@ def _rows(feedback: Iterator[FeedbackRow], left_out: Counter[str], *, everything
     for row in feedback:
         if row.pending:
             left_out["of the last minute, whose answers are still looked for"] += 1
-        elif row.features is not None:
-            yield row, json.loads(row.features)
-        elif everything:
-            yield row, {}
+        elif row.features is not None or everything:
+            yield row, json.loads(row.features or b"{}")
         elif row.release is None:
             left_out["on answers that are not known any more (--all takes them)"] += 1
         else:
             left_out["whose query has no features, or none recorded (--all takes them)"] += 1
-
-
-def _feature_kinds(rows: Iterator[_Found]) -> dict[str, pa.DataType]:
-    """The column type that holds every value of each feature."""
-    types: dict[str, set[_Kind]] = {}
-    for _, features in rows:
-        for name, value in features.items():
-            types.setdefault(name, set()).update(_kinds(value))
-    return {name: _column_type(types[name]) for name in sorted(types)}
 
 
 def _kinds(value: Any) -> set[_Kind]:
@@ -198,10 +157,16 @@ def _column_type(types: set[_Kind]) -> pa.DataType:
     return pa.float64() if float in types else pa.int64()
 
 
-def _columns(kinds: Mapping[str, pa.DataType], label_id: str) -> _Columns:
-    """Name and type of every feature's column, by feature; None is the label id."""
+def _columns(rows: Iterator[_Found], label_id: str) -> _Columns:
+    """Name and type of every feature's column, which holds all its values, by feature; None is the label id."""
+    kinds: dict[str, set[_Kind]] = {}
+    for _, features in rows:
+        for name, value in features.items():
+            kinds.setdefault(name, set()).update(_kinds(value))
     taken = {*_OWN, label_id}
-    columns: _Columns = {name: (f"feature_{name}" if name in taken else name, kind) for name, kind in kinds.items()}
+    columns: _Columns = {
+        name: (f"feature_{name}" if name in taken else name, _column_type(kinds[name])) for name in sorted(kinds)
+    }
     columns[None] = (label_id, pa.string())
     names = [name for name, _ in columns.values()]
     if len(set(names)) < len(names) or label_id in _OWN:
@@ -217,22 +182,12 @@ def _record(row: FeedbackRow, features: Mapping[str, Any], columns: _Columns) ->
         for name, (column, kind) in columns.items()
     }
     return values | {
-        "answer_id": row.answer_id,
+        **{name: getattr(row, name, None) for name in _OWN},
         "request_id": row.answer_id if row.request_id is None else row.request_id,
-        "query": row.query,
-        "event": row.event,
-        "weight": row.weight,
         "propensity": propensity,
         "debiased_weight": row.weight / propensity,
-        "position": row.position,
-        "bias_removal": row.bias_removal,
-        "popularity": row.popularity,
-        "release": row.release,
-        "source": row.source,
         "time": datetime.fromtimestamp(row.at, UTC),
-        "arm": row.arm,
         "experiment_run": row.run,
-        "unit": row.unit,
     }
 
 
