@@ -5,6 +5,6 @@ is validated into are pydantic's (queries, feedback, label_changes), and a batch
 (catalogue, retriever), so that a label is serialised once however many queries it answers.
 
 In the order a search meets them: service, queue and searches; retriever with queries, encoder, ranking or tree_ranking,
-exploration with its lottery, overlay and catalogue. Beside them follower and loader (releases), label_changes,
+exploration, overlay and catalogue. Beside them follower and loader (releases), label_changes,
 and feedback.
 """

@@ -4,7 +4,14 @@ A query that asks for m slots of a bucket is answered with at least m of its lab
 chance that would be the m best of the bucket and the best of all others, n >= m labels of the bucket together. Of these
 n slots the first n − m go to its best labels, as ever; the last m are drawn from its next best, its candidates. So the
 bucket gets what a floor gives it and no more, and what chance decides is which labels stand in m of its slots.
-`lottery.py` says how they are drawn.
+
+**Propensities.** Each candidate's inclusion probability π is proportional to its share of a softmax of scores, a tenth
+of that share spread evenly over all candidates so that none is smaller than a tenth of an even draw's; at most 1, where
+the rest is shared out again. `draw` is systematic sampling in random order [Madow 1949, "On the theory of systematic
+sampling, II"; Hartley, Rao 1962, "Sampling with unequal probabilities and without replacement"]: it takes m labels with
+exactly these π, which Gumbel's top m of the same softmax has only as a sum over subsets. Given the query and the
+release, a label's propensity P(shown) is π for candidates, 1 for a label that is shown whatever chance says, 0 for the
+rest; clicks weighted by 1/π estimate, without bias, what showing the label would bring, as long as it is a candidate.
 
 **Places.** Drawn labels stand at places drawn evenly from the whole answer, the others in order of score in the places
 that are left. So who was drawn says nothing about where it stands, and clicks on drawn labels can be compared with
@@ -15,9 +22,11 @@ Legend: `C` candidates of one bucket, `P` labels found of it, `K` labels of an a
 
 from __future__ import annotations
 
-from collections import defaultdict
+import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -25,28 +34,54 @@ import numpy as np
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 from longtail.index import Filter
-from longtail.serving.core.lottery import Draws, Lottery, draw, inclusion_probabilities
 from longtail.serving.core.queries import ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
+
+EVEN_SHARE = 0.1
+"""Share of the draw that is even over the candidates: inverse propensities are at most 10·C/m."""
+_NEARLY_CERTAIN = 1 - 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Lottery:
+    """How slots are drawn."""
+
+    candidates: int = 100
+    """Labels of a bucket that its slots are drawn from, at most; all that are asked for if those are more."""
+    temperature: float = 1.0
+    """Of the softmax over their scores, in logits: near 0 the best label wins, large draws are even."""
+    seed: int = field(default_factory=lambda: secrets.randbits(64))
+    """With the name of a query it decides its draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The draws of a batch of queries: a lottery, and the names of the queries; if there are none, their places."""
+
+    lottery: Lottery = field(default_factory=Lottery)
+    names: Sequence[str] = ()
+
+    def of(self, place: int) -> np.random.Generator:
+        """Get the chance of the query at a place: the same for its seed and name, whatever is answered with it."""
+        name = self.names[place] if self.names else str(place)
+        digest = blake2b(f"{self.lottery.seed}:{name}".encode("utf-8", "replace"), digest_size=16).digest()
+        return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """An answer of which some slots were drawn.
-
-    Attributes:
-        rows_K: int64, label rows in the order shown.
-        scores_K: float32, their scores in logits; not descending.
-        propensities_K: float32, P(shown) of each given the query: 1 where chance had no say.
-        slots: drawn for each bucket; fewer than asked for where it has fewer eligible labels.
-        candidates: labels that each bucket's slots were drawn from.
-    """
+    """An answer of which some slots were drawn."""
 
     rows_K: Int64
+    """Label rows in the order shown."""
     scores_K: Float32
+    """Their scores in logits; not descending."""
     propensities_K: Float32
+    """P(shown) of each given the query: 1 where chance had no say."""
     slots: dict[int, int]
+    """Drawn for each bucket; fewer than asked for where it has fewer eligible labels."""
     candidates: dict[int, int]
+    """Labels that each bucket's slots were drawn from."""
 
     def json(self, lottery: Lottery) -> dict[str, Any]:
         """Return `exploration` of the HTTP API's `RetrieveResult`."""
@@ -98,11 +133,10 @@ def explore_each(
 
 
 def slots_of(explored: Iterable[Explored]) -> dict[int, int]:
-    """Slots drawn for each bucket, of several answers together."""
-    slots: dict[int, int] = defaultdict(int)
+    """Add up the slots drawn for each bucket, of several answers."""
+    slots: Counter[int] = Counter()
     for answer in explored:
-        for bucket, count in answer.slots.items():
-            slots[bucket] += count
+        slots.update(answer.slots)
     return dict(slots)
 
 
@@ -113,7 +147,7 @@ def explore(
     lottery: Lottery,
     chance: np.random.Generator,
 ) -> Explored:
-    """An answer with drawn slots in place of the best one.
+    """Return an answer with drawn slots in place of the best one.
 
     Args:
         best: rows, scores and buckets of the best eligible labels, best first, [K] each.
@@ -177,3 +211,48 @@ def _placed(
     shown.rows_K[left], shown.scores_K[left] = rows[order], scores[order]
     shown.rows_K[places], shown.scores_K[places], shown.propensities_K[places] = drawn_rows, drawn_scores, propensities
     return shown
+
+
+def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -> Float64:
+    """Compute P(drawn) of every candidate, float64 [C], in (0, 1]; they add up to `slots`, 0 <= slots <= C.
+
+    Example:
+        >>> import numpy as np
+        >>> inclusion_probabilities(np.log([8, 1, 1]).astype(np.float32), 1, temperature=1.0).round(4)
+        array([0.7533, 0.1233, 0.1233])
+        >>> inclusion_probabilities(np.log([8, 1, 1]).astype(np.float32), 2, temperature=1.0).round(4)
+        array([1. , 0.5, 0.5])
+
+        The first is ``.9 · .8 + .1 / 3``; of two slots one is certain to be its own, so the others share one.
+    """
+    if slots == 0 or slots >= len(scores_C):
+        return np.full(len(scores_C), float(slots > 0))
+    logits_C = scores_C.astype(np.float64) / temperature
+    shares_C = np.exp(logits_C - logits_C.max())
+    shares_C = (1 - EVEN_SHARE) * shares_C / shares_C.sum() + EVEN_SHARE / len(scores_C)
+    certain_C = np.zeros(len(scores_C), np.bool_)
+    while True:
+        left = slots - np.count_nonzero(certain_C)
+        probabilities_C: Float64 = np.where(certain_C, 1.0, left * shares_C / shares_C[~certain_C].sum())
+        more_C = ~certain_C & (probabilities_C > _NEARLY_CERTAIN)
+        if not more_C.any():
+            return probabilities_C
+        certain_C |= more_C
+
+
+def draw(probabilities_C: Float64, chance: np.random.Generator) -> Int64:
+    """Draw places of candidates, int64, in random order: as many as the probabilities add up to, a whole number.
+
+    Laid end to end in random order, the probabilities make a line; what lies under the points u, u + 1, …, u even in
+    [0, 1), is drawn. None is longer than 1, so none is drawn twice, and each is drawn with its own probability.
+    """
+    count = round(float(probabilities_C.sum()))
+    certain = np.flatnonzero(probabilities_C >= _NEARLY_CERTAIN)
+    order = chance.permutation(np.flatnonzero(probabilities_C < _NEARLY_CERTAIN))
+    points = chance.random() + np.arange(count - len(certain))
+    if points.size:
+        ends = np.cumsum(probabilities_C[order])
+        ends[-1] = len(points)
+        certain = np.concatenate([certain, order[np.searchsorted(ends, points, side="right")]])
+    drawn: Int64 = chance.permutation(certain).astype(np.int64, copy=False)
+    return drawn

@@ -17,10 +17,9 @@ from pathlib import Path
 from time import monotonic
 
 from longtail.bundle import BundleCorruptError
-from longtail.index import ReleaseCorruptError, ReleaseMismatchError, Releases
+from longtail.index import LongtailIndexError, ReleaseCorruptError, ReleaseMismatchError, Releases
 from longtail.index.release.pointers import Pointers
 from longtail.serving.allocator import give_back_memory
-from longtail.serving.core.engine_watch import EngineWatch
 from longtail.serving.core.experiment_follower import ExperimentFollower
 from longtail.serving.core.fetcher import ReleaseFetcher
 from longtail.serving.core.loader import load_release
@@ -81,7 +80,7 @@ class ReleaseFollower:
             state=service.settings.state_directory,
         )
         self._clock = clock
-        self._engine = EngineWatch(service)
+        self._engine_problem: str | None = None
         self.experiments = ExperimentFollower(root, service)
         self._waking = threading.Event()
         self._fetcher = (
@@ -126,7 +125,7 @@ class ReleaseFollower:
         with self._checking:
             self._check()
             self._check_staged()
-        self._engine.look()
+        self._ask_engine()
 
     def reload(self) -> bool:
         """Look at CURRENT now, whatever was refused before; whether another release is served since.
@@ -201,6 +200,24 @@ class ReleaseFollower:
             logger.error("staged release %s is not asked: %s: %s", name or "in STAGED", type(error).__name__, error)
             self._service.stage(None)
         self._staged = name, self._served
+
+    def _ask_engine(self) -> None:
+        """Where the server that holds the index did not answer, ask whether it does by now, though nobody searches."""
+        served = self._service.served
+        engine = None if served is None else served.engine
+        if engine is not None and engine.problem is not None:
+            with suppress(LongtailIndexError):
+                engine.probe()
+        problem = None if engine is None else engine.problem
+        if problem == self._engine_problem:
+            return
+        told = f"The server that holds the index does not answer: {problem}."
+        self._service.monitoring.figures.set_trouble("engine", problem and told)
+        if problem is None:
+            logger.info("the server that holds the index answers again")
+        elif self._engine_problem is None:
+            logger.error("%s", told)
+        self._engine_problem = problem
 
     def _too_early(self, name: str | None) -> bool:
         failure = self._failure

@@ -24,9 +24,8 @@ from longtail.index import Compatibility, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
-from longtail.serving.core.exploration import Explored, explore_each, slots_of
+from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.listing import LabelListing, Page, list_labels
-from longtail.serving.core.lottery import Draws
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each

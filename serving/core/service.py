@@ -19,9 +19,9 @@ from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.experiments import Experiment
+from longtail.serving.core.exploration import Draws, Lottery
 from longtail.serving.core.feedback import Event, record_events
 from longtail.serving.core.label_changes import LabelFollower
-from longtail.serving.core.lottery import Draws, Lottery
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, features_json
 from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread

@@ -10,9 +10,8 @@ import pytest
 
 from longtail.index import IndexSpec, build
 from longtail.index.release.releases import Releases
-from longtail.serving.core.exploration import Explored, explore
+from longtail.serving.core.exploration import Draws, Explored, Lottery, draw, explore, inclusion_probabilities
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.lottery import Draws, Lottery, draw, inclusion_probabilities
 from longtail.serving.core.queries import Query
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
