@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +15,7 @@ from pyarrow import feather
 from typer.testing import CliRunner
 
 from longtail.bundle import read_manifest
-from longtail.client import Answer, Client, Interaction, LongtailError, NewLabel, NotFoundError
+from longtail.client import Answer, Client, Interaction, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build, cli
 from longtail.serving.core.loader import load_release
 from longtail.serving.errors import UnservableReleaseError
@@ -142,36 +141,6 @@ def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path
 
 
 @MODELS
-def test_new_labels_are_filtered_and_found_similar_like_any_other(root: Path, tmp_path: Path, name: str) -> None:
-    reference = Reference(root / name)
-    with serving(root, tmp_path / "state", name) as (_, longtail):
-        longtail.add_labels([NEW, NewLabel("twin", NEW.features)])
-        assert {NEW.id, "twin"} <= everything(longtail, buckets=["new"]).keys()
-        assert not {NEW.id, "twin"} & everything(longtail, buckets=["head", "torso", "tail"]).keys()
-        assert NEW.id not in everything(longtail, buckets=["new"], exclude=[NEW.id])
-        assert everything(longtail, allow=["item-4", NEW.id, "none"]).keys() == {"item-4", NEW.id}
-        assert everything(longtail, allow=[NEW.id], exclude=[NEW.id]) == {}
-
-        (result,) = longtail.similar(NEW.id, k=3, bias_removal=0).results
-        new_D = reference.new()
-        embeddings_LD = np.load(root / name / "embeddings.npy").astype(np.float64)
-        table = feather.read_table(root / name / "labels.arrow")
-        biases_L = table["bias"].to_numpy() if "bias" in table.column_names else np.zeros(LABELS)
-        nearest = {
-            f"item-{row}": float(s) for row, s in enumerate(embeddings_LD @ new_D / reference.temperature + biases_L)
-        }
-        nearest["twin"] = float(new_D @ new_D) / reference.temperature
-        best = sorted(nearest, key=lambda id_: -nearest[id_])[:3]
-        assert [label.id for label in result.labels] == best
-        assert [label.score for label in result.labels] == pytest.approx(
-            [nearest[id_] for id_ in best], rel=1e-4, abs=1e-4
-        )
-        assert result.id == NEW.id
-        assert NEW.id in scores(longtail.similar("twin", k=LABELS))
-        assert longtail.retrieve(features={"user_id": "u3", "history": ["item-1", "item-2", NEW.id]}).results[0].labels
-
-
-@MODELS
 def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path, name: str) -> None:
     reference = Reference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
@@ -252,54 +221,6 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         longtail.delete_label(NEW.id)
         assert NEW.id not in everything(longtail)
         assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1}
-
-
-@pytest.mark.parametrize(
-    ("labels", "field", "message"),
-    [
-        ([NewLabel("a", {}), NewLabel("b", {"year": "new"})], "labels.1.features.year", "expected a finite number"),
-        ([NewLabel("a", {"genres": "g1"})], "labels.0.features.genres", "expected a list of ids"),
-        ([NewLabel("a", {"genre": ["g1"]})], "labels.0.features.genre", "expected one of the features"),
-        ([NewLabel("a", {}, {"titel": "A"})], "labels.0.display.titel", "expected one of"),
-        ([NewLabel("a", {"year": 1e39})], "labels.0.features.year", "float32"),
-        ([NewLabel("", {})], "labels.0.id", "expected an id of 1 to 512 characters"),
-        ([NewLabel(str(each), {}) for each in range(3)], "labels", "expected at most 2 more labels beside the index"),
-    ],
-)
-def test_labels_that_cannot_be_added(small: Client, labels: list[NewLabel], field: str, message: str) -> None:
-    with pytest.raises(LongtailError, match=message) as raised:
-        small.add_labels(labels)
-    assert (raised.value.status, raised.value.type, raised.value.field) == (422, "invalid_request", field)
-    assert small.monitoring()["labels"] == {"added": 0, "hidden": 0}
-
-
-@pytest.fixture(scope="module")
-def small(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with serving(root, tmp_path_factory.mktemp("small") / "state", max_new_labels=2) as (_, longtail):
-        yield longtail
-
-
-def test_room_is_for_labels_not_for_changes_of_them(root: Path, tmp_path: Path) -> None:
-    with serving(root, tmp_path / "state", max_new_labels=2) as (_, longtail):
-        longtail.add_labels([NewLabel("a", {}), NewLabel("b", {})])
-        longtail.add_labels([NewLabel("a", {"year": 1})])
-        with pytest.raises(LongtailError, match="expected at most 0 more labels beside the index, which holds 2 of 2"):
-            longtail.add_labels([NewLabel("c", {})])
-        longtail.delete_label("b")
-        longtail.add_labels([NewLabel("c", {})])
-        assert everything(longtail, allow=["a", "b", "c"]).keys() == {"a", "c"}
-
-
-def test_a_release_without_a_label_tower_hides_and_refuses_to_add(root: Path, tmp_path: Path) -> None:
-    with serving(root, tmp_path / "state", "bare") as (_, longtail):
-        with pytest.raises(LongtailError) as raised:
-            longtail.add_labels(NEW)
-        assert (raised.value.status, raised.value.type, raised.value.field) == (422, "no_label_tower", "labels")
-        longtail.delete_label("item-7")
-        assert len(everything(longtail)) == LABELS - 1
-        longtail.restore_label("item-7")
-        assert len(everything(longtail)) == LABELS
-        assert math.isfinite(longtail.label("item-7").log_pn)
 
 
 def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, server, until
+from tests.serving.process import server, until
 
 FILES = [
     "release.json",
@@ -241,21 +241,6 @@ def test_a_damaged_directory_is_refused(
     following.check_loads()
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"\0" * 4096, b"first", b"[]", b'{"current": "../second"}', b'{"current": ".state"}',
-     b'{"current": "first\\nsecond"}', b'{"current": "CURRENT"}', b'{"current": "nobody"}', b"\xff\xfe",
-     b'{"schema_version": 2, "current": "second"}'],
-    ids=lambda content: repr(content[:20]),
-)  # fmt: skip
-def test_a_garbled_current_changes_nothing(content: bytes, following: Following) -> None:
-    before = following.failures()
-    following.point_to(content)
-    assert following.failures() == before + 1
-    assert (following.service.retriever().name, following.service.ready) == ("first", True)
-    following.check_loads()
-
-
 def test_a_current_that_is_no_file_changes_nothing(following: Following) -> None:
     before, current = following.failures(), following.root / "CURRENT"
     current.unlink()
@@ -271,53 +256,6 @@ def test_a_current_that_is_no_file_changes_nothing(following: Following) -> None
     assert (following.service.retriever().name, following.service.ready) == ("first", True)
     current.unlink()
     following.check_loads()
-
-
-@pytest.fixture(scope="module")
-def running(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Path]]:
-    """The real server on `first`, and its releases."""
-    root = tmp_path_factory.mktemp("running")
-    releases = shutil.copytree(made, root / "releases")
-    (releases / "CURRENT").write_text('{"current": "first"}')
-    with server(releases, root / "log", poll_seconds=0.05, log_format="text", drain_seconds=0) as process:
-        process.wait_until_ready()
-        yield process, releases
-
-
-@pytest.mark.parametrize(
-    "file", ["release.json", "index/index.faiss", "bundle/embeddings.npy", "bundle/query_tower.onnx"]
-)
-def test_the_real_server_refuses_and_goes_on_and_takes_the_repaired(
-    file: str, running: tuple[ServerProcess, Path]
-) -> None:
-    process, releases = running
-    second, log = releases / "second", releases.parent / "log"
-    with httpx.Client(base_url=process.url) as client:
-
-        def failures() -> float:
-            scraped = client.get("/metrics").text.splitlines()
-            return float(next(line for line in scraped if line.startswith(FAILURES)).split()[-1])
-
-        def answer() -> tuple[int, dict[str, object]]:
-            response = client.post("/v1/retrieve", json={"queries": [QUERY]})
-            return response.status_code, {**response.json(), "request_id": None, "answer_id": None}
-
-        before, said, served = failures(), len(log.read_text()), answer()
-        content = (second / file).read_bytes()
-        rewrite(second / file, content[: len(content) // 2])
-        (releases / "CURRENT").write_text('{"current": "second"}')
-        until(lambda: failures() > before, "the release to be refused")
-        assert (client.get("/readyz").status_code, answer()) == (200, served)
-        refused = client.post("/v1/release/reload")
-        assert (refused.status_code, refused.json()["error"]["type"]) == (409, "release_refused")
-        assert str(releases) not in refused.text
-        assert "release second refused, first stays in service: " in log.read_text()[said:]
-        assert str(second / file) in log.read_text()[said:]
-        rewrite(second / file, content)
-        for name in ("second", "first"):
-            (releases / "CURRENT").write_text(f'{{"current": "{name}"}}')
-            assert client.post("/v1/release/reload").json()["release"] == name
-        assert answer() == served
 
 
 @pytest.mark.parametrize("workers", [1, 2])

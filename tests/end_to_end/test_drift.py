@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from longtail.bundle import BUCKET_NAMES, BiasRemoval
-from longtail.client import Answer, Client, Feedback, Interaction, Query
+from longtail.client import Answer, Client, Query
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
@@ -189,26 +189,6 @@ def test_the_verdict_is_the_drift_and_what_made_it(looks: dict[str, Look]) -> No
         assert looks[when]("longtail_verdict", signal="share_drift") == 2
 
 
-@pytest.mark.parametrize("when", ["quiet", "drifted", "killed"])
-def test_the_gauges_say_what_the_report_says(looks: dict[str, Look], when: str) -> None:
-    one = looks[when]
-    for window in ("5m", "1h", "24h"):
-        figures = one.report["windows"][window]
-        assert one("longtail_exposure_psi", window=window) == figures["psi"]["buckets"]
-        assert one("longtail_bias_removal_mean", window=window) == figures["bias_removal"]
-        assert one("longtail_score_psi", window=window) == figures["psi"]["scores"]
-        for bucket in BUCKET_NAMES:
-            exposures = figures["exposures"][bucket]
-            assert (
-                one("longtail_exposure_share", bucket=bucket, window=window)
-                == figures["unrestricted"]["shares"][bucket]
-            )
-            assert one("longtail_coverage", bucket=bucket, window=window) == exposures["coverage"]
-    assert one("longtail_gini") == one.report["gini"]
-    for bucket in BUCKET_NAMES:
-        assert one("longtail_exposure_baseline_share", bucket=bucket) == one.report["baseline"]["shares"][bucket]
-
-
 @pytest.mark.parametrize(("when", "fire"), [("quiet", set()), ("previewed", set()), ("drifted", DRIFT_ALERTS)])
 def test_the_alerts_on_buckets_fire_on_what_was_scraped(
     looks: dict[str, Look], tmp_path: Path, when: str, fire: set[str]
@@ -293,69 +273,3 @@ def planted(releases: Path, seed: int) -> Planted:
     for id_, bucket in zip(labels.ids.to_pylist(), labels.buckets.tolist(), strict=True):
         of_bucket[BUCKET_NAMES[bucket]].append(id_)
     return Planted(np.random.default_rng(seed), of_bucket, {name: [0, 0] for name in BUCKET_NAMES})
-
-
-def feedback_on(answers: list[Answer], chosen: Planted) -> Iterator[Feedback]:
-    for answer in answers:
-        for place, result in enumerate(answer.results):
-            labels = chosen.choose({label.id: label.bucket for label in result.labels})
-            if labels:
-                yield Feedback(answer_id=answer.answer_id, labels=labels, query=place)
-
-
-def test_planted_recall_is_recovered_and_survives(releases: Path, tmp_path: Path) -> None:
-    state, feedback, shadow = tmp_path / "state", planted(releases, seed=1), planted(releases, seed=2)
-
-    def recall_when_whole(longtail: Client) -> dict[str, Any]:
-        def whole(report: dict[str, Any]) -> bool:
-            recall = report["windows"]["1h"]["recall"]
-            counted = (recall[source]["all"]["positives"] for source in ("feedback", "shadow"))
-            return all(count >= of.positives for count, of in zip(counted, (feedback, shadow), strict=True))
-
-        return dict(report_when(longtail, whole)["windows"]["1h"]["recall"])
-
-    def check(longtail: Client) -> None:
-        recall = recall_when_whole(longtail)
-        feedback.check(recall["feedback"])
-        shadow.check(recall["shadow"])
-
-    with started(releases, state) as process, Client(process.url) as longtail:
-        process.wait_until_ready()
-        answers = ask(longtail, 2 * USERS)
-        early, late = answers[:4], answers[4:]
-        events = list(feedback_on(early, feedback))
-        for again in (events, events, events[:10]):
-            assert longtail.feedback(again).accepted == len(again)
-        answered = [result for answer in ask(longtail, 2 * USERS, preview=True) for result in answer.results]
-        organic = []
-        for user, result in enumerate(answered):
-            labels = shadow.choose({label.id: label.bucket for label in result.labels})
-            if labels:
-                organic.append(Interaction(features(user), labels))
-        for at in range(0, len(organic), 200):
-            longtail.interactions(organic[at : at + 200])
-        recall_when_whole(longtail)
-        scraped = look(process, longtail, 2 * USERS)
-        assert scraped("longtail_feedback_events_total", kind="answer") == len(events)
-        assert scraped("longtail_feedback_events_total", kind="organic") == len(organic)
-        assert process.terminate() == 0
-
-    with started(releases, state) as process, Client(process.url) as longtail:
-        process.wait_until_ready()
-        longtail.feedback(events)
-        more = list(feedback_on(late, feedback))
-        longtail.feedback(more)
-        process.process.kill()
-        process.process.wait()
-
-    with started(releases, state) as process, Client(process.url) as longtail:
-        process.wait_until_ready()
-        longtail.feedback([*more, *events][:256])
-        check(longtail)
-        scraped = look(process, longtail, 2 * USERS)
-        assert scraped("longtail_feedback_events_total", kind="answer") == len(events) + len(more)
-        for bucket, (positives, hits) in feedback.counts.items():
-            labels = {"source": "feedback", "bucket": bucket, "window": "1h"}
-            assert scraped("longtail_online_positives", **labels) == positives
-            if positives:
-                assert scraped("longtail_online_recall", **labels) == hits / positives

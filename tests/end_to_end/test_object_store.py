@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -20,7 +19,7 @@ from longtail.index import Releases, build
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import Service, serving
-from tests.s3 import Fault, S3Server
+from tests.s3 import S3Server
 from tests.serving.process import free_port, until
 
 QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": 5}
@@ -91,11 +90,6 @@ def told(service: Service) -> str:
     return str([each for each in report["verdict"]["findings"] if each["signal"] == "refused_release"])
 
 
-def of_index(fault: str) -> Fault:
-    """An index that cannot be read."""
-    return lambda method, path: fault if method == "GET" and path.endswith("index.faiss") else None
-
-
 def test_what_is_published_is_served_and_a_rollback_too(shop: Shop) -> None:
     service = shop.start()
     assert served(service) == "a"
@@ -110,16 +104,6 @@ def test_a_reload_looks_at_the_store_at_once(shop: Shop) -> None:
     shop.releases.publish("b")
     said = httpx.post(f"{service.url}/v1/release/reload", headers={"Authorization": f"Bearer {'k' * 16}"}, timeout=30)
     assert (said.json()["release"], said.json()["changed"]) == ("b", True)
-
-
-def test_nothing_is_published_yet(s3: S3Server, shop: Shop) -> None:
-    shop.url = s3.url()
-    service = shop.start(ready=False)
-    until(lambda: _ready(service) == 503, "a service without a release")
-    build(shop.folder / "bundle", shop.url, name="first", spec="flat")
-    Releases(shop.url).publish("first")
-    service.wait_until_ready()
-    assert served(service) == "first"
 
 
 def _ready(service: Service) -> int | None:
@@ -143,25 +127,6 @@ def test_a_release_that_cannot_be_fetched_leaves_the_one_before(fault: str, shop
         assert _ready(service) == 200
     until(lambda: served(service) == "c", "c to be served once the store is well", 90)
     until(lambda: "cannot be fetched" not in told(service), "nothing to be told any more")
-
-
-def test_a_part_that_is_missing_leaves_the_one_before(shop: Shop) -> None:
-    service = shop.start()
-    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
-    shop.releases.publish("c")
-    # Of another host's copy nothing is known here: its objects are what this one needs.
-    store = ObjectStore(shop.url)
-    until(lambda: served(service) == "c", "c to be served")
-    shop.releases.publish("a")
-    until(lambda: served(service) == "a", "a to be served")
-    assert service.terminate() == 0
-    shutil.rmtree(shop.directory / "c")
-    store.delete([path for path in store.list() if path.startswith("c/index/") and path.endswith(".faiss")])
-    service = shop.start()
-    Releases(shop.url, shop.folder / "cache").publish("c")
-    until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
-    assert served(service) == "a"
-    assert ".faiss: expected an object, found none" in shop.log
 
 
 def test_a_host_starts_and_serves_what_it_has_while_the_store_is_gone(shop: Shop, s3: S3Server) -> None:
@@ -188,52 +153,6 @@ def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: Shop, s3:
         began = time.monotonic()
         assert service.terminate() == 0
         assert time.monotonic() - began < 10
-
-
-def test_a_download_that_hangs_does_not_hold_up_the_end(shop: Shop, s3: S3Server) -> None:
-    service = shop.start()
-    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
-    with s3.failing(lambda method, path: "hang" if method == "GET" and "/c/index/" in path else None):
-        shop.releases.publish("c")
-        until(lambda: any("/c/index/" in path for _, path in s3.seen), "it to be asked for")
-        began = time.monotonic()
-        assert service.terminate() == 0
-        assert time.monotonic() - began < 10
-
-
-def test_a_store_that_has_become_empty_changes_nothing(shop: Shop) -> None:
-    service = shop.start()
-    store = ObjectStore(shop.url)
-    store.delete(store.list())
-    assert service.terminate() == 0
-    service = shop.start()
-    assert served(service) == "a"
-    until(lambda: "is not there, the one before is served" in told(service), "it to be told", 60)
-
-
-def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s3: S3Server) -> None:
-    service = shop.start()
-    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
-    store = ObjectStore(shop.url)
-    wrong = next(path for path in store.list() if path.startswith("c/index/") and path.endswith(".faiss"))
-    (shop.folder / "zeros").write_bytes(bytes(len(store.read(wrong) or b"")))
-    store.upload(shop.folder / "zeros", wrong)
-    s3.seen.clear()
-    with Releases(shop.url).shelf.pointers.turn() as (now, move):
-        move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
-    until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
-    time.sleep(3)
-    assert 1 <= len([path for method, path in s3.seen if method == "GET" and path.endswith(wrong)]) <= 3
-    assert served(service) == "a"
-
-
-def test_a_copy_that_is_damaged_at_a_start_is_fetched_anew(shop: Shop) -> None:
-    assert shop.start().terminate() == 0
-    file = shop.directory / "a" / "index" / "index.faiss"
-    file.chmod(0o644)
-    file.write_bytes(bytes(file.stat().st_size))
-    service = shop.start(ready=False)
-    until(lambda: served(service) == "a", "a to be served", 90)
 
 
 def test_workers_share_one_download(shop: Shop, s3: S3Server) -> None:

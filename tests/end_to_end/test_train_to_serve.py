@@ -325,17 +325,11 @@ def test_a_label_that_is_added_by_value_scores_as_the_model_says(shop: Shop) -> 
 BAD: dict[str, tuple[str, Any, str, str]] = {
     "a vector of another length": ("taste", [1, 2, 3], "", "a list of 6 finite numbers, received a list of 3"),
     "a vector of words": ("taste", [1, 2, "3", 4, 5, 6], ".2", 'a finite number, received "3"'),
-    "a vector of a null": ("taste", [1, 2, 3, None, 5, 6], ".3", "a finite number, received null"),
     "a vector beyond float32": ("taste", [1, 2, 3, 4, 5, 1e39], ".5", r"float32 can hold, received 1e\+39"),
     "a vector of an integer that is no float": ("taste", [10**400, 2, 3, 4, 5, 6], ".0", "an integer of 401 digits"),
-    "a number for a vector": ("taste", 4, "", "a list of 6 finite numbers, received 4"),
     "a date of another form": ("joined", "1 May 2026", "", 'ISO 8601, such as "2026-.*", received "1 May'),
-    "a number for a date": ("joined", 1_777_624_215, "", "received 1777624215"),
     "a word for a number": ("income", "high", "", 'a finite number, received "high"'),
-    "a truth for a range": ("visits", True, "", "a finite number, received true"),
     "a word for a kind of one's own": ("hour", "noon", "", 'a finite number, received "noon"'),
-    "ids for a picture": ("looked_at", ["1"] * 6, ".0", 'a finite number, received "1"'),
-    "a truth for a picture": ("looked_at", True, "", "or a label's id .a string or an integer., received true"),
     "a fraction for a picture": ("looked_at", 1.5, "", "or a label's id .* received 1.5"),
     "a time that is no date": ("seen", {"ids": ["1"], "times": [5]}, ".times.0", "received 5"),
     "times that fall": ("seen", {"ids": ["1", "2"], "times": ["2026-02-02", "2026-02-01"]}, ".times.1", "oldest first"),
@@ -356,13 +350,6 @@ def test_a_bad_value_is_refused_with_its_feature(shop: Shop, name: str, value: A
     assert error["field"] == f"queries.1.features.{name}{part}"
     assert "expected" in error["message"]
     assert re.search(message, error["message"]), error["message"]
-
-
-def test_a_bad_value_of_a_new_label_is_refused(shop: Shop) -> None:
-    labels = [{"id": "bad", "features": {"released": "2026-02-30"}}]
-    error = shop.http.post("/v1/labels", json={"labels": labels}).json()["error"]
-    assert error["field"] == "labels.0.features.released"
-    assert 'received "2026-02-30"' in error["message"]
 
 
 def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:

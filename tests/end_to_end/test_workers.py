@@ -234,17 +234,6 @@ def test_no_process_is_left(releases: Path, tmp_path: Path, ends: str) -> None:
         assert "Traceback" not in (tmp_path / "state/server.log").read_text()
 
 
-def test_a_signal_while_workers_are_being_started_ends_all(releases: Path, tmp_path: Path) -> None:
-    with several_workers(releases, tmp_path / "state", workers=4) as process:
-        started = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
-        # The first child is multiprocessing's resource tracker, the second a worker.
-        while len(started.read_text().split()) < 2:
-            assert process.process.poll() is None
-        assert process.terminate() == 0
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{process.url}/livez")
-
-
 @contextmanager
 def foreground(releases: Path, root: Path, *python: str) -> Iterator[ServerProcess]:
     """Two workers whose parent leads a process group, as a shell would have it; `python` runs the command line."""
@@ -285,20 +274,6 @@ cli.main(sys.argv[1:])
 """
 
 
-def test_workers_that_only_die_young_end_the_service(releases: Path, tmp_path: Path) -> None:
-    with foreground(releases, tmp_path, "-c", YOUNG) as process:
-        process.wait_until_ready()
-        deadline = time.monotonic() + 20
-        while process.process.poll() is None:
-            assert time.monotonic() < deadline, "expected the service to give up"
-            for worker in workers_of(process):
-                with suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)
-        assert process.process.returncode == 1
-        said = (tmp_path / "server.log").read_text()
-        assert said.count("5 workers in a row died young: stopping the service") == 1
-
-
 def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> None:
     with foreground(releases, tmp_path, "-c", YOUNG) as process:
         process.wait_until_ready()
@@ -322,21 +297,6 @@ def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> 
         said = (tmp_path / "server.log").read_text()
         assert said.count("another is started in") == 6
         assert "1 of 2 workers are healthy" in said
-
-
-def test_memory_and_open_files_of_every_worker_whichever_is_asked(
-    both: list[tuple[Client, httpx.Client]],
-) -> None:
-    for _, http in both:
-        figures = samples(http)
-        for worker in (0, 1):
-            resident, private, files = (
-                figures[f"longtail_worker_{name} worker={worker}"]
-                for name in ("resident_bytes", "private_bytes", "open_files")
-            )
-            # Python, NumPy, FAISS and ONNX Runtime.
-            assert 20e6 < private < resident < 2e9
-            assert 10 < files < 1000
 
 
 def test_a_worker_that_is_stopped_alone_is_replaced_and_nobody_is_turned_away(releases: Path, tmp_path: Path) -> None:

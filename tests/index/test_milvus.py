@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle.errors import StorageError
 from longtail.index import (
     CollectionMismatchError,
     EngineUnavailableError,
@@ -30,12 +29,10 @@ from longtail.index import (
     refresh_priors,
     update,
 )
-from longtail.index.construct import collection as building
 from tests.bundles import make_bundle
 from tests.index import test_filters, test_hidden, test_search
 from tests.milvus import COLLECTIONS, RunningMilvus
 from tests.milvus import milvus as milvus
-from tests.s3 import S3Server
 from tests.serving.process import free_port
 
 if TYPE_CHECKING:
@@ -180,25 +177,6 @@ def test_a_collection_that_is_not_what_it_was_is_not_published(
         releases.open("one")
 
 
-def test_what_another_place_has_stays(opened: Callable[[str], Release], tmp_path: Path) -> None:
-    """Two directories with the same content, of which one is pruned; nor is a release that cannot be read forgotten."""
-    kept = opened("milvus_flat")
-    bundle = make_bundle(labels=1_200, seed=2).write(tmp_path / "bundle")
-    places = [Releases(tmp_path / name) for name in ("one", "other")]
-    for place in places:
-        for name in ("a", "b"):
-            build(bundle, place.root, spec="milvus_flat", name=name, filterable=["title"] if name == "a" else [])
-        build(bundle, place.root, spec="flat", name="c")
-        place.publish("c")
-    named = {name: _named(places[0].open(name)) for name in "ab"}
-    manifest = places[1].root / "a" / "index" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    assert places[0].prune(1) == ["a", "b"]
-    assert set(named.values()) <= _collections(kept)
-    assert places[1].prune(1) == ["a", "b"]
-    assert _collections(kept) & set(named.values()) == {named["a"]}  # which nobody can tell was its
-
-
 def test_two_builds_of_the_same_at_once(opened: Callable[[str], Release], tmp_path: Path) -> None:
     kept = opened("milvus_flat")
     make_bundle(labels=1_500, dim=8, seed=4).write(tmp_path / "bundle")
@@ -225,45 +203,6 @@ def test_labels_of_long_texts_are_written_in_parts(
         _named(release), filter="row in [0, 1099]", output_fields=["display", "value_0"], consistency_level="Strong"
     )
     assert sorted(row["display"]["text"][:4] for row in held) == ["0 éé", "1099"]
-
-
-def test_what_nobody_filters_by_weighs_too(
-    opened: Callable[[str], Release], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`display` has every column, whatever --filterable says."""
-    assert opened("milvus_flat")
-    monkeypatch.setattr("longtail.index.construct.collection._BATCH_BYTES", 100_000)
-    sent = []
-    upright = building._insert
-
-    def insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], where: dict[str, Any]) -> None:
-        sent.append(sum(len(str(entity["display"])) for entity in entities))
-        upright(server, name, entities, where)
-
-    monkeypatch.setattr(building, "_insert", insert)
-    bundle = make_bundle(labels=1_100, dim=4)
-    long = replace(bundle.labels, display=pa.table({"text": [f"{row} {'x' * 900}" for row in range(1_100)]}))
-    manifest = bundle.manifest.model_copy(update={"display": ["text"]})
-    replace(bundle, labels=long, manifest=manifest).write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", spec="milvus_flat", name="a", filterable=[])
-    assert sum(sent) > 1_000_000
-    assert max(sent) <= 100_000
-
-
-def test_an_upload_that_is_refused_leaves_what_is_there_held(
-    opened: Callable[[str], Release], s3: S3Server, tmp_path: Path
-) -> None:
-    kept = opened("milvus_flat")
-    bundle = make_bundle(labels=1_200, seed=3).write(tmp_path / "bundle")
-    here, there = Releases(tmp_path / "releases"), Releases(s3.url())
-    build(bundle, here.root, spec="milvus_flat", name="a")
-    there.upload(here.root / "a")
-    with s3.failing(lambda method, _: "fail" if method in ("PUT", "GET") else None), pytest.raises(StorageError):
-        there.upload(here.root / "a")
-    build(bundle, here.root, spec="flat", name="b")
-    here.publish("b")
-    assert here.prune(1) == ["a"]
-    assert _named(there.open("a")) in _collections(kept)
 
 
 def test_a_build_that_fails_leaves_no_collection_behind(

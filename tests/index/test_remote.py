@@ -19,14 +19,12 @@ from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import ObjectStore
 from longtail.bundle.remote import local_bundle, upload_bundle
 from longtail.index import (
-    FloorsNotMetError,
     LongtailIndexError,
     Release,
     ReleaseCorruptError,
     ReleaseNotFoundError,
     Releases,
     build,
-    update,
 )
 from longtail.index.cli import main
 from longtail.index.errors import PublishedMeanwhileError
@@ -113,17 +111,6 @@ def test_publish_rollback_and_history(url: str, tmp_path: Path) -> None:
     assert (releases.pointers().forced, releases.rollback()) == (None, "a")
 
 
-def test_stage_and_unstage(url: str, tmp_path: Path) -> None:
-    releases, other = Releases(url), local(url, tmp_path / "other")
-    releases.publish("a")
-    with pytest.raises(LongtailIndexError, match="expected another release than CURRENT"):
-        other.stage("a")
-    other.stage("b")
-    assert releases.staged() == "b"
-    releases.publish("b")
-    assert (other.staged(), other.unstage()) == (None, None)
-
-
 def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     releases = Releases(url)
     releases.publish("a")
@@ -158,14 +145,6 @@ def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> N
     ):
         Releases(url).publish("a")
     assert Releases(url).current() is None
-
-
-def test_floors_beside_the_releases_hold(url: str) -> None:
-    ObjectStore(url).create("promise.toml", b"[floors]\ntail = 0.99\n")
-    with pytest.raises(FloorsNotMetError):
-        Releases(url).publish("a")
-    Releases(url).publish("a", force=True)
-    assert Releases(url).pointers().forced == "a"
 
 
 def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
@@ -291,20 +270,6 @@ def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
             method(Releases("s3://nosuchbucket/releases"))
 
 
-def test_a_store_that_does_not_say_what_condition_fails(
-    bundle_path: Path, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = s3.url()
-    with s3.failing(lambda *_: "terse"):
-        for name in ("a", "b"):
-            build(bundle_path, url, name=name, spec="flat")
-            Releases(url).publish(name)
-        Releases(url).upload(Releases(url).root / "a")
-        with published_by_another(url, "a", monkeypatch), pytest.raises(PublishedMeanwhileError):
-            Releases(url).publish("b")
-    assert local(url, tmp_path / "other").rollback() == "b"
-
-
 def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str, tmp_path: Path) -> None:
     Releases(url).publish("a")
     ObjectStore(url).delete(["a/index/manifest.json"])
@@ -366,12 +331,6 @@ def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S
     assert not list(tmp_path.rglob("out"))
 
 
-@pytest.mark.parametrize("place", ["://x", "s3://", "here", "s3:/b"])
-def test_what_is_no_url(place: str) -> None:
-    with pytest.raises(StorageError, match="expected the URL of an object store, such as s3://bucket/folder"):
-        ObjectStore(place)
-
-
 def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(BundleExistsError, match="/a already exists: expected a name that is free"):
         build(bundle_path, url, name="a")
@@ -380,16 +339,6 @@ def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> No
     with pytest.raises(BundleExistsError, match="d/: expected a free place, found an upload of host:1"):
         Releases(url).upload(tmp_path / "new" / "d")
     assert Releases(url).names() == ["a", "b", "c"]
-
-
-def test_an_upload_that_was_cut_off_is_gone_on_with(bundle_path: Path, url: str, s3: S3Server, tmp_path: Path) -> None:
-    build(bundle_path, tmp_path / "new", name="d", spec="flat")
-    told = pytest.raises(StorageError, match=r"could not write d/bundle/labels\.arrow")
-    with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told:
-        Releases(url).upload(tmp_path / "new" / "d")
-    assert "d" not in Releases(url).names()
-    Releases(url).upload(tmp_path / "new" / "d")
-    assert local(url, tmp_path / "other").verify("d").manifest.kind == "flat"
 
 
 def test_a_bundle_goes_there_and_back(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:
@@ -413,14 +362,6 @@ def test_another_bundle_is_not_written_over(bundle_path: Path, large_bundle_path
     upload_bundle(bundle_path, url)
     with pytest.raises(BundleExistsError, match="expected a URL without a bundle, found another one"):
         upload_bundle(large_bundle_path, url)
-
-
-def test_update_at_a_url(bundle_path: Path, s3: S3Server) -> None:
-    url = s3.url()
-    build(bundle_path, url, name="first", spec="ivf_flat")
-    Releases(url).publish("first")
-    assert update(bundle_path, url, name="second").kind == "ivf_flat"
-    assert Releases(url).names() == ["first", "second"]
 
 
 def run(*arguments: str) -> None:
@@ -456,15 +397,6 @@ def test_no_store_behind_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(StorageError, match=r"expected the extra `remote`, pip install 'longtail\[remote\]'"):
         Releases("s3://bucket/x")
-
-
-@pytest.mark.parametrize(
-    ("url", "kind"), [("s3://b/x", "S3Store"), ("gs://b/x", "GCSStore"), ("az://b/x", "AzureStore")]
-)
-def test_every_kind_of_store_is_made(url: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
-        monkeypatch.setenv(name, "a2V5")
-    assert type(ObjectStore(url)._store).__name__ == kind
 
 
 def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:

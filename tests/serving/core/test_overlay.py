@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from longtail.bundle import Bundle, Hide, LabelRecord, Restore, Tower, Upsert, replay
-from longtail.index import Filter, IndexSpec, QueryError, Searcher
+from longtail.index import Filter, IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving.core.overlay import Overlay, OverlaySearcher
 from longtail.serving.core.ranking import Batch, IndexRanker, LabelSearcher
@@ -166,18 +166,6 @@ def test_answers_are_the_best_by_formula_whatever_the_filter(variant: dict[str, 
             assert (scores[query, len(best) :] == -np.inf).all()
 
 
-def test_large_batches_are_scored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = make_bundle(labels=L, label_tower=True)
-    overlay = overlay_of(bundle, *some_records(np.random.default_rng(2), 40))
-    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
-    filters = [Filter(exclude=np.array([query, L + 1])) for query in range(50)]
-    whole = overlay.searcher.search(queries, 9, filters)
-    monkeypatch.setattr("longtail.serving.core.overlay._SCORES_AT_ONCE", 3 * len(overlay.added))
-    parts = overlay.searcher.search(queries, 9, filters)
-    np.testing.assert_array_equal(whole[1], parts[1])
-    np.testing.assert_allclose(whole[0], parts[0], rtol=1e-5, atol=1e-7)
-
-
 def test_nothing_stands_between_a_query_and_the_index_when_nothing_changed() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     overlay = overlay_of(bundle)
@@ -269,12 +257,6 @@ def test_a_label_of_the_catalogue_keeps_its_figures_and_what_it_shows() -> None:
     assert "item-7" not in gone.row_of
 
 
-def test_an_own_id_that_is_given_is_used() -> None:
-    bundle = make_bundle(labels=L, label_tower=True)
-    overlay = overlay_of(bundle, upsert("like 9", item_id="item-9", **label_features(9)))
-    np.testing.assert_allclose(overlay.added.embeddings[0], bundle.embeddings[9], atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("record", "field", "message"),
     [
@@ -302,16 +284,6 @@ def test_labels_that_cannot_be_served_are_refused_before_they_are_acknowledged(
     assert lenient.skipped == {"x": f"{field.removeprefix('labels.1.')}: {caught.value.message}"}
     assert "1 changed labels are not served with this release" in caplog.text
     assert lenient.with_changes([upsert("x", year=2)]).skipped == {}
-
-
-def test_a_mistake_far_down_a_long_request_is_named_by_its_place() -> None:
-    overlay = overlay_of(make_bundle(labels=L, label_tower=True))
-    records = [upsert(f"new-{at}", year=at) for at in range(600)]
-    records[555] = upsert("new-555", year=True)
-    with pytest.raises(InvalidRequestError) as caught:
-        overlay.check(records)
-    assert caught.value.field == "labels.555.features.year"
-    assert len(overlay.with_changes(records).added) == 599
 
 
 def test_there_is_room_for_so_many_labels() -> None:
@@ -356,23 +328,6 @@ def test_what_a_release_has_taken_in_since_is_its_own() -> None:
     assert overlay.hidden.tolist() == [4], "hidden until it is restored"
     again = overlay.with_changes([upsert("item-1", at=after, year=2)])
     assert (again.merged, again.added.ids) == ({"item-2"}, ["item-3", "new", "item-1"])
-
-
-def test_a_release_of_other_features_skips_what_it_cannot_read() -> None:
-    bundle = make_bundle(labels=L, label_tower=True)
-    records = [upsert(f"new-{at}", genres=["g1"], colour="red") for at in range(300)] + [upsert("ok", genres=["g2"])]
-    overlay = overlay_of(bundle, *records)
-    assert overlay.added.ids == ["ok"]
-    assert len(overlay.skipped) == 300
-    assert len(overlay.changes.upserts) == 301
-
-
-def test_filters_that_name_rows_beyond_the_overlay_are_refused() -> None:
-    bundle = make_bundle(labels=L, label_tower=True)
-    overlay = overlay_of(bundle, upsert("new"))
-    queries = bundle.augmentation.queries(bundle.calibration_queries[:1], 0.0)
-    with pytest.raises(QueryError, match=r"expected label rows 0\.\.60, received 61"):
-        overlay.searcher.search(queries, 1, [Filter(exclude=np.array([61]))])
 
 
 def test_columns_of_other_types_are_shown_and_taken_as_json() -> None:

@@ -77,12 +77,6 @@ def test_releases_stay_to_be_pinned_as_long_as_they_are_kept(tmp_path: Path, kee
                     assert message.endswith(f'received "r{number}"')
 
 
-@pytest.mark.parametrize(("release", "status"), [("../plane-1", 404), ("x" * 128, 404), ("x" * 129, 422), (1, 422)])
-def test_names_that_are_no_release(client: httpx.Client, release: object, status: int) -> None:
-    kind = "unknown_release" if status == 404 else "invalid_request"
-    assert len(refused(retrieve(client, release=release), status, kind, "release")) < 300
-
-
 def test_a_pinned_release_has_the_label_changes_too(app: Starlette, client: httpx.Client) -> None:
     app.state.service.serve(plane_retriever("plane-2"))
     assert client.delete("/v1/labels/a").status_code == 200
@@ -172,7 +166,6 @@ OF_ANSWER = {"answer_id": "r", "labels": ["a"]}
 OF_REQUEST = {"request_id": "r", "labels": ["a"]}
 FEEDBACK = {
     "no events": ({"events": []}, "events", "expected at least 1 of them, received 0"),
-    "no list": ({}, "events", "expected a value for events, received none"),
     "too many events": ({"events": [OF_ANSWER] * 6}, "events", "expected at most 5 events, received 6"),
     "of nothing": ({"labels": ["a"]}, "events.0", "expected one of answer_id, request_id and features, received none"),
     "λ beside an answer": (
@@ -185,22 +178,9 @@ FEEDBACK = {
         "events.0",
         "expected no query beside features, received some",
     ),
-    "of both": (
-        {**ORGANIC, **OF_REQUEST},
-        "events.0",
-        "expected one of answer_id, request_id and features, received request_id and features",
-    ),
-    "no labels": ({"request_id": "r"}, "events.0.labels", "expected a value for labels, received none"),
-    "empty labels": ({**OF_ANSWER, "labels": []}, "events.0.labels", "expected at least 1 of them, received 0"),
-    "one label": ({**OF_ANSWER, "labels": "a"}, "events.0.labels", 'expected a valid array, received "a"'),
     "long label": (
         {**OF_ANSWER, "labels": ["a", "x" * 513]},
         "events.0.labels.1",
-        "expected a label of the release, or an id of at most 512 characters, received",
-    ),
-    "long label of no answer": (
-        {**ORGANIC, "labels": [10**512]},
-        "events.0.labels.0",
         "expected a label of the release, or an id of at most 512 characters, received",
     ),
     "label of no kind": ({**OF_ANSWER, "labels": ["a", 1.5]}, "events.0.labels.1", "expected an id"),
@@ -216,23 +196,7 @@ FEEDBACK = {
         "events.0",
         "expected no idempotency_key beside request_id, received some",
     ),
-    "empty key": ({**ORGANIC, "idempotency_key": ""}, "events.0.idempotency_key", "at least 1 character"),
-    "long key": ({**ORGANIC, "idempotency_key": "k" * 129}, "events.0.idempotency_key", "at most 128 characters"),
-    "key of no kind": ({**ORGANIC, "idempotency_key": 7}, "events.0.idempotency_key", "expected a valid string"),
-    "long answer id": ({**OF_ANSWER, "answer_id": "r" * 129}, "events.0.answer_id", "at most 128 characters"),
-    "answer id of no kind": ({**OF_ANSWER, "answer_id": 7}, "events.0.answer_id", "expected a valid string"),
-    "place beyond all": ({**OF_ANSWER, "query": 2**31}, "events.0.query", "less than or equal to 2147483647"),
-    "empty request id": ({**OF_REQUEST, "request_id": ""}, "events.0.request_id", "at least 1 character"),
-    "long request id": ({**OF_REQUEST, "request_id": "r" * 129}, "events.0.request_id", "at most 128 characters"),
-    "request id of no kind": ({**OF_REQUEST, "request_id": 7}, "events.0.request_id", "expected a valid string"),
-    "place below 0": ({**OF_ANSWER, "query": -1}, "events.0.query", "expected greater than or equal to 0"),
     "unknown key": ({**OF_ANSWER, "label": "a"}, "events.0.label", "expected one of the keys"),
-    "features of no kind": ({**ORGANIC, "features": []}, "events.0.features", "expected an object"),
-    "unknown feature": (
-        {"events": [OF_ANSWER, ORGANIC, {**ORGANIC, "features": {"usr": "east"}}]},
-        "events.2.features.usr",
-        "expected one of the features",
-    ),
     "dial too high": ({**ORGANIC, "bias_removal": 3}, "events.0.bias_removal", "expected -1.0 <= bias_removal <= 2.0"),
 }  # fmt: skip
 
@@ -292,15 +256,6 @@ def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
     app = create_app(plane_settings(tmp_path, max_total_k=1), retriever=plane_retriever())
     with client_of(app) as client:
         assert client.post("/v1/retrieve", json={"queries": [{**EAST, "k": 4}]}).status_code == 200
-
-
-def test_long_ids_of_the_catalogue_are_chosen_like_others(tmp_path: Path) -> None:
-    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "x" * 600))
-    with client_of(app) as client:
-        events = [{"answer_id": "r", "labels": ["x" * 600 + "a"]}]
-        assert client.post("/v1/feedback", json={"events": events}).status_code == 200
-        events[0]["labels"].append("x" * 601)
-        refused(client.post("/v1/feedback", json={"events": events}), 422, "invalid_request", "events.0.labels.1")
 
 
 def test_labels_change_while_feedback_is_stuck(app: Starlette, client: httpx.Client) -> None:
@@ -380,11 +335,3 @@ def test_labels_that_cannot_be_added(
     message = refused(client.post("/v1/labels", json={"labels": labels}), status, kind, field)
     assert message.startswith("expected ")
     assert (series(client)["longtail_labels_hidden"], ids(retrieve(client))[0]) == (1, "c/é")
-
-
-def test_ids_with_line_breaks_are_ids_like_others(tmp_path: Path) -> None:
-    app = create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "1\n/\n"))
-    with client_of(app) as client:
-        assert client.get("/v1/labels/1%0A%2F%0Aa").json()["id"] == "1\n/\na"
-        assert client.delete("/v1/labels/1%0A%2F%0Aa").json()["id"] == "1\n/\na"
-        assert ids(retrieve(client))[0] == "1\n/\nc/é"

@@ -15,7 +15,7 @@ from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair,
 from longtail.serving.monitoring.database import open_engine
 from longtail.state import Place, read_place
 from longtail.state.engines import reading
-from tests.serving.monitoring.shop import BUCKETS, IDS, Clock, answered
+from tests.serving.monitoring.shop import BUCKETS, Clock, answered
 
 Opening = Callable[..., LiveFigures]
 
@@ -68,13 +68,6 @@ def test_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
         pytest.approx(0.8824, abs=1e-4),
     )
     assert live.report()["series"]["recall"]["feedback"]["head"] == [pytest.approx(1 / 2)]
-
-
-def test_queries_of_one_request_are_apart(live: LiveFigures, clock: Clock) -> None:
-    first = answered([[0], [4]], names=["a", "a"])
-    live.count_answers(replace(first, places=[0, 1]))
-    live.record_feedback([event("a", 4, query=1), event("a", 5, query=0)])
-    assert recall(live, clock)["all"] == (2, 1)
 
 
 def test_a_retry_counts_once(live: LiveFigures, clock: Clock) -> None:
@@ -165,16 +158,6 @@ def test_any_worker_takes_the_event_and_one_counts_it(open_live: Opening, clock:
         assert recall(live, clock)["all"] == (2, 1)
 
 
-def test_a_restart_goes_on(open_live: Opening, clock: Clock) -> None:
-    first = open_live()
-    first.count_answers(answered([[0, 4]], names=["a"]))
-    first.record_feedback([event("a", 0)])
-    first.close()
-    second = open_live()
-    second.record_feedback([event("a", 0, 5)])
-    assert recall(second, clock)["all"] == (2, 1)
-
-
 def test_shadow_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
     def interaction(answered: list[int], interacted: list[int]) -> ShadowPair:
         return ShadowPair(np.array(answered), np.array(interacted, np.int64))
@@ -216,15 +199,6 @@ def test_planted_recall_is_recovered(open_live: Opening, clock: Clock) -> None:
         assert figures[bucket]["high"] - figures[bucket]["low"] < 0.06
 
 
-def test_recall_rolls_out_of_the_window(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[0]], names=["a"]))
-    live.record_feedback([event("a", 0)])
-    assert recall(live, clock, window="5m")["all"] == (1, 1)
-    clock.pass_(300)
-    assert recall(live, clock, window="5m")["all"] == (0, 0)
-    assert recall(live, clock, window="1h")["all"] == (1, 1)
-
-
 def test_the_oldest_answers_go_first(open_live: Opening, clock: Clock, kept: Place) -> None:
     live = open_live(max_answers=10)
     for number in range(30):
@@ -250,33 +224,6 @@ def test_settled_feedback_goes_after_two_days(live: LiveFigures, clock: Clock, k
     clock.pass_(2 * 3600)
     live.flush()
     assert held() == (0, 0)
-
-
-def test_settled_feedback_is_bounded_by_number_too(open_live: Opening, clock: Clock, kept: Place) -> None:
-    live = open_live(max_answers=5)
-    live.count_answers(answered([list(range(12))], names=["a"]))
-    live.record_feedback([event("a", *range(12))])
-    live.flush()
-    clock.pass_(61)
-    live.flush()
-    assert selected(kept, "SELECT label FROM feedback ORDER BY id") == [(id_,) for id_ in IDS[7:]]
-
-
-def test_no_answers_are_kept_if_none_are_wanted(open_live: Opening, clock: Clock) -> None:
-    live = open_live(max_answers=0)
-    live.count_answers(answered([[0]], names=["a"]))
-    live.record_feedback([event("a", 0)])
-    assert recall(live, clock)["all"] == (0, 0)
-
-
-def test_many_threads_take_turns(live: LiveFigures, clock: Clock) -> None:
-    live.count_answers(answered([[0]] * 40))
-    threads = [threading.Thread(target=live.record_feedback, args=([event(f"answer-{n}", 0)],)) for n in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert recall(live, clock)["all"] == (40, 40)
 
 
 def test_feedback_is_kept_as_long_as_is_set(tmp_path: Path, clock: Clock, kept: Place) -> None:
