@@ -18,11 +18,6 @@ def test_exp_makes_the_cifar_lt_of_the_literature(classes: int, each: int, total
     assert (np.diff(counts) <= 0).all()
 
 
-def test_exp_by_hand() -> None:
-    """Ratio 8 over four labels halves at every rank: 16, 8, 4, 2."""
-    assert kept_counts(np.repeat(np.arange(4), 16), "exp", ratio=8).tolist() == [16, 8, 4, 2]
-
-
 @pytest.mark.parametrize(("classes", "head"), [(100, 50), (5, 2)])
 def test_step_has_two_counts(classes: int, head: int) -> None:
     counts = kept_counts(np.repeat(np.arange(classes), 500), "step")
@@ -36,11 +31,6 @@ def test_labels_of_unequal_counts_keep_their_order_and_none_is_asked_for_more_th
     rows = profile(labels, "exp", ratio=4)
 
     assert dict(zip(*np.unique(labels[rows], return_counts=True), strict=True)) == {"a": 36, "b": 18, "c": 9}
-
-
-def test_the_ratio_is_exceeded_by_less_than_one_row_of_the_rarest() -> None:
-    """n = 250: 250 and ⌊2.5⌋ = 2, a ratio of 125 < 100 · (1 + 1/2)."""
-    assert kept_counts(np.repeat([0, 1], 250), "step").tolist() == [250, 2]
 
 
 def test_rows_are_distinct_and_repeat_under_a_seed() -> None:

@@ -9,16 +9,14 @@ import pytest
 from rich.console import Console
 
 from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, learns, paired, verdict
-from benchmarks.seeds.measure import contributions, popularity_side
+from benchmarks.seeds.measure import contributions
 from benchmarks.seeds.papers_data import papers_data
-from benchmarks.seeds.run import Bench, climb
-from benchmarks.seeds.store import Record, Store, pack_values, protocol_of, unpack_values
+from benchmarks.seeds.run import Bench
+from benchmarks.seeds.store import Record, Store, pack_values, protocol_of
 from benchmarks.seeds.studies import studies
-from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Ladder, Method, Study
-from longtail.bundle import Augmentation
+from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Method, Study
 from longtail.trainer import recipes
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
-from longtail.trainer.evaluation.ranking import LabelSide
 
 RECIPES = Path(recipes.__path__[0])
 OF_RECIPES = [study for study in studies() if (RECIPES / f"{study.data}.toml").exists()]
@@ -86,18 +84,6 @@ def test_a_finding_is_the_lead_of_the_method_the_paper_has_ahead() -> None:
     assert estimate_of(Finding("", "", "s", "a", "b", "precision@1"), records[:-1]) is None  # b lacks a seed
 
 
-def test_of_errors_the_lower_one_leads() -> None:
-    records = [record(method, seed, []) for method in ("a", "b") for seed in SEEDS]
-    for it in records:
-        error = 0.25 if it.method == "a" else 0.75
-        it.values = {"balanced_error@1@0": pack_values(np.full(4, error))}
-
-    estimate = estimate_of(Finding("", "", "s", "a", "b", "balanced_error@1"), records)
-
-    assert estimate is not None
-    assert estimate.lead == 0.5
-
-
 def test_in_time_the_other_method_is_taken_where_it_was_by_then() -> None:
     """b's moments end at 4, 8 and 12 seconds; a took 10."""
     records = [record("a", seed, [1, 1]) for seed in SEEDS]
@@ -141,49 +127,6 @@ def test_contributions_average_to_the_trainers_metrics() -> None:
     for name in set(shares) & set(metrics):
         assert shares[name].mean() == pytest.approx(metrics[name].value), name
     assert shares["pair_recall@10"].mean() == positives.hits(top_NK).sum() / len(positives.keys)
-
-
-def test_popularity_ranks_by_frequency() -> None:
-    counts = np.array([5, 1, 9], np.int64)
-    log_pi = np.log(counts / 15).astype(np.float32)
-    side = LabelSide(np.ones((3, 4), np.float32), log_pi, None, counts, 3, np.zeros(3, np.int8), Augmentation(1.0, 1.0))
-
-    popular = popularity_side(side, log_pi)
-    rows = popular.augmentation.rows(popular.embeddings, popular.log_pn, popular.bias)
-
-    assert (rows @ popular.augmentation.queries(np.zeros((1, 1), np.float32), 1.0).T)[:, 0].argsort().tolist() == [
-        1,
-        0,
-        2,
-    ]
-
-
-def test_values_survive_packing() -> None:
-    values = np.array([0.0, 1.0, 0.3333, 51.25])
-
-    np.testing.assert_allclose(unpack_values(pack_values(values)), values, rtol=1e-3)
-
-
-def test_a_climb_ends_inside_the_ladder_or_at_its_end() -> None:
-    ladders = (Ladder("rate", (1, 2, 3, 4, 5), 2), Ladder("l2", (0, 1, 2), 0))
-    tried: list[dict[str, float]] = []
-
-    def valid(choice: dict[str, float]) -> float:
-        tried.append(choice)
-        return -abs(choice["rate"] - 5) - choice["l2"]
-
-    assert climb(ladders, valid) == {"rate": 5, "l2": 0}
-    assert [(it["rate"], it["l2"]) for it in tried] == [(3, 0), (2, 0), (4, 0), (5, 0), (5, 0), (5, 1)]
-    assert climb(ladders, lambda _: float("-inf")) == {"rate": 3, "l2": 0}
-
-
-def test_every_table_has_popularity_and_the_full_loss() -> None:
-    for study in studies():
-        names = [method.name for method in study.methods]
-        assert POPULARITY in names, study.name
-        assert FULL in names, study.name
-        assert len(set(names)) == len(names)
-        assert set(study.compare) <= set(study.show), study.name
 
 
 def test_findings_name_what_the_studies_measure() -> None:

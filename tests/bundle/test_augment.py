@@ -46,17 +46,6 @@ def test_row_times_query_is_temperature_times_the_served_score(
     np.testing.assert_allclose(product, temperature * scores, atol=1e-4)
 
 
-def test_rows_and_queries_by_hand() -> None:
-    augmentation = Augmentation(temperature=0.5, kappa=2.0, kappa_bias=4.0)
-
-    rows = augmentation.rows(np.float32([[1, 0]]), np.float32([-3]), np.float32([0.25]))
-    queries = augmentation.queries(np.float32([[0, 1], [1, 1]]), 1.0)
-
-    assert rows.dtype == queries.dtype == np.float32
-    assert rows.tolist() == [[1, 0, -6, 1]]
-    assert queries.tolist() == [[0, 1, 0.25, 0.125], [1, 1, 0.25, 0.125]]
-
-
 def test_a_second_coordinate_by_hand() -> None:
     augmentation = Augmentation(temperature=0.5, kappa=2.0, kappa_bias=4.0, kappa_popularity=8.0)
 
@@ -77,16 +66,6 @@ def test_where_one_coordinate_holds_both_the_weights_add_up_and_none_changes_no_
     assert augmentation.queries(queries, 0.3, 0.0).tobytes() == augmentation.queries(queries, 0.3).tobytes()
 
 
-def test_a_popularity_that_is_expected_must_be_given() -> None:
-    with pytest.raises(ValueError, match="expected log π of the labels, received None"):
-        Augmentation(0.1, 1.0, None, 1.0).rows(np.zeros((1, 2), np.float32), np.zeros(1, np.float32), None)
-
-
-def test_a_bias_that_is_expected_must_be_given() -> None:
-    with pytest.raises(ValueError, match="expected label biases, received None"):
-        Augmentation(0.1, 1.0, 1.0).rows(np.zeros((1, 2), np.float32), np.zeros(1, np.float32), None)
-
-
 def test_conditioning_gives_added_coordinates_the_spread_of_the_others() -> None:
     embeddings = np.float32([[3, 1], [-3, -1]])
     log_pn, bias = np.float32([-1, -5]), np.float32([0.5, -0.5])
@@ -99,14 +78,6 @@ def test_conditioning_gives_added_coordinates_the_spread_of_the_others() -> None
     assert augmentation.kappa_popularity == pytest.approx(typical / 1.5)
 
 
-def test_conditioning_survives_columns_without_spread() -> None:
-    same = np.ones((3, 2), np.float32)
-
-    augmentation = Augmentation.fitted(0.1, same, np.full(3, -1, np.float32), np.zeros(3, np.float32))
-
-    assert (augmentation.kappa, augmentation.kappa_bias) == (1, 1)
-
-
 @pytest.mark.parametrize("labels", [3, 7, 1000, 41_001])
 def test_a_column_that_only_rounding_spreads_is_not_blown_up(labels: int) -> None:
     embeddings = np.random.default_rng(0).standard_normal((labels, 4), np.float32)
@@ -116,8 +87,3 @@ def test_a_column_that_only_rounding_spreads_is_not_blown_up(labels: int) -> Non
     augmentation = Augmentation.fitted(0.1, embeddings, uniform, None, uniform)
 
     assert (augmentation.kappa, augmentation.kappa_popularity) == (1, 1)
-
-
-def test_priors_that_are_expected_must_be_given() -> None:
-    with pytest.raises(ValueError, match="expected the labels' priors, received None"):
-        Augmentation(0.1, 1.0, kappa_priors=(1.0,)).rows(np.zeros((1, 2), np.float32), np.zeros(1, np.float32), None)

@@ -101,18 +101,6 @@ def test_rows_of_the_index_are_the_served_scores(written: Path) -> None:
     np.testing.assert_allclose(bundle.rows() @ query, 0.1 * scores, atol=1e-5)
 
 
-def test_rows_with_a_prior_of_its_own_are_the_served_scores(tmp_path: Path) -> None:
-    bundle = make_bundle(labels=12, dim=4, users=5, bias=True, popularity=True).write(tmp_path / "bundle")
-    labels = Bundle.load(tmp_path / "bundle").labels
-    query = bundle.augmentation.queries(bundle.calibration_queries[:1], 1.0, -0.5)[0]
-
-    pi = (labels.counts + 0.5) / (labels.counts + 0.5).sum()
-    scores = bundle.embeddings @ bundle.calibration_queries[0] / 0.1 + labels.bias
-    scores += np.log((pi + 1 / 12) / 2) - 0.5 * np.log(pi)
-    np.testing.assert_allclose(bundle.rows() @ query, 0.1 * scores, atol=1e-5)
-    np.testing.assert_allclose(labels.log_pi, np.log(pi), rtol=1e-5)
-
-
 def test_a_bundle_that_was_moved_loads_and_one_that_exists_is_not_overwritten(written: Path, tmp_path: Path) -> None:
     moved = written.rename(tmp_path / "moved")
 
@@ -234,16 +222,6 @@ def test_a_bundle_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
-def test_invariants_hold_for_intact_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = make_bundle(labels=12, dim=4)
-    with monkeypatch.context() as patched:
-        patched.setattr(Bundle, "validate", lambda _: None)
-        replace(bundle, embeddings=bundle.embeddings * 2).write(tmp_path / "bundle")
-
-    with pytest.raises(BundleInvariantError, match=r"expected norm 1 ± 0.001, found norm 2"):
-        Bundle.load(tmp_path / "bundle")
-
-
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 def test_one_flipped_bit_in_any_file_is_refused(written: Path, name: str, place: str) -> None:
@@ -252,23 +230,6 @@ def test_one_flipped_bit_in_any_file_is_refused(written: Path, name: str, place:
     (written / name).write_bytes(content)
 
     with pytest.raises(BundleCorruptError, match=f"{name}: expected sha256 [0-9a-f]{{64}}, found [0-9a-f]{{64}}"):
-        Bundle.load(written)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_refused(written: Path, name: str) -> None:
-    size = (written / name).stat().st_size
-    (written / name).unlink()
-
-    with pytest.raises(BundleCorruptError, match=f"{name}: expected a file of {size} bytes, found none"):
-        Bundle.load(written)
-
-
-def test_a_truncated_file_is_refused(written: Path) -> None:
-    size = (written / "embeddings.npy").stat().st_size
-    os.truncate(written / "embeddings.npy", size - 4)
-
-    with pytest.raises(BundleCorruptError, match=f"embeddings.npy: expected {size} bytes, found {size - 4}"):
         Bundle.load(written)
 
 
@@ -306,13 +267,6 @@ def test_a_garbled_manifest_is_refused(written: Path, content: bytes) -> None:
     (written / "manifest.json").write_bytes(content)
 
     with pytest.raises(BundleCorruptError, match=r"manifest.json: expected JSON with a schema_version, found b'"):
-        Bundle.load(written)
-
-
-def test_a_manifest_with_a_wrong_field_is_refused_by_name(written: Path) -> None:
-    edit_manifest(written, lambda content: content.update(temperature=-1))
-
-    with pytest.raises(BundleCorruptError, match=r"manifest.json: .*\ntemperature\n.* greater than 0"):
         Bundle.load(written)
 
 

@@ -49,10 +49,6 @@ def test_missing_and_null_features_are_out_of_vocabulary_empty_or_the_training_m
     assert read({}, dict.fromkeys(["user", "seen", "tags", "words", "age"])) == expected
 
 
-def test_ids() -> None:
-    assert read({"user": "east"}, {"user": "north"}, {"user": "west"}, {"user": 3})["user"] == [2, 1, 0, 0]
-
-
 def test_an_audience_is_read_whole() -> None:
     features = [Feature(name="by", kind="audience", vocabulary="users")]
     many = ["north", "east", *["nobody"] * 300]
@@ -105,26 +101,6 @@ def test_text_is_hashed_as_in_training() -> None:
     inputs = read({"words": "The North, the EAST"}, {"words": "…"})
     assert inputs["words"] == [[row("north"), row("the"), row("east")], [0, 0, 0]]
     assert inputs["words__weight"] == [[1, 1, 1], [0, 0, 0]]
-
-
-def test_numbers_may_be_integers() -> None:
-    assert read({"age": 42}, {"age": -0.5})["age"] == [42, -0.5]
-
-
-def test_a_tower_of_fixed_width_is_padded_to_it() -> None:
-    inputs = read({"seen": ["north"]}, seen=2)
-    assert (inputs["seen"], inputs["seen__weight"]) == ([[1, 0]], [[1, 0]])
-
-
-def test_the_example_is_a_valid_query() -> None:
-    example = FeatureReader(FEATURES, VOCABULARIES).example()
-    assert example == {"user": "north", "seen": ["north"], "tags": ["north"], "words": "some words", "age": 7.5}
-    assert read(example)["user"] == [1]
-
-
-@pytest.mark.parametrize("history", [["north"] * 5000, []])
-def test_lists_of_any_length(history: list[str]) -> None:
-    assert np.shape(read({"seen": history})["seen"])[1] == min(2, max(1, len(history)))
 
 
 def test_ids_are_strings_or_integers_side_by_side() -> None:

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from longtail.bundle import BUCKET_NAMES, Buckets, log_frequencies
+from longtail.bundle import Buckets, log_frequencies
 
 HEAD, TORSO, TAIL, NEW = 0, 1, 2, 3
 
@@ -12,20 +12,10 @@ def counts(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def test_the_names_of_the_buckets_are_in_the_order_of_their_numbers() -> None:
-    assert BUCKET_NAMES == ("head", "torso", "tail", "new")
-
-
 def test_frequencies_are_smoothed_by_half_a_pair_each() -> None:
     expected = [math.log(3.5 / 6), math.log(1.5 / 6), math.log(0.5 / 6), math.log(0.5 / 6)]
 
     np.testing.assert_allclose(log_frequencies(counts(3, 1, 0, 0)), expected, rtol=1e-15)
-
-
-def test_smoothing_is_the_pseudo_pairs_of_every_label() -> None:
-    np.testing.assert_allclose(
-        log_frequencies(counts(4, 0), smoothing=2), [math.log(6 / 8), math.log(2 / 8)], rtol=1e-15
-    )
 
 
 def test_a_label_of_one_in_a_billion_is_not_clipped() -> None:
@@ -63,16 +53,6 @@ def test_quantile_thresholds_are_those_of_the_labels_that_were_seen() -> None:
 
     assert (buckets.tail_upto, buckets.head_above) == pytest.approx((1 + 4 * 0.33, 1 + 4 * 0.66))
     assert buckets.assign(counts(0, 1, 2, 3, 4, 5)).tolist() == [NEW, TAIL, TAIL, TORSO, HEAD, HEAD]
-
-
-def test_equal_counts_share_a_bucket() -> None:
-    labels = counts(1, 1, 1, 1, 1, 1, 7, 7, 9)
-
-    assert Buckets.by_quantile(labels).assign(labels).tolist() == [TAIL] * 6 + [HEAD] * 3
-
-
-def test_count_thresholds_are_100_and_20() -> None:
-    assert Buckets.by_count().assign(counts(0, 19, 20, 99, 100)).tolist() == [NEW, TAIL, TORSO, TORSO, HEAD]
 
 
 def test_labels_never_seen_are_new_even_when_all_others_are_head() -> None:

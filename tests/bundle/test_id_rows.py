@@ -19,25 +19,11 @@ def test_ids_have_their_rows_one_by_one_and_together(count: int) -> None:
     assert [ROWS.get(id_) for id_ in asked] == expected
 
 
-def test_a_mapping_of_every_id() -> None:
-    assert list(ROWS) == IDS
-    assert (len(ROWS), ROWS["item-7919"], ROWS.get("x", -7)) == (50_000, 1, -7)
-    assert [id_ in ROWS for id_ in ("item-0", "item-1", 0)] == [True, False, False]
-    with pytest.raises(KeyError):
-        ROWS["item-1"]
-
-
 @pytest.mark.parametrize("count", [1, 300])
 def test_ids_that_no_column_holds_are_absent(count: int) -> None:
     rows = IdRows(pa.array(["", "ä" * 300, "a\0b", "\U0001f600"]))
     odd = ["\ud800", "ä" * 299, "a", "x" * 1_000_000]
     assert rows.of([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count) == [None, None, None, None, 0, 1, 2, 3] * count
-
-
-def test_a_slice_of_a_column_and_an_empty_one() -> None:
-    assert IdRows(pa.array(["a", "b", "c"]).slice(1)).of(["a", "b", "c"]) == [None, 0, 1]
-    assert IdRows(pa.array([], pa.string())).of(["a"] * 200) == [None] * 200
-    assert IdRows(pa.array(["a", "b"], pa.large_string()))["b"] == 1
 
 
 def test_ids_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

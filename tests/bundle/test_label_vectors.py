@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from longtail.bundle import Bundle, BundleCorruptError, BundleInvariantError, Feature
 from tests.bundles import make_bundle
@@ -40,11 +39,6 @@ def test_they_are_read_as_they_were_written_and_stay_on_disk(tmp_path: Path) -> 
         Bundle.load(tmp_path / "bundle")
 
 
-def test_bundles_without_such_a_feature_say_nothing_of_it(tmp_path: Path) -> None:
-    make_bundle(labels=L).write(tmp_path / "bundle")
-    assert not (tmp_path / "bundle" / "label_vectors").exists()
-
-
 WRONG = {
     "no file": ({"label_vectors": {}}, "has a file for each .* expected .'picture'., found .."),
     "a file too many": ({"other": VECTORS}, "and no other"),
@@ -63,8 +57,3 @@ def test_what_contradicts_the_features_is_refused(change: dict[str, Any], messag
     made = replace(bundle(), **change) if "label_vectors" in change else bundle(**change)
     with pytest.raises(BundleInvariantError, match=message):
         made.validate()
-
-
-def test_of_label_is_of_vectors_only() -> None:
-    with pytest.raises(ValidationError, match="of_label belongs to vector, and only to it"):
-        Feature(name="age", kind="number", of_label="picture")

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from longtail.bundle import BiasRemoval, Feature, Interval, Manifest, Popularity
+from longtail.bundle import Feature, Manifest, Popularity
 from tests.bundles import make_bundle
 
 HISTORY = {"name": "history", "kind": "history", "vocabulary": "items", "max_length": 10}
@@ -82,17 +82,7 @@ def test_a_manifest_that_contradicts_itself_is_refused(change: dict[str, Any], m
         Manifest.model_validate(manifest | change)
 
 
-def test_the_default_of_the_dial_lies_within_its_limits() -> None:
-    assert (BiasRemoval(default=2).minimum, BiasRemoval(default=2).maximum) == (-1, 2)
-    with pytest.raises(ValidationError, match=r"expected -1.0 <= default <= 2.0, received 2.5"):
-        BiasRemoval(default=2.5)
-
-
 def test_the_prior_s_default_lies_within_its_limits() -> None:
     assert Popularity() == Popularity(default=0, minimum=-1, maximum=2)
     with pytest.raises(ValidationError, match=r"popularity.default: expected -1.0 <= default <= 2.0, received -2"):
         Popularity(default=-2)
-
-
-def test_a_figure_without_an_interval_has_null_bounds() -> None:
-    assert Interval(value=0.5).model_dump_json() == '{"value":0.5,"low":null,"high":null}'

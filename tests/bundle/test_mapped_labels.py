@@ -42,12 +42,6 @@ def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
     assert (mapped.row_of["item-7"], mapped.row_of.get("x")) == (7, None)
 
 
-def test_a_column_in_pieces_is_written_in_one(tmp_path: Path) -> None:
-    halves = pa.chunked_array([["a"] * 30, ["b"] * 30])
-    mappable(tmp_path / "labels.arrow", pa.table({"title": halves}))
-    assert Labels.read(tmp_path / "labels.arrow").display["title"].num_chunks == 1
-
-
 @pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])
 def test_what_is_no_arrow_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "labels.arrow"

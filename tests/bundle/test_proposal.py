@@ -128,19 +128,6 @@ def test_a_narrow_beam_keeps_the_best_nodes_of_every_level() -> None:
     np.testing.assert_allclose(log_p, [[np.log(2 / 3)]], rtol=1e-6)
 
 
-def test_a_beam_is_a_lower_bound_and_never_returns_padding() -> None:
-    tree, z = random_tree(600, dims=16), queries(20, dims=16)
-    found, log_p = tree.beam(z, 50)
-
-    assert found.min() >= 0
-    assert all(len(set(row)) == 50 for row in found.tolist())
-    assert (np.diff(log_p, axis=1) <= 0).all()
-    np.testing.assert_allclose(log_p, tree.log_probabilities(z, found), atol=1e-5)
-    exact = -np.sort(-tree.all_log_probabilities(z), axis=1)
-    assert (log_p <= exact[:, :50] + 1e-5).all()
-    assert (log_p[:, 0] >= exact[:, 0] - 1e-5).mean() > 0.9
-
-
 @pytest.mark.parametrize("labels", [1, 2, 3, 8, 20])
 def test_draws_occur_as_often_as_the_probabilities_say(labels: int) -> None:
     tree, z, draws = random_tree(labels), queries(6), 20_000
@@ -159,26 +146,11 @@ def test_draws_occur_as_often_as_the_probabilities_say(labels: int) -> None:
         assert observed[~common].sum() <= 20 + 2 * mean[~common].sum()
 
 
-def test_the_same_generator_draws_the_same_labels() -> None:
-    tree, z = random_tree(20), queries(6)
-    first, again = (tree.sample(z, 50, np.random.default_rng(3)) for _ in range(2))
-
-    np.testing.assert_array_equal(first, again)
-
-
 def test_nothing_clips_a_probability() -> None:
     tree = replace(by_hand(), biases=array(0, -200, 60, -1e4))
 
     # Right at the root costs 200 nats; the left node's left child 60.
     np.testing.assert_allclose(tree.all_log_probabilities(array([0])), [[0, -200, -60]], atol=1e-5)
-
-
-def test_padding_has_probability_zero() -> None:
-    tree = by_hand()
-
-    assert np.exp(np.float32(-1e4)) == 0
-    assert tree.log_probabilities(array([400]), np.array([[1]]))[0, 0] == 0.0
-    assert set(tree.sample(array([0]), 5000, np.random.default_rng(0))[0].tolist()) == {0, 1, 2}
 
 
 def test_it_survives_the_file(tmp_path: Path) -> None:

@@ -74,26 +74,9 @@ def test_numbers_that_overflow_in_the_tower_are_refused_by_name() -> None:
     assert (caught.value.row, caught.value.field) == (1, "features")
 
 
-def test_features_that_the_tower_does_not_take_are_refused_by_name() -> None:
-    tower = Tower(number_tower(), [Feature(name="x", kind="number")], {}, 2)
-    with pytest.raises(FeatureError) as caught:
-        tower.read([{"x": 1}, {"x": "1"}])
-    assert (caught.value.row, caught.value.field, caught.value.message) == (
-        1,
-        "features.x",
-        'expected a finite number, received "1"',
-    )
-
-
 def test_a_tower_whose_inputs_are_not_the_manifests_is_refused() -> None:
     with pytest.raises(TowerError, match=r"expected the inputs \['y'\] .* found \['x'\]"):
         Tower(number_tower(), [Feature(name="y", kind="number")], {}, 2)
-
-
-def test_a_tower_of_another_width_is_refused() -> None:
-    tower = Tower(number_tower(output_dim=3), [Feature(name="x", kind="number")], {}, 2)
-    with pytest.raises(TowerError, match=r"expected output of shape \(1, 2\), found \(1, 3\)"):
-        tower.embed(tower.read([{"x": 1}]))
 
 
 def test_bytes_that_are_no_model_are_refused() -> None:

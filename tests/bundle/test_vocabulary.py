@@ -29,12 +29,6 @@ def test_a_column_is_encoded_with_nulls_as_unknown(vocabulary: Vocabulary, colum
     assert encoded.tolist() == [2, 0, 0, 1]
 
 
-def test_an_empty_vocabulary_knows_nothing() -> None:
-    empty = Vocabulary(pa.array([], pa.string()))
-
-    assert (empty.rows, empty.lookup("a"), empty.encode(pa.array(["a"])).tolist()) == (1, 0, [0])
-
-
 def test_what_is_written_is_read_back(vocabulary: Vocabulary, tmp_path: Path) -> None:
     vocabulary.write(tmp_path / "ids.parquet")
 

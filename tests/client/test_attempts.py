@@ -24,26 +24,10 @@ def test_a_busy_service_is_asked_again_when_it_says(asker: Make, clock: Clock) -
     assert len({(r.method, r.url, r.content) for r in script.requests}) == 1
 
 
-def test_a_date_in_retry_after(asker: Make, clock: Clock) -> None:
-    clock.now = 784_111_740.0
-    later = refusal(503, "not_ready", Retry_After="Sun, 06 Nov 1994 08:49:03 GMT")
-    asker(Script(later, RELEASE))("release")
-    assert clock.sleeps == pytest.approx([3.05])
-
-
 def test_a_lost_connection_is_tried_again(asker: Make, clock: Clock) -> None:
     script = Script(httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, RELEASE)
     assert asker(script)("release")["name"] == "r"
     assert clock.sleeps == pytest.approx([0.05, 0.1, 0.2])
-
-
-def test_retries_are_counted(asker: Make, clock: Clock) -> None:
-    for retries in (0, 2):
-        script = Script(NOT_READY)
-        with pytest.raises(BusyError) as raised:
-            asker(script, retries=retries)("release")
-        assert (len(script.requests), raised.value.type) == (1 + retries, "not_ready")
-    assert len(clock.sleeps) == 2
 
 
 def test_nothing_is_waited_for_that_would_come_too_late(asker: Make, clock: Clock) -> None:
@@ -133,11 +117,6 @@ def test_an_error_of_another_than_the_service(asker: Make, content: bytes) -> No
     assert (raised.value.field, raised.value.request_id) == (None, "g-1")
 
 
-def test_a_redirect_is_an_error(asker: Make) -> None:
-    with pytest.raises(LongtailError, match="307 http_307"):
-        asker(Script(httpx.Response(307, headers={"Location": "https://elsewhere.test/"})))("release")
-
-
 @pytest.mark.parametrize("content", [b"<html>", b"[]", b"null", b"{}", b'{"results": [7]}', b'{"results": 7}', b""])
 def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
     with pytest.raises(LongtailError, match="unexpected_answer: expected the answer of POST") as raised:
@@ -163,14 +142,6 @@ def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, o
     assert raised.value.message == f"expected the answer of {place}, received other content: {named}"
 
 
-def test_words_and_keys_of_a_newer_service_are_taken(asker: Make) -> None:
-    label = {"id": "a", "score": 1, "bucket": "new", "display": {}, "age": 3}
-    result = {"labels": [label], "bias_removal": 0, "popularity": 0, "unknown": {"exclude": 0, "allow": 0}}
-    body = {"results": [result], "release": "r", "request_id": "q", "answer_id": "x"}
-    answer = asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
-    assert [label.bucket for label in answer.results[0].labels] == ["new"]
-
-
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(("cause", "kind"), [(httpx.ConnectError, "connection"), (httpx.ReadTimeout, "timeout")])
 def test_no_answer_at_all(asker: Make, cause: type[httpx.TransportError], kind: str) -> None:
@@ -190,12 +161,3 @@ def test_what_json_has_not_is_refused_unsent(asker: Make, features: dict[str, ob
     with pytest.raises((ValueError, TypeError)):
         asker(script)("retrieve", features=features)
     assert script.requests == []
-
-
-def test_text_is_sent_as_utf_8(asker: Make) -> None:
-    script = Script(httpx.Response(200, json={"accepted": 1, "request_id": "q"}))
-    asker(script)("interactions", Interaction({"name": "Größe λ"}, labels=["é"], idempotency_key="k"))
-    assert script.requests[0].headers["content-type"] == "application/json"
-    assert json.loads(script.requests[0].content)["events"] == [
-        {"features": {"name": "Größe λ"}, "labels": ["é"], "idempotency_key": "k"}
-    ]

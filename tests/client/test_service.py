@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2 as httpx
 import pytest
 
-from longtail.client import Answer, AsyncClient, Client, LongtailError, NoAnswerError, NotFoundError, Query
+from longtail.client import Answer, AsyncClient, Client, LongtailError, NotFoundError, Query
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.client.conftest import Make
-from tests.serving.process import free_port, server
+from tests.serving.process import server
 
 pytestmark = pytest.mark.process
 
@@ -43,11 +43,6 @@ def test_retrieve_answers_what_the_route_answers(asker: Make, url: str) -> None:
     ]
     assert (answer.release, result.bias_removal, result.popularity, len(result.labels)) == ("first", 0.25, 0.5, 5)
     assert answer.request_id != plain["request_id"]
-
-
-def test_ready_says_whether_the_service_takes_requests(asker: Make, url: str) -> None:
-    assert asker(url=url)("ready") is True
-    assert asker(url="http://127.0.0.1:9")("ready") is False
 
 
 def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
@@ -85,14 +80,6 @@ def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url:
     assert longtail("restore_labels", ["item-3"]).release == "first"
 
 
-@pytest.mark.parametrize("id_", ["no such label", "a/b/", "/", "..", ".", "%2F", "c/é?#", "", "x" * 3000, 7])
-def test_any_id_reaches_the_route(asker: Make, url: str, id_: str | int) -> None:
-    with pytest.raises(NotFoundError) as raised:
-        asker(url=url)("label", id_)
-    assert (raised.value.type, raised.value.status) == ("unknown_label", 404)
-    assert raised.value.request_id
-
-
 @pytest.mark.parametrize(
     ("query", "field"),
     [
@@ -126,9 +113,3 @@ def test_tasks_share_a_client(url: str) -> None:
 
     answers = asyncio.run(ask())
     assert len({answer.request_id for answer in answers}) == 40
-
-
-def test_nobody_there(asker: Make) -> None:
-    longtail = asker(url=f"http://127.0.0.1:{free_port()}", retries=1)
-    with pytest.raises(NoAnswerError, match="connection: expected an answer from GET http://"):
-        longtail("release")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import doctest
 import inspect
 import logging
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
 
 import httpx2 as httpx
 import pytest
@@ -18,7 +15,6 @@ from longtail.client import AsyncClient, Client
 from tests.client.conftest import Make, Script, refusal
 from tests.client.test_calls import RESULT
 
-ROOT = Path(__file__).parent.parent.parent
 KEY = "plain-key-7391"
 METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "interactions", "label", "labels"]
 METHODS += ["monitoring", "ready", "release", "reload", "restore_label", "restore_labels", "retrieve", "similar"]
@@ -52,12 +48,6 @@ def test_the_key_is_sent_and_neither_logged_nor_in_an_error(asker: Make, caplog:
     assert KEY not in caplog.text + str(raised.value) + repr(vars(raised.value))
 
 
-def test_without_a_key_none_is_sent(asker: Make) -> None:
-    script = Script(httpx.Response(200, json={}))
-    asker(script)("release")
-    assert "authorization" not in script.requests[0].headers
-
-
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -82,21 +72,6 @@ def test_settings_that_cannot_be(kind: type[Client], settings: dict[str, object]
     with pytest.raises(ValueError, match=message) as raised:
         kind(**({"url": "http://h"} | settings))
     assert KEY not in str(raised.value)
-
-
-@pytest.mark.process
-def test_nothing_but_httpx2_and_pydantic_is_needed() -> None:
-    blocked = (
-        "numpy",
-        "pyarrow",
-        "orjson",
-        "fastapi",
-        "longtail.bundle",
-        "longtail.index",
-        "longtail.trainer",
-    )
-    program = f"import sys; sys.modules.update(dict.fromkeys({blocked})); import longtail.client"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 @pytest.fixture

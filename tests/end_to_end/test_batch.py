@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.serving import batch
 from longtail.serving.batch import Asked, BatchError, answer
 from tests.end_to_end.commands import fitted_and_published, longtail, served
 
@@ -203,30 +202,9 @@ def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
     shutil.rmtree(queries / "_temporary")
 
 
-def test_times_of_any_unit_are_read(shop: Path, tmp_path: Path) -> None:
-    for unit, kind in (("ns", pa.timestamp("ns", "UTC")), ("s", pa.timestamp("s", "UTC"))):
-        joined = pa.array([1_600_000_000 * (10**9 if unit == "ns" else 1)], pa.int64()).cast(kind)
-        joined = joined if unit == "s" else pa.array([1_600_000_000 * 10**9 + 7], pa.int64()).cast(kind)
-        pq.write_table(pa.table({"user_id": ["u1"], "joined": joined}), tmp_path / f"{unit}.parquet")
-        answer(shop / "releases", tmp_path / f"{unit}.parquet", tmp_path / unit, Asked({"k": 5}))
-    assert answers(tmp_path / "ns")["labels"].equals(answers(tmp_path / "s")["labels"])
-
-
 def test_no_release_and_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "queries.parquet").write_text("user_id\nu1\n")
     with pytest.raises(BatchError, match="expected a published release, found none: name one with --release"):
         answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
     with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable Parquet file"):
         answer(tmp_path, tmp_path / "queries.parquet", tmp_path / "out", Asked({}), release="some")
-
-
-def test_groups_of_many_rows_are_several_files(shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked({"k": 3}, keep=["user_id"])
-    answer(shop / "releases", shop / "queries" / "b.parquet", tmp_path / "one", asked)
-    monkeypatch.setattr(batch, "ROWS", 8)
-    monkeypatch.setattr(batch, "_AT_ONCE", 3)
-    answer(shop / "releases", shop / "queries" / "b.parquet", tmp_path / "several", asked)
-    assert len(list((tmp_path / "several").glob("part-*"))) == -(-(USERS - 25) // 8)
-    several = answers(tmp_path / "several")
-    assert several["labels"].to_pylist() == answers(tmp_path / "one")["labels"].to_pylist()
-    assert several.column_names == ["user_id", "labels", "scores"]

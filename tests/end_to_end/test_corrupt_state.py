@@ -16,7 +16,7 @@ from longtail.index import IndexSpec, Releases, build
 from longtail.serving import create_app
 from longtail.serving.errors import StateError
 from longtail.serving.settings import Settings
-from longtail.state import LabelStore, StoreError, read_label_changes
+from longtail.state import read_label_changes
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
 from tests.serving.process import until
@@ -138,21 +138,6 @@ def test_damaged_figures_start_again_and_damaged_feedback_is_refused(file: str, 
         assert statuses(client) == WELL
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_directory_in_place_of_a_file_is_said_and_serves(file: str, releases: Path) -> None:
-    path = releases / ".state" / file
-    path.unlink()
-    path.mkdir()
-    if file == "feedback.sqlite":
-        with pytest.raises(StateError, match="expected one to write to"):
-            create_app(Settings(releases=releases))
-        return
-    with service(releases) as client:
-        found = statuses(client)
-    assert (found["retrieve"], found["metrics"]) == (200, 200)
-    assert set(found.values()) <= {200, 503}
-
-
 LABEL_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "head": lambda content: b"longtail" + content[8:],
     "a page": lambda content: content[:PAGE] + bytes(PAGE) + content[2 * PAGE :],
@@ -197,19 +182,3 @@ def test_label_changes_damaged_while_they_are_served_change_no_answer(releases: 
         assert client.delete("/v1/labels/added").status_code == 200
         assert "added" not in answered(client)
     assert "added" in read_label_changes(file.parent).hidden
-
-
-def test_changes_too_many_that_cannot_be_shortened_are_read_as_they_are(
-    releases: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(_: LabelStore) -> None:
-        raise StoreError("labels.sqlite: expected to shorten it, found: database or disk is full")
-
-    with service(releases) as client:
-        for _ in range(3):
-            client.post("/v1/labels", json={"labels": [ADDED]})
-    monkeypatch.setattr("longtail.serving.core.label_changes._LONG_LOG", 1)
-    monkeypatch.setattr(LabelStore, "compact", full)
-    with service(releases) as client:
-        assert {"added", "item-7"} & answered(client) == {"added"}
-    assert "database or disk is full" in caplog.text

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import signal
-import subprocess
-import sys
-import termios
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -20,7 +14,7 @@ import pytest
 
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, free_port, server, until
+from tests.serving.process import ServerProcess, server, until
 
 OLD, NEW, ADMIN = "old-key-of-this-service", "new-key-of-this-service", "admin-key-of-this-service"
 QUERY = {"features": {"user_id": "u1"}}
@@ -143,24 +137,3 @@ def test_a_hang_up_while_it_starts_ends_nothing(releases: Path, tmp_path: Path, 
             process.process.send_signal(signal.SIGHUP)
         process.wait_until_ready()
         assert "ended with" not in (tmp_path / "log").read_text()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_closing_the_terminal_stops_the_service(releases: Path, tmp_path: Path, workers: int) -> None:
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "longtail.serving", "run", str(releases), "--port", str(port := free_port())]
-    with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--workers", str(workers), "--state", str(tmp_path / "state")],
-            stdin=theirs, stdout=log, stderr=log, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
-    os.close(theirs)
-    try:
-        ServerProcess(process, f"http://127.0.0.1:{port}", time.perf_counter()).wait_until_ready()
-        os.close(ours)
-        assert process.wait(20) == 0
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()

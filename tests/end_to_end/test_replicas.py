@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -260,15 +260,6 @@ def test_a_database_that_hangs_makes_replicas_unready_and_answers_go_on(
     finally:
         database.go_on()
     until(lambda: _status(replicas, 1) == 200, "the replica to be ready again")
-
-
-def test_clocks_that_are_minutes_apart_change_no_order(replicas: Replicas) -> None:
-    # A replica whose clock is five minutes ahead hid it; another, whose clock is right, brings it back.
-    with closing(LabelStore(read_place(replicas.database))) as store:
-        store.append([Hide(id="item-7", at=datetime.now(UTC) + timedelta(minutes=5))])
-    until(lambda: all("item-7" not in replicas.answered(each) for each in replicas.services), "it to be hidden")
-    assert replicas.asked(2, "POST", "/v1/labels/restore", json={"ids": ["item-7"]}).status_code == 200
-    until(lambda: all("item-7" in replicas.answered(each) for each in replicas.services), "it to come back")
 
 
 def test_a_rebuild_takes_in_what_any_replica_changed(replicas: Replicas, bundle: Path, tmp_path: Path) -> None:

@@ -62,15 +62,6 @@ def write_floors(releases: Releases, text: str) -> None:
     (releases.root / "promise.toml").write_text(text)
 
 
-def test_nothing_is_asked_unless_configured(releases: Releases) -> None:
-    for name in RECALLS:
-        report = releases.publish(name)
-        assert report.floors.empty
-        assert report.unmet == []
-        assert releases.current() == name
-    assert report.lines() == ["bucket floors: none configured"]
-
-
 def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
     write_floors(releases, "[floors]\ntail = 0.02\nhead = 0.1\n")
     releases.publish("good")
@@ -132,12 +123,6 @@ def test_the_figures_are_those_of_the_point_nearest_on_both_dials() -> None:
     assert (metrics.where, metrics.buckets) == ("λ = 1, μ = -0.5", {"tail": 0.3})
 
 
-def test_exactly_the_floor_is_enough() -> None:
-    before = BucketMetrics("old", "λ = 1", {"head": 0.3, "torso": 0.3, "tail": 0.3}, [])
-    after = BucketMetrics("new", "λ = 1", {"head": 0.27, "torso": 0.27, "tail": 0.27}, [])
-    assert BucketFloors(max_drop=0.1, floors={"tail": 0.27}).compare(after, before).unmet == []
-
-
 def test_a_release_without_the_metric_meets_no_floor(releases: Releases) -> None:
     write_floors(releases, "[floors]\ntail = 0.0\n")
     with pytest.raises(FloorsNotMetError, match=r"expected recall@20/tail in the release's curve, found none; CURRENT"):
@@ -146,23 +131,6 @@ def test_a_release_without_the_metric_meets_no_floor(releases: Releases) -> None
         releases.publish("good", floors=BucketFloors(metric="recall@50", max_drop=0.5))
     assert releases.current() is None
     assert releases.publish("good", floors=BucketFloors(metric="recall@10", floors={"tail": 1})).unmet == []
-
-
-def test_without_figures_to_compare_with_only_floors_hold(releases: Releases) -> None:
-    write_floors(releases, "max_drop = 0.1")
-    told = "no drop can be told: nothing is published that has recall@20 by bucket"
-    assert told in releases.publish("good").lines()
-    releases.publish("bare", force=True)
-    assert told in releases.publish("poor").lines()
-    (releases.root / "CURRENT").write_text('{"current": "deleted"}')
-    assert told in releases.publish("poor").lines()
-
-
-def test_rollback_is_held_to_no_floors(releases: Releases) -> None:
-    releases.publish("poor")
-    releases.publish("good")
-    write_floors(releases, "max_drop = 0.0\n[floors]\ntail = 1.0\n")
-    assert releases.rollback() == "poor"
 
 
 def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,15 +171,6 @@ def test_build_writes_a_release_that_it_may_not_publish(
     assert Releases(tmp_path).current() is None
 
 
-def test_options_change_what_the_file_says(tmp_path: Path) -> None:
-    (tmp_path / "promise.toml").write_text('metric = "recall@50"\nmax_drop = 0.2\n[floors]\nhead = 0.1\ntail = 0.2\n')
-    assert BucketFloors.read(tmp_path) == BucketFloors(
-        metric="recall@50", max_drop=0.2, floors={"head": 0.1, "tail": 0.2}
-    )
-    changed = BucketFloors.read(tmp_path, floors=["tail=0.3", "torso=5%"], max_drop="0.05")
-    assert changed == BucketFloors(metric="recall@50", max_drop=0.05, floors={"head": 0.1, "torso": 0.05, "tail": 0.3})
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -230,21 +189,3 @@ def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, messag
     with pytest.raises(FloorsError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
         releases.publish("good")
     assert releases.current() is None
-
-
-@pytest.mark.parametrize(
-    ("floors", "max_drop", "message"),
-    [
-        (
-            ["mid=0.1"],
-            None,
-            "--floor mid=0.1: expected metric, max_drop, staged and floors of head, torso, tail, new; floors.mid",
-        ),
-        (["tail"], None, "--floor tail: expected a number or a percentage, received ''"),
-        (["tail=x"], None, "--floor tail=x: expected a number or a percentage, received 'x'"),
-        ([], "110%", "--max-drop 110%: expected"),
-    ],
-)
-def test_wrong_options_say_what_is_wrong(floors: list[str], max_drop: str | None, message: str, tmp_path: Path) -> None:
-    with pytest.raises(FloorsError, match=re.escape(message)):
-        BucketFloors.read(tmp_path, floors=floors, max_drop=max_drop)

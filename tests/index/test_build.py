@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BiasRemoval, Bundle, Popularity
-from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, build
+from longtail.bundle import BiasRemoval, Bundle
+from longtail.index import IndexSpec, RecallFloorError, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import tune_index
@@ -86,14 +86,6 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
     assert places(without) == at_zero[1:]
 
 
-def test_two_coordinates_are_measured_in_the_corners_of_what_requests_may_ask_for() -> None:
-    bundle = make_bundle(labels=40, popularity=True)
-    prior = Popularity(default=0.25, minimum=-0.5, maximum=1.5)
-    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"popularity": prior}))
-    corners = [(-1, -0.5), (-1, 1.5), (0.5, -0.5), (0.5, 0.25), (0.5, 1.5), (2, -0.5), (2, 1.5)]
-    assert places(bundle) == [(-1, 0), (0, 0), (0.5, 0), (1, 0), (2, 0), *corners]
-
-
 @pytest.mark.parametrize("spec", ["ivf_flat", "hnsw"])
 def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Path) -> None:
     bundle = make_bundle(labels=6000, dim=16, popularity=True).write(tmp_path / "bundle")
@@ -128,14 +120,3 @@ def test_the_smallest_catalogues(labels: int, spec: str) -> None:
     built = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
     assert built.recall_k == labels
     assert built.chosen.lowest.recall == 1.0
-
-
-def test_a_bundle_is_built_from_its_directory_and_refused_without_one(tmp_path: Path) -> None:
-    unwritten = make_bundle(labels=45)
-    with pytest.raises(LongtailIndexError, match="expected a bundle that was written or loaded, received one without"):
-        build(unwritten, tmp_path / "releases")
-    assert not (tmp_path / "releases").exists()
-    written = unwritten.write(tmp_path / "bundle")
-    first, second = build(written, tmp_path / "releases"), build(tmp_path / "bundle", tmp_path / "releases")
-    assert first.bundle_sha256 == second.bundle_sha256
-    assert build(Bundle.load(tmp_path / "bundle"), tmp_path / "releases").labels == 45

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexSpec, Releases, Searcher, SpecError, build
-from longtail.index.cli import main
+from longtail.index import IndexSpec, Searcher, SpecError, build
 from longtail.index.construct import settings, spec, tuning
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import TunedIndex, tune_index
@@ -151,31 +149,3 @@ def test_nothing_within_the_limit_is_refused_with_what_it_takes(
     with pytest.raises(SpecError, match=expected):
         build(tmp_path / "bundle", tmp_path / "releases", spec=text, bytes_per_label=limit)
     assert not (tmp_path / "releases").exists()
-
-
-def test_a_small_catalogue_stays_exact_where_the_limit_allows_it() -> None:
-    bundle = make_bundle(labels=700, dim=16)
-    assert tune_index(bundle, IndexSpec(bytes_per_label=100), "cpu", lambda _: None).kind == "flat"
-    assert tune_index(bundle, IndexSpec(bytes_per_label=60), "cpu", lambda _: None).kind == "ivf_sq"
-    with pytest.raises(SpecError, match=re.escape("bytes per label: expected more than 0, received -1")):
-        IndexSpec(bytes_per_label=-1)
-
-
-@pytest.mark.usefixtures("small")
-def test_the_release_says_what_was_measured_and_the_command_prints_it(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tuning, "rates", lambda *_: [100.0, 400.0])
-    bundle.write(tmp_path / "bundle")
-    arguments = ["build", str(tmp_path / "bundle"), "--releases", str(tmp_path / "r"), "--name", "one"]
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--bytes-per-label", "60"])
-    assert not ended.value.code
-    printed = capsys.readouterr().out
-    assert re.search(r"^  ivf_sq: recall [01]\.\d{3} or more, 100 queries/s, 4\d\.\d bytes per label$", printed, re.M)
-    assert re.search(r"^\* ivf_fastscan: recall .*, 400 queries/s, \d\d\.\d bytes per label$", printed, re.M)
-    index = Releases(tmp_path / "r").open("one").index
-    assert (index.spec, index.kind, index.bytes_per_label_limit) == ("auto", "ivf_fastscan", 60)
-    assert [trial.kind for trial in index.kinds] == ["ivf_sq", "ivf_fastscan"]
-    assert index.bytes_per_label == index.kinds[1].bytes_per_label
-    assert {trial.kind for trial in index.trials} == {"ivf_sq", "ivf_fastscan"}

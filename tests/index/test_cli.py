@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,23 +121,6 @@ def test_user_errors_are_one_line_and_exit_code_2(
     assert message in last
     assert "Traceback" not in captured.err
     assert not (tmp_path / "releases").exists()
-
-
-def test_a_wrong_command_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("publish") == 2
-    assert "Missing argument" in capsys.readouterr().err
-
-
-@pytest.mark.process
-def test_python_m_index_is_the_command() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "longtail.index", "--help"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert all(command in ended.stdout for command in SURFACE)
 
 
 def test_merge_writes_a_bundle_and_says_what_changed(

@@ -97,8 +97,3 @@ def test_a_gpu_has_the_same_centroids_without_codes(bundle: Bundle, monkeypatch:
     assert [kind for kind, _ in moved] == [faiss.IndexFlat]
     np.testing.assert_array_equal(moved[0][1], before_CE)
     assert isinstance(faiss.downcast_index(index.quantizer), faiss.IndexRefine)
-
-
-def test_a_gpu_trains_cells_without_codes() -> None:
-    assert IndexSpec("ivf_flat").factory(LABELS, 9, "gpu") == ("IVF307,Flat", 9)
-    assert IndexSpec("ivf_flat").factory(LABELS, 9) == ("IVF307(PQ9x4fs,RFlat),Flat", 9)

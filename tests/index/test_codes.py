@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from longtail.bundle import Priors
-from longtail.index import Filter, IndexSpec, PriorTable, Release, Searcher
-from longtail.index.construct.recall import Calibration
+from longtail.index import Filter, IndexSpec, PriorTable, Release
 from longtail.index.construct.refill import refill_index
 from longtail.index.construct.tuning import tune_index
-from longtail.index.manifests import Effort
 from longtail.index.search.eligible import Eligible
 from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
@@ -47,30 +45,6 @@ def test_answers_have_the_scores_of_the_rows_not_of_the_codes(
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), atol=1e-5)
         of_codes, found = index.search(queries, 30, release.index.effort, every)
         assert np.abs(of_codes - np.take_along_axis(exact, found, 1)).max() > 1e-4
-
-
-def test_more_candidates_find_what_codes_of_four_bits_confuse(opened: Callable[[str], Release]) -> None:
-    release = opened("ivf_fastscan")
-    calibration = Calibration(release.bundle, release.bundle.rows())
-    probes = release.searcher.index.index.nlist
-    lowest = []
-    for refine in (1, 2, 8):
-        searcher = Searcher(release.bundle, release.searcher.index, Effort(probes=probes, refine=refine))
-        lowest.append(min(at.recall for at in calibration.measure(searcher)[0]))
-    assert lowest[0] < lowest[1] <= lowest[2]
-    assert lowest[0] < 0.95
-    assert lowest[2] > 0.99
-
-
-def test_a_short_list_has_the_candidates_of_a_long_one(opened: Callable[[str], Release]) -> None:
-    release = opened("ivf_fastscan")
-    assert min(at.recall for at in release.index.efforts) >= 0.99
-    assert {at.k for at in release.index.efforts} == {10, 100}
-    index = release.searcher.index
-    every = Eligible.from_mask(np.ones(index.labels, np.bool_))
-    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
-    found = [index.search(queries, k, Effort(probes=16, refine=2), every)[1].shape for k in (1, 100, 150)]
-    assert found == [(50, 200), (50, 200), (50, 300)]
 
 
 @pytest.mark.parametrize(("spec", "share"), [("ivf_sq", 0.01), ("ivf_fastscan", 0.4)])

@@ -12,7 +12,6 @@ from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Filter, IndexSpec, Release, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort, EffortAt
 from longtail.index.search.efforts import DialEfforts
 from longtail.index.search.faiss_index import FaissIndex
@@ -63,27 +62,6 @@ def test_a_query_takes_the_hardest_of_the_corners_around_it(
         at(0, 0, 1), at(0.5, 0, 2), at(1, 0, 3, refine=2), at(0, 1, 16), at(0.5, 1, 8, refine=4),
     ]  # fmt: skip
     assert effort_of(make_bundle(popularity=True), measured, bias_removal, popularity) == expected
-
-
-@pytest.mark.parametrize(("k", "expected"), [(1, 1), (10, 1), (11, 4), (100, 4), (1_000, 4)])
-def test_a_short_list_takes_the_effort_of_short_lists(k: int, expected: int) -> None:
-    measured = [at(0, 0, 1, k=10), at(0, 0, 4, k=100)]
-    assert effort_of(make_bundle(), measured, 0, 0, k).probes == expected
-
-
-@pytest.mark.parametrize(("heads", "expected"), [((0, 300), 300), ((300, 0), 300), ((0, None), None), ((0, 0), 0)])
-def test_between_two_places_as_much_of_the_head_is_scored_as_either_takes(
-    heads: tuple[int | None, int | None], expected: int | None
-) -> None:
-    measured = [
-        at(value, 0, 2).model_copy(update={"effort": Effort(probes=2, head=head)})
-        for value, head in zip((0, 1), heads, strict=True)
-    ]
-    assert effort_of(make_bundle(), measured, 0.5, 0) == Effort(probes=2, head=expected)
-
-
-def test_without_measurements_every_query_takes_the_hardest() -> None:
-    assert effort_of(make_bundle(), [], 0, 0) == HARDEST
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +130,3 @@ def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
     assert own.probes < release.index.effort.probes
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
     assert used == [own, release.index.effort]
-
-
-def test_where_no_effort_is_less_none_is_recorded(bundle: Bundle) -> None:
-    assert tune_index(bundle, IndexSpec("flat"), "cpu", lambda _: None).efforts == []
-    assert tune_index(bundle, IndexSpec("IVF64,Flat", recall_floor=0), "cpu", lambda _: None).efforts == []
-
-
-def test_a_floor_above_what_builds_look_for_holds_at_every_place(bundle: Bundle) -> None:
-    built = tune_index(bundle, IndexSpec("ivf_flat", recall_floor=0.998), "cpu", lambda _: None)
-    assert min(at.recall for at in built.efforts) >= 0.998
-    assert min(at.recall for at in built.recall) >= 0.998

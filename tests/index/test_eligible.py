@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import faiss
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from longtail.index.search.eligible import Eligible
-from longtail.index.search.filters import without_rows
 
 
 def test_ten_rows_by_hand() -> None:
@@ -32,18 +30,6 @@ def test_any_set_of_rows_equals_a_set(mask: list[bool], data: st.DataObject) -> 
     assert ids.rows.tolist() == sorted(expected)
 
 
-def test_parameters_rule_out_the_others_and_are_kept() -> None:
-    index = faiss.IndexFlatIP(1)
-    index.add(np.arange(10, dtype=np.float32)[:, None])
-    odd = Eligible.from_mask(np.array([False, True] * 5))
-    one = np.ones((1, 1), np.float32)
-    assert index.search(one, 3, params=odd.parameters(faiss.SearchParameters))[1].tolist() == [[9, 7, 5]]
-    first = odd.parameters(faiss.SearchParametersIVF, nprobe=3)
-    assert first.nprobe == 3
-    assert odd.parameters(faiss.SearchParametersIVF, nprobe=3) is first
-    assert odd.parameters(faiss.SearchParametersIVF, nprobe=4).nprobe == 4
-
-
 def test_parts_and_what_was_taken_out_by_hand() -> None:
     every = Eligible.from_mask(np.ones(5, bool))
     some = every.where(np.array([True, True, False, True, False]), "row < 4")
@@ -52,9 +38,3 @@ def test_parts_and_what_was_taken_out_by_hand() -> None:
     assert rest.where(np.array([False, True, True, True, True])).rows.tolist() == [3]
     assert every.without(np.arange(5)).rows.tolist() == []
     assert some.per_list(np.int32([0, 2, 2, 0, 1]), 4).tolist() == [2, 0, 1, 0]
-
-
-@given(st.lists(st.integers(0, 20)), st.lists(st.integers(0, 20)))
-def test_rows_without_others_are_sorted_and_stand_once(rows: list[int], excluded: list[int]) -> None:
-    found = without_rows(np.array(rows, np.int64), np.array(excluded, np.int64))
-    assert found.tolist() == sorted(set(rows) - set(excluded))

@@ -18,12 +18,6 @@ def test_top_k_merges_two_bands_by_score() -> None:
     assert rows.tolist() == [[7, 1, 8]]
 
 
-def test_top_k_pads_and_blanks_what_was_ruled_out() -> None:
-    scores, rows = top_k([np.array([[-INF, 4.0]], np.float32)], [np.array([[5, 6]])], 3)
-    assert scores.tolist() == [[4.0, -INF, -INF]]
-    assert rows.tolist() == [[6, -1, -1]]
-
-
 def test_top_k_of_many_candidates_equals_a_sort() -> None:
     scores = np.random.default_rng(0).standard_normal((5, 1000)).astype(np.float32)
     found, rows = top_k([scores], [np.broadcast_to(np.arange(1000), scores.shape)], 10)

@@ -11,7 +11,6 @@ import pytest
 
 from longtail.bundle import Augmentation, Bundle
 from longtail.index import Filter, IndexSpec, Releases, Searcher, Selection, build
-from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.manifests import Effort, FilteredEffort
 from longtail.index.search.eligible import Eligible
@@ -110,10 +109,6 @@ def test_a_build_below_the_floor_looks_harder() -> None:
     assert min(at.lowest for at in hard.filtered.recall) >= 0.95
 
 
-def test_an_exact_index_has_nothing_to_measure() -> None:
-    assert tune_index(make_bundle(), IndexSpec("flat"), "cpu", lambda _: None).filtered is None
-
-
 def test_lists_by_hand() -> None:
     """Four cells in the plane, two labels each; the labels of the two on the left may be found."""
 
@@ -143,35 +138,8 @@ def test_lists_by_hand() -> None:
     assert scores[0, :2].tolist() == pytest.approx(np.cos(np.deg2rad([115, 124])).tolist(), abs=1e-6)
 
 
-def test_two_queries_of_one_selection_equal_each_alone(tuned: TunedIndex, clustered: Bundle) -> None:
-    searcher = Searcher(clustered, tuned.index, tuned.chosen.effort)
-    selection = Selection(np.arange(LABELS) % 3 == 0)
-    queries = clustered.augmentation.queries(clustered.calibration_queries[:6], 0.5)
-    filters = [
-        Filter(selection=selection, exclude=np.arange(30)),
-        Filter(selection=selection, buckets=frozenset({2})),
-    ] * 3
-    scores, rows = searcher.search(queries, 7, filters)
-    hidden = searcher.without(rows[0][:2])
-    for query, filter_ in enumerate(filters):
-        alone = searcher.search(queries[query : query + 1], 7, [filter_])
-        assert np.allclose(alone[0][0], scores[query], atol=1e-5)
-        assert selection.mask[rows[query]].all()
-    assert not set(hidden.search(queries[:1], 7, filters[:1])[1][0]) & set(rows[0][:2])
-
-
 def test_a_selection_of_other_labels_is_refused(clustered: Bundle, tuned: TunedIndex) -> None:
     searcher = Searcher(clustered, tuned.index, tuned.chosen.effort)
     queries = clustered.augmentation.queries(clustered.calibration_queries[:1], 0.5)
     with pytest.raises(ValueError, match="query 0, filter selection: expected one of 6000 labels, received one of 3"):
         searcher.search(queries, 3, [Filter(selection=Selection(np.ones(3, np.bool_)))])
-
-
-def test_it_searches_row_by_row_where_a_graph_costs_more(clustered: Bundle) -> None:
-    rows = clustered.rows()
-    index = FaissIndex("hnsw", "HNSW32,Flat", train_index("HNSW32,Flat", rows.shape[1], rows, "cpu"))
-    ids = Eligible.from_mask(np.arange(LABELS) % 20 == 0)
-    queries = clustered.augmentation.queries(clustered.calibration_queries, 0.5)
-    _, found = index.search(queries, 10, Effort(probes=16), ids, 4.0)
-    exact = np.argsort(-np.where(np.arange(LABELS) % 20 == 0, queries @ rows.T, -np.inf), axis=1)[:, :10]
-    assert (np.sort(found) == np.sort(exact)).all()

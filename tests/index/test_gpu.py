@@ -100,16 +100,6 @@ def test_it_answers_what_the_cpu_answers(
         assert (rows == expected).mean() > 0.98
 
 
-def test_deeper_searches_than_a_gpu_can_are_the_cpus(on_gpu: Callable[[str], Release]) -> None:
-    release = on_gpu("ivf_pq")
-    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:2], 0.5)
-    _, rows = release.searcher.search(queries, 3000)
-    assert (rows >= 0).all()
-    tail_searches = StandIn.searches
-    release.searcher.search(queries, 10)
-    assert StandIn.searches > tail_searches
-
-
 def test_an_index_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
     """Else the head would fill the answer, and no label would be missed."""
     release = on_gpu("ivf_flat")
@@ -121,32 +111,6 @@ def test_an_index_whose_best_are_hidden_is_searched_again_on_the_cpu(on_gpu: Cal
     _, rows = release.searcher.without(tail[:200]).search(queries, 20)
     visible = best[~np.isin(best, tail[:200])]
     assert len(set(rows[0]) & set(visible[:20])) >= 19
-
-
-def test_threads_take_turns(on_gpu: Callable[[str], Release]) -> None:
-    searchers = [on_gpu("ivf_flat").searcher, on_gpu("flat").searcher]
-    bundle = on_gpu("flat").bundle
-    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
-    failures: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            for query in range(20):
-                searchers[number % 2].search(queries[query : query + 1], 5)
-        except AssertionError as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-
-
-def test_a_graph_stays_on_the_cpu(on_gpu: Callable[[str], Release]) -> None:
-    assert on_gpu("hnsw").searcher.index.gpu is None
-    assert on_gpu("IVF16,Flat").searcher.index.gpu is None
 
 
 def test_without_a_gpu_the_error_names_what_is_missing(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import Any
 
-import faiss
 import numpy as np
 import pytest
 
@@ -14,10 +12,10 @@ from longtail.bundle import Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
 from longtail.index import ExactRows, Filter, IndexSpec, Searcher
 from longtail.index.construct.recall import Calibration
-from longtail.index.construct.training import by_reach, head_of, make_index, train_index
+from longtail.index.construct.training import by_reach, head_of, make_index
 from longtail.index.construct.tuning import choose_head, head_sizes, tune_index
 from longtail.index.manifests import Effort
-from longtail.index.search.faiss_index import FaissIndex, pad
+from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
 LABELS, HEAD = 5_003, 500
@@ -105,42 +103,6 @@ def test_where_lists_hold_too_few_more_are_searched_and_not_every_label(
     assert (rows[short] == harder[1][short]).mean() > 0.99
 
 
-def test_what_has_no_nearest_list_finds_no_label_twice() -> None:
-    """A query of zeros, which codes of centroids find no list for."""
-    bundle = make_bundle(labels=42_000, dim=4)
-    rows_LE = bundle.rows()
-    centroids_CE = rows_LE[np.random.default_rng(0).choice(len(rows_LE), 1_000, replace=False)]
-    factory = "IVF1000(PQ5x4fs,RFlat),Flat"
-    made = train_index(factory, rows_LE.shape[1], rows_LE, "cpu", centroids_CE=centroids_CE)
-    assert isinstance(faiss.downcast_index(made.quantizer), faiss.IndexRefine)
-    head = head_of(rows_LE, np.argsort(-bundle.labels.log_pi, kind="stable")[:400])
-    searcher = Searcher(bundle, FaissIndex("ivf_flat", factory, made, head), Effort())
-    queries = np.zeros((2, rows_LE.shape[1]), np.float32)
-    queries[1, -1] = 1.0
-    assert (made.quantizer.search(queries, 4)[1][0] == -1).all()
-    for size in (0, 100, None):
-        for rows_K in searcher.at(Effort(probes=4, head=size)).search(queries, 50)[1]:
-            assert len(set(rows_K.tolist())) == 50
-
-
-def test_searches_of_several_threads_do_not_meet(bundle: Bundle, index: FaissIndex, queries: Float32) -> None:
-    searcher = Searcher(bundle, index, Effort())
-    efforts = [Effort(probes=probes, head=head) for probes, head in ((1, 0), (3, 200), (9, None), (2, 0))]
-    alone = [searcher.at(effort).found(queries, 30)[1] for effort in efforts]
-    differing: list[int] = []
-
-    def search(place: int) -> None:
-        own = searcher.at(efforts[place])
-        differing.extend(place for _ in range(30) if not np.array_equal(own.found(queries, 30)[1], alone[place]))
-
-    threads = [threading.Thread(target=search, args=[place]) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert differing == []
-
-
 def test_what_is_saved_is_not_the_recall_of_the_head(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an effort scores a part of the head, its other labels are found as all others are."""
     built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
@@ -214,12 +176,3 @@ def test_the_size_is_taken_whose_queries_score_the_fewest_rows(
     chosen = choose_head(bundle, replace(index, head=None), sizes, order, calibration, target)
     assert chosen == sizes[int(max(cost.argmin(axis=0)))]
     assert choose_head(bundle, index, sizes, order, calibration, 1.1) == 60  # none suffices
-
-
-@pytest.mark.parametrize("kind", ["ivf_sq", "ivf_fastscan"])
-def test_another_kind_keeps_the_lists_of_the_first(bundle: Bundle, kind: str) -> None:
-    first = make_index(IndexSpec("ivf_flat"), bundle.rows(), "cpu")
-    other = make_index(IndexSpec(kind), bundle.rows(), "cpu", like=first)
-    assert np.array_equal(other.lists, first.lists)
-    nearest = other.index.quantizer.search(pad(bundle.rows(), other.index.d), 1)[1][:, 0]
-    assert np.array_equal(other.lists, nearest)

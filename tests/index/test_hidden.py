@@ -11,8 +11,6 @@ from longtail.index import Filter, QueryError, Release, Searcher
 from tests.index.conftest import KINDS, brute_force, masked
 from tests.index.test_filters import eligible_labels
 
-NOTHING = np.empty(0, np.int64)
-
 
 def check(release: Release, searcher: Searcher, hidden: np.ndarray, filter_: Filter | None, k: int) -> None:
     """Query 0 at λ = 1 against every label's own score."""
@@ -61,30 +59,6 @@ def test_recall_holds_when_the_best_labels_are_hidden(spec: str, opened: Callabl
     scores, _ = release.searcher.without(hidden).search(queries, 20)
     least = [masked(brute_force(bundle, query, 0.5), eligible, 20)[-1] for query in bundle.calibration_queries]
     assert (scores >= np.array(least)[:, None] - 1e-5).mean() > 0.94
-
-
-def test_hiding_adds_up_and_the_first_searcher_still_answers_everything(opened: Callable[[str], Release]) -> None:
-    release = opened("ivf_flat")
-    searcher = release.searcher
-    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
-    best = searcher.search(queries, 3)[1][0]
-    first = searcher.without(best[:1])
-    assert first.search(queries, 2)[1][0].tolist() == best[1:].tolist()
-    both = first.without(np.repeat(best[1:2], 3).astype(np.int32))
-    assert both.search(queries, 1)[1][0].tolist() == [best[2]]
-    assert searcher.search(queries, 3)[1][0].tolist() == best.tolist()
-    assert both.without(NOTHING).search(queries, 1)[1][0].tolist() == [best[2]]
-    assert both.index is searcher.index
-
-
-def test_a_mixed_batch_hides_from_every_query(opened: Callable[[str], Release]) -> None:
-    release = opened("hnsw")
-    queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)
-    hidden = np.arange(0, 600, 2)
-    filters = [None, Filter(exclude=np.arange(1, 15)), Filter(allow=np.arange(300)), Filter(buckets=frozenset({1, 2}))]
-    filters += [Filter(exclude=np.arange(300))]
-    _, rows = release.searcher.without(hidden).search(queries, 10, filters * 10)
-    assert (rows % 2 == 1).all()
 
 
 @pytest.mark.parametrize(

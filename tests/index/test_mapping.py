@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from longtail.bundle import BundleCorruptError, FileRecord, sha256_of
+from longtail.bundle import FileRecord, sha256_of
 from longtail.index import IndexSpec, Release, ReleaseCorruptError, ReleaseManifest, Releases, build
 from longtail.index.release import index_files
 from tests.index.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
 SMAPS = Path("/proc/self/smaps")
-TABLE = "bundle/labels.arrow"
 
 SEARCHING = """
 import sys
@@ -103,41 +101,6 @@ def test_a_file_that_ends_too_early_is_not_published_even_when_checksums_agree(
         file.write_bytes(content[:size])
         with pytest.raises(ReleaseCorruptError, match="cannot read this index"):
             index_files._read_faiss(file, release.searcher.labels, mapped=False)
-
-
-def test_publishing_reads_a_copy(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(bundle_path, tmp_path, name="a")
-    read, mapped = index_files._read_faiss, []
-    monkeypatch.setattr(
-        index_files,
-        "_read_faiss",
-        lambda path, labels, **how: (mapped.append(how["mapped"]), read(path, labels, **how))[1],
-    )
-    releases = Releases(tmp_path)
-    releases.publish("a")
-    assert mapped == [False]
-    releases.open("a")
-    assert mapped == [False, True]
-
-
-@pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc/self/maps")
-def test_the_label_table_is_mapped(opened: Callable[[str], Release]) -> None:
-    release = opened("flat")
-    labels = Releases(release.path.parent).open(release.name).bundle.labels
-    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if TABLE in line]
-    columns = [labels.ids, labels.display["title"].chunk(0)]
-    places = [buffer.address for column in columns for buffer in column.buffers() if buffer is not None]
-    places += [array.ctypes.data for array in (labels.counts, labels.log_pn, labels.buckets)]
-    assert all(any(int(start, 16) <= place < int(end, 16) for start, end in ranges) for place in places)
-
-
-def test_a_label_table_of_another_content_is_refused(opened: Callable[[str], Release], tmp_path: Path) -> None:
-    release = opened("flat")
-    shutil.copytree(release.path, tmp_path / "releases" / release.name)
-    file = tmp_path / "releases" / release.name / TABLE
-    file.write_bytes(file.read_bytes().replace(b"item-7", b"item-X", 1))
-    with pytest.raises(BundleCorruptError, match=r"labels.arrow: expected sha256"):
-        Releases(tmp_path / "releases").open(release.name)
 
 
 @pytest.mark.parametrize("spec", KINDS)

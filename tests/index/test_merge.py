@@ -17,7 +17,7 @@ from longtail.bundle import Bundle, BundleExistsError, Hide, LabelRecord, TowerE
 from longtail.bundle.added_labels import LabelAdder
 from longtail.index import MergeError, merge_labels
 from longtail.state import LabelStore, read_label_changes
-from tests.bundles import label_features, make_bundle
+from tests.bundles import make_bundle
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 L = 60
@@ -109,13 +109,6 @@ def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_l
     assert Bundle.load(tmp_path / "later").manifest.own_id == "item_id"
 
 
-def test_changes_that_the_bundle_cannot_read_are_left_out(tmp_path: Path) -> None:
-    path, log, _ = written(tmp_path, upsert("new-1", colour="red"), upsert("new-2", year=1))
-    report = merge_labels(path, log, tmp_path / "merged")
-    assert (report.added, list(report.skipped)) == (1, ["new-1"])
-    assert report.skipped["new-1"].startswith("features.colour: expected one of the features")
-
-
 def test_a_bundle_without_a_label_tower_can_lose_labels(tmp_path: Path) -> None:
     path, log, _ = written(tmp_path, upsert("new-1", year=1), hide("item-1"), label_tower=False)
     report = merge_labels(path, log, tmp_path / "merged")
@@ -165,10 +158,3 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     with pytest.raises(MergeError, match=r"tree: expected a bundle whose labels can change, found one with a tree p_n"):
         merge_labels(tmp_path / "tree", log, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-
-
-def test_labels_embedded_from_what_they_were_trained_with_are_what_they_were(tmp_path: Path) -> None:
-    records = [upsert(f"item-{row}", **label_features(row)) for row in range(L)]
-    path, log, before = written(tmp_path, *records)
-    merge_labels(path, log, tmp_path / "merged")
-    np.testing.assert_allclose(Bundle.load(tmp_path / "merged").embeddings, before.embeddings, atol=1e-6)

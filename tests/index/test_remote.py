@@ -177,17 +177,6 @@ def test_an_object_that_another_has_replaced_is_no_file_of_the_release(url: str,
         local(url, tmp_path / "other").verify("a")
 
 
-def test_a_missing_part_and_a_missing_release(url: str, tmp_path: Path) -> None:
-    ObjectStore(url).delete(["a/index/index.faiss", "b/bundle/manifest.sha256", "c/release.json"])
-    releases = local(url, tmp_path / "other")
-    with pytest.raises(StorageError, match=r"a/index/index.faiss: expected an object, found none"):
-        releases.verify("a")
-    with pytest.raises(BundleCorruptError, match=r"b/bundle/manifest.sha256: expected a file of a bundle, found none"):
-        releases.verify("b")
-    with pytest.raises(ReleaseNotFoundError, match=r"expected one of its releases \['a', 'b'\], received 'c'"):
-        releases.publish("c")
-
-
 def test_a_release_by_the_name_of_one_before_replaces_its_copy(bundle_path: Path, url: str, tmp_path: Path) -> None:
     releases, other = Releases(url), local(url, tmp_path / "other")
     for name in ("a", "b", "c"):
@@ -245,40 +234,11 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
     assert Releases(url).names() == ["b", "c"]
 
 
-def test_a_prune_during_which_another_publishes_says_what_it_deleted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    releases = Releases(url)
-    for name in ("a", "b"):
-        releases.publish(name)
-    delete = RemoteReleases.delete
-
-    def published_meanwhile(shelf: RemoteReleases, name: str) -> None:
-        monkeypatch.setattr(RemoteReleases, "delete", delete)
-        Releases(url).publish("c")
-        delete(shelf, name)
-
-    releases.publish("c")
-    releases.publish("b")
-    monkeypatch.setattr(RemoteReleases, "delete", published_meanwhile)
-    assert releases.prune(1) == ["a"]
-    assert (Releases(url).current(), Releases(url).pointers().deleting) == ("c", ())
-
-
 @pytest.mark.usefixtures("s3")
 def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
     for method in (Releases.names, Releases.current):
         with pytest.raises(StorageError, match="expected a store that answers, could not"):
             method(Releases("s3://nosuchbucket/releases"))
-
-
-def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str, tmp_path: Path) -> None:
-    Releases(url).publish("a")
-    ObjectStore(url).delete(["a/index/manifest.json"])
-    other = local(url, tmp_path / "other")
-    with pytest.raises(StorageError, match="expected an object, found none"):
-        other.publish("b")
-    assert other.compare("b") is None
-    other.publish("b", force=True)
-    assert other.current() == "b"
 
 
 def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, tmp_path: Path) -> None:
@@ -298,21 +258,6 @@ def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3
     path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]
     Releases(url).upload(Path(path))
     assert Releases(url).names() == ["x"]
-
-
-def test_of_two_that_upload_a_bundle_the_second_writes_nothing(
-    bundle_path: Path, large_bundle_path: Path, s3: S3Server
-) -> None:
-    url = s3.url()
-    ObjectStore(url).create("upload.json", b'{"sha256": "0"}')
-    with pytest.raises(BundleExistsError, match="expected a free place"):
-        upload_bundle(large_bundle_path, url)
-    assert list(ObjectStore(url).list()) == ["upload.json"]
-    ObjectStore(url).delete(["upload.json"])
-    store, garbled = ObjectStore(url), b"[]"
-    store.create("upload.json", garbled)
-    with pytest.raises(BundleExistsError, match="expected a free place"):
-        upload_bundle(bundle_path, url)
 
 
 def test_names_that_lead_out_of_the_cache_write_nothing(bundle_path: Path, s3: S3Server, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from longtail.bundle import Bundle
 from longtail.index import IndexSpec, Release
 from longtail.index.cli import main
 from longtail.index.construct.tuning import tune_index
-from longtail.index.release.report import release_report
 from tests.bundles import make_bundle
 
 
@@ -44,12 +43,6 @@ def test_auto_keeps_a_curve_of_every_kind(bundle: Bundle, monkeypatch: pytest.Mo
     assert {point.kind for point in built.curve} == {trial.kind for trial in built.trials}
 
 
-@pytest.mark.parametrize("spec", ["flat", "IVF16,Flat"])
-def test_an_index_of_one_effort_has_one_point(spec: str, bundle: Bundle) -> None:
-    (point,) = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None).curve
-    assert point.queries_per_second > 0
-
-
 def test_the_page_has_the_figures_of_the_manifest(
     opened: Callable[[str], Release], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,13 +60,6 @@ def test_the_page_has_the_figures_of_the_manifest(
     alts = re.findall(r'<img alt="([^"]+)" src="data:image/svg', page)
     assert [alt.split()[0] for alt in alts] == ["Lowest", "Recall", "Lowest"]
     assert "http" not in page.replace("http://www.w3.org", "")
-
-
-def test_the_page_of_an_exact_index_has_neither_filters_nor_efforts(opened: Callable[[str], Release]) -> None:
-    release = opened("flat")
-    page = release_report(release.manifest, release.index).decode()
-    assert page.count("<img") == 1
-    assert "What a query pays" not in page
 
 
 def main_succeeds(arguments: list[str]) -> None:

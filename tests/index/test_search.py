@@ -45,23 +45,6 @@ def test_flat_equals_brute_force_for_any_bias_removal(bias: bool, cosine: bool) 
     check()
 
 
-@pytest.mark.parametrize("popularity", [False, True])
-@pytest.mark.parametrize("bias", [False, True])
-def test_flat_equals_brute_force_at_any_place_of_both_dials(bias: bool, popularity: bool) -> None:
-    bundle = make_bundle(labels=200, bias=bias, popularity=popularity)
-    searcher = flat_searcher(bundle)
-    assert bundle.rows().shape == (200, 8 + 1 + bias + popularity)
-    rng = np.random.default_rng(0)
-    bias_removal, mu = rng.uniform(-1, 2, (2, 50)).astype(np.float32)
-    queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal, mu)
-    scores, rows = searcher.search(queries, 25)
-    eligible = np.ones(200, bool)
-    for query, query_D in enumerate(bundle.calibration_queries):
-        expected = brute_force(bundle, query_D, bias_removal[query], mu[query])
-        assert np.allclose(scores[query], masked(expected, eligible, 25), atol=1e-5)
-        assert np.allclose(expected[rows[query]], scores[query], atol=1e-5)
-
-
 def test_kappa_changes_no_answer_of_a_flat_index() -> None:
     bundle = make_bundle(labels=300, bias=True)
     answers = []
@@ -128,11 +111,6 @@ def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str]
         alone = release.searcher.search(queries[query : query + 1], 12, [filters[query]])
         assert np.allclose(alone[0][0], scores[query], atol=1e-5)
         assert alone[1][0].tolist() == rows[query].tolist()
-
-
-def test_an_empty_batch_has_an_empty_answer(opened: Callable[[str], Release]) -> None:
-    scores, rows = opened("flat").searcher.search(np.empty((0, 10), np.float32), 5)
-    assert scores.shape == rows.shape == (0, 5)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from longtail.index import (
-    BucketFloors,
-    FloorsError,
     LongtailIndexError,
     NotStagedError,
     ReleaseNotFoundError,
@@ -80,11 +78,6 @@ def test_figures_by_hand() -> None:
     assert recall["torso"]["staged"] is None  # type: ignore[index]
 
 
-def test_figures_of_nothing_are_no_numbers() -> None:
-    figures = StagedCounts(staged="b", current="a").figures()
-    assert [figures[name] for name in ("overlap", "overlap_interval", "score_shift", "seconds")] == [None] * 4
-
-
 @pytest.mark.parametrize(
     ("floors", "unmet"),
     [
@@ -139,18 +132,6 @@ def test_a_promise_of_mirrored_queries_is_kept(shelf: Releases, tmp_path: Path) 
     shelf.publish("second", state=tmp_path / "state")
     shelf.publish("third", force=True)
     assert shelf.current() == "third"
-
-
-def test_the_first_release_needs_no_mirror(tmp_path: Path) -> None:
-    build(make_bundle(labels=60).write(tmp_path / "model"), tmp_path / "r", name="first")
-    (tmp_path / "r" / "promise.toml").write_text("[staged]\nmin_queries = 50\n")
-    Releases(tmp_path / "r").publish("first")
-
-
-def test_a_promise_with_a_typo_is_refused(shelf: Releases) -> None:
-    (shelf.root / "promise.toml").write_text("[staged]\nmin_querys = 50\n")
-    with pytest.raises(FloorsError, match=r"staged\.min_querys: is no key of promise\.toml, received 50"):
-        BucketFloors.read(shelf.root)
 
 
 def test_the_command_line(shelf: Releases, capsys: pytest.CaptureFixture[str]) -> None:

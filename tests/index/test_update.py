@@ -19,14 +19,12 @@ from longtail.index import (
     LongtailIndexError,
     PriorsError,
     PriorTable,
-    RecallFloorError,
     Release,
     Releases,
     build,
     update,
 )
 from longtail.index.construct import refill
-from longtail.index.construct.recall import Calibration
 from longtail.index.manifests import Effort
 from longtail.state import LabelStore
 from tests.bundles import make_bundle
@@ -93,18 +91,6 @@ def test_it_answers_as_exact_search_over_the_new_labels_does(spec: str, bundle: 
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), rtol=1e-4, atol=1e-4)
     new = np.array([id_.startswith("new-") for id_ in release.bundle.labels.ids.to_pylist()])
     assert new[rows].any(), "labels that came are found"
-
-
-@pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq", "ivf_pq"])
-def test_where_nothing_changed_every_code_is_what_it_was(spec: str, large_bundle_path: Path, tmp_path: Path) -> None:
-    """FAISS makes them of cells that it is told as of those that it finds."""
-    build(large_bundle_path, tmp_path, spec=spec, name="first")
-    update(large_bundle_path, tmp_path, source="first", name="second")
-    indexes = [Releases(tmp_path).open(name).searcher.index.index for name in ("first", "second")]
-    queries = np.random.default_rng(0).normal(size=(50, indexes[0].d)).astype(np.float32)
-    (scores, ids), (scores_now, ids_now) = (index.search(queries, 10) for index in indexes)
-    np.testing.assert_array_equal(ids, ids_now)
-    np.testing.assert_array_equal(scores, scores_now)
 
 
 def test_labels_that_are_what_they_were_stay_in_their_lists_and_the_head(bundle: Bundle, tmp_path: Path) -> None:
@@ -215,37 +201,6 @@ def test_what_cannot_be_updated_is_refused_and_leaves_nothing(bundle: Bundle, tm
     with pytest.raises(BundleError, match="title"):
         update(other.write(tmp_path / "untitled"), tmp_path / "r", source="filtered")
     assert shelf.names() == ["filtered", "first", "strangers"]
-
-
-def test_a_log_that_is_not_there_is_refused(bundle: Bundle, tmp_path: Path) -> None:
-    table = tmp_path / "t.parquet"
-    pq.write_table(pa.table({"label_id": bundle.labels.ids, "r": np.arange(L)}), table)
-    build(bundle, tmp_path / "r", spec="flat", name="first", priors=table)
-    with pytest.raises(PriorsError, match=r"labels.log: expected label changes of a service, found none"):
-        update(bundle, tmp_path / "r", source="first", log=tmp_path / "labels.log")
-    build(bundle, tmp_path / "r", spec="flat", name="plain")
-    with pytest.raises(PriorsError, match=r"labels.log: expected label changes of a service, found none"):
-        update(bundle, tmp_path / "r", source="plain", log=tmp_path / "labels.log")
-    (tmp_path / "labels.log").touch()
-    with pytest.raises(PriorsError, match="in a table, or those of labels that came in a log, received both"):
-        update(bundle, tmp_path / "r", source="first", priors=tmp_path / "t.parquet", log=tmp_path / "labels.log")
-    assert Releases(tmp_path / "r").names() == ["first", "plain"]
-
-
-def test_a_recall_below_the_floor_asks_for_a_build(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build(bundle, tmp_path / "r", spec="ivf_flat", name="first")
-    measure = Calibration.measure
-
-    def worse(self: Calibration, searcher: object, k: int | None = None) -> object:
-        recall, rate = measure(self, searcher, k)  # type: ignore[arg-type]
-        return [at.model_copy(update={"recall": at.recall / 2}) for at in recall], rate
-
-    monkeypatch.setattr(Calibration, "measure", worse)
-    with pytest.raises(RecallFloorError, match=r"measured 0\.\d+ at λ = .*build the index again, or lower --recall"):
-        update(changed(bundle, tmp_path), tmp_path / "r", source="first")
-    assert Releases(tmp_path / "r").names() == ["first"]
 
 
 def test_effort_grows_until_recall_is_enough(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

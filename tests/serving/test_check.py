@@ -51,18 +51,6 @@ def test_what_it_says_of_a_release_that_can_be_served(
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
-def test_a_release_without_a_baseline_says_so(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert check(capsys, releases / "tree")[-1] == "baseline: none, so drift will not be measured"
-
-
-def test_a_prior_of_its_own_is_tried_at_both_ends(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = [line.partition(":")[0] for line in check(capsys, releases / "tree")]
-    assert names[2:7] == [
-        "answers at λ = 0", "answers at λ = 0.5", "answers at λ = 2",
-        "answers at λ = 0.5, μ = -1", "answers at λ = 0.5, μ = 2",
-    ]  # fmt: skip
-
-
 def test_a_release_that_cannot_be_served_is_refused_in_one_line(
     releases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

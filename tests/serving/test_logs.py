@@ -9,11 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-import httpx2 as httpx
 import pytest
 
 from longtail.serving import create_app
-from longtail.serving.logs import JsonFormatter, TextFormatter, Trace
+from longtail.serving.logs import JsonFormatter, Trace
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -78,14 +77,6 @@ def test_label_changes_and_calls_of_admins_are_audited(tmp_path: Path, lines: An
     assert not any(key in json.dumps(audited) for key in (asking, admin))
 
 
-@pytest.mark.parametrize(("id_", "shown"), [("a\nb", r'["a\nb"]'), ("\udcff", r'["\udcff"]')])
-def test_a_line_for_people_has_the_fields_behind_it(id_: str, shown: str) -> None:
-    fields = {"labels": [id_], "status": 200}
-    record = logging.makeLogRecord({"msg": "hidden", "levelname": "INFO", "fields": fields})
-    assert TextFormatter("%(levelname)s %(message)s").format(record) == f"INFO hidden labels={shown} status=200"
-    assert json.loads(JsonFormatter().format(record))["labels"] == [id_]
-
-
 def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) -> None:
     def broken(_: object) -> NoReturn:
         raise RuntimeError("first\nsecond")
@@ -100,14 +91,6 @@ def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) ->
     assert line["message"] == "request id-3: GET '/v1/labels/a\\nb' failed"
     assert line["exception"].startswith("Traceback")
     assert line["exception"].endswith("RuntimeError: first\nsecond")
-
-
-def test_outside_a_request_a_line_has_no_request(lines: Any, client: httpx.Client) -> None:
-    client.get("/livez")
-    logging.getLogger("some").warning("%s and\n%s", "é", 2, extra={"fields": {"path": Path("/x"), "n": 1}})
-    (line,) = lines()
-    line.pop("at")
-    assert line == {"level": "warning", "logger": "some", "message": "é and\n2", "path": "/x", "n": 1}
 
 
 @pytest.mark.parametrize(

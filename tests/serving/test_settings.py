@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longtail.serving import Settings
-from longtail.serving.settings import LIVE, no_settings
+from longtail.serving.settings import no_settings
 
 KEY = "a-key-of-this-service"
 
@@ -26,11 +26,6 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
     settings = Settings(releases=tmp_path, port=9003, settings_file=file)
     assert (settings.port, settings.max_k, settings.max_answers) == (9003, 9002, 3)
     assert (settings.all_api_keys(), settings.host, settings.max_total_k) == ([KEY], "::1", 25_600)
-
-
-def test_the_environment_may_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LONGTAIL_SETTINGS_FILE", str(written(tmp_path / "s.toml", "max_k = 7")))
-    assert Settings(releases=tmp_path).max_k == 7
 
 
 @pytest.mark.parametrize(
@@ -53,11 +48,6 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
         Settings(releases=tmp_path, settings_file=file)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Settings(releases=tmp_path, settings_file=tmp_path / "s.toml")
-
-
 def test_settings_read_again_are_the_same_arguments_and_the_files_as_they_are_now(tmp_path: Path) -> None:
     file = written(tmp_path / "s.toml", "max_k = 7\nworkers = 2")
     before = Settings(releases=tmp_path, settings_file=file, max_total_k=5)
@@ -68,10 +58,6 @@ def test_settings_read_again_are_the_same_arguments_and_the_files_as_they_are_no
     assert (taken.max_k, taken.workers, taken.max_total_k, taken.host) == (8, 2, 5, "127.0.0.1")
     file.write_text("")
     assert taken.taking(taken.again()).max_k == 1000
-
-
-def test_live_settings_are_settings() -> None:
-    assert Settings.model_fields.keys() > LIVE
 
 
 @pytest.mark.parametrize(

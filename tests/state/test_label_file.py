@@ -119,8 +119,3 @@ def test_a_full_disk_loses_only_the_batch_that_found_it_full(tmp_path: Path) -> 
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     store.append([upsert("d")])
     assert [record.id for record in store.read_from(position).records] == ["c", "d"]
-
-
-def test_a_directory_that_is_not_there_is_an_error_of_the_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"nowhere/labels\.sqlite: .*No such file or directory"):
-        LabelStore(tmp_path / "nowhere").append([hide("a")])

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -19,15 +17,13 @@ from longtail.state import (
     Postgres,
     StoreCorruptError,
     StoreError,
-    copy_label_changes,
-    read_label_changes,
     read_place,
 )
 from longtail.state.connections import ImpatientConnection
 from longtail.state.engines import postgres_engine, writing
 from tests.postgres import PostgresServer, postgres
 from tests.serving.process import free_port
-from tests.state.changes import hide, ids, upsert
+from tests.state.changes import hide, ids
 
 pytestmark = pytest.mark.process
 
@@ -85,14 +81,6 @@ def test_first_comers_make_one_store(database_server: PostgresServer) -> None:
         list(pool.map(lambda name: LabelStore(place).append([hide(str(name))]), range(6)))
     assert sorted(ids(place)) == [str(name) for name in range(6)]
     assert LabelStore(place).read_from().position is not None
-
-
-def test_schemas_keep_services_apart(database_server: PostgresServer) -> None:
-    one = place_of(database_server)
-    other = replace(one, schema="books")
-    LabelStore(one).append([hide("a")])
-    LabelStore(other).append([hide("b")])
-    assert (ids(one), ids(other)) == (["a"], ["b"])
 
 
 def test_kill_9_of_the_database_loses_nothing_and_stores_go_on_by_themselves(server: PostgresServer) -> None:
@@ -189,15 +177,6 @@ def test_a_database_that_was_set_back_is_read_anew(database_server: PostgresServ
     assert ([record.id for record in read.records], read.restarted) == (["a"], True)
 
 
-def test_reading_makes_nothing(database_server: PostgresServer) -> None:
-    place = place_of(database_server)
-    assert LabelStore(place).read_from() == ([], None, False)
-    with pytest.raises(FileNotFoundError, match="expected label changes of a service, found none"):
-        read_label_changes(place)
-    with psycopg.connect(database_server.url(schema=None)) as connection:
-        assert connection.execute("SELECT to_regnamespace(%s)", [place.schema]).fetchone() == (None,)
-
-
 def test_a_schema_that_is_there_needs_no_right_to_make_one(database_server: PostgresServer) -> None:
     place = place_of(database_server)
     with psycopg.connect(database_server.url(schema=None), autocommit=True) as connection:
@@ -206,25 +185,6 @@ def test_a_schema_that_is_there_needs_no_right_to_make_one(database_server: Post
     own = Postgres(place.url.set(username=place.schema), place.schema)
     LabelStore(own).append([hide("a")])
     assert ids(own) == ["a"]
-
-
-def test_more_changes_than_are_read_in_a_moment_are_read(
-    database_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = place_of(database_server)
-    monkeypatch.setattr("longtail.state.engines._SERVER_SECONDS", 1)
-    LabelStore(place).append([hide("a"), hide("b"), hide("a")])
-    reader = LabelStore(place)
-    understand = LabelStore._record
-
-    def slow(store: LabelStore, *row: object) -> object:
-        time.sleep(0.6)
-        return understand(store, *row)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(LabelStore, "_record", slow)
-    assert len(reader.read_from().records) == 3
-    reader.compact()
-    assert len(LabelStore(place).read_from().records) == 2
 
 
 def test_a_server_that_does_not_wait_for_its_disk_is_told_to(database_server: PostgresServer) -> None:
@@ -258,15 +218,6 @@ def test_a_pooler_that_loses_the_schema_is_refused(
         engine.connect()
 
 
-def test_changes_are_copied_to_a_place_that_has_none(database_server: PostgresServer, tmp_path: Path) -> None:
-    place = place_of(database_server)
-    LabelStore(tmp_path).append([hide("a"), upsert("b"), hide("a")])
-    assert copy_label_changes(tmp_path, place) == 2
-    assert read_label_changes(place) == read_label_changes(tmp_path)
-    with pytest.raises(StoreError, match="expected no label changes, found 2; nothing was copied"):
-        copy_label_changes(tmp_path, place)
-
-
 @pytest.mark.parametrize(
     ("url", "wrong"),
     [
@@ -282,12 +233,6 @@ def test_urls_that_are_none_are_refused_without_their_password(url: str, wrong: 
     with pytest.raises(ValueError, match=wrong) as refused:
         read_place(url)
     assert "secret" not in str(refused.value)
-
-
-def test_no_password_is_shown() -> None:
-    place = read_place("postgres://u:secret@h:5433/d?sslmode=require&schema=shop")
-    assert "secret" not in f"{place} {place!r}"
-    assert str(place) == "postgresql://u:***@h:5433/d, schema shop"
 
 
 def test_a_database_that_does_not_answer_is_never_taken_for_one_without_changes() -> None:

@@ -86,14 +86,6 @@ def test_the_bundle_says_what_was_measured_and_takes_features(folder: Path) -> N
     assert 0 < figures["held_out"]["valid"]["measured"] < 200, "what was seen in training is not to be found again"
 
 
-def test_floors_are_held(folder: Path) -> None:
-    built = index("build", folder / "films", "--releases", folder / "releases", "--name", "again")
-    assert built.returncode == 0, built.stdout + built.stderr
-    refused = index("publish", folder / "releases", "again", "--floor", "torso=1")
-    assert refused.returncode != 0
-    assert "below its bucket floors, recall@10" in " ".join(refused.stderr.replace("│", " ").split())
-
-
 @pytest.mark.parametrize("bias_removal", [None, 0.0, 1.0])
 def test_http_answers_are_brute_force_of_the_keras_model(
     folder: Path, client: httpx.Client, bias_removal: float | None

@@ -33,15 +33,6 @@ def test_blocks_make_what_is_written_whole(
     assert np.array_equal(keras.ops.convert_to_numpy(again), values)
 
 
-def test_numbers_and_arrays_are_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 1)
-    write_array(tmp_path / "array.npy", np.arange(5.0))
-    assert np.load(tmp_path / "array.npy").tolist() == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(arrays, "_BLOCK_BYTES", 64)
-    write_array(tmp_path / "number.npy", keras.Variable(3.5, dtype="float32"))
-    assert np.load(tmp_path / "number.npy") == np.float32(3.5)
-
-
 def test_an_array_of_another_shape_is_refused_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from longtail.bundle import Buckets, Interval
+from longtail.bundle import Buckets
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.baselines import (
     BASELINES,
@@ -67,18 +67,6 @@ def sorted_lists(scores_QL: np.ndarray) -> list[list[int]]:
 def answers(name: str, data: Interactions = DATA, **settings: float) -> np.ndarray:
     baseline = BASELINES[name]
     return top_labels(TASK, data, baseline.fit(data, baseline.settings | settings))
-
-
-def test_popularity_is_the_training_counts() -> None:
-    assert answers("popularity").tolist() == sorted_lists(np.tile(COUNTS, (QUERIES, 1)))
-
-
-def test_weights_count() -> None:
-    weighted = dataclasses.replace(TRAIN, weights=np.where(TRAIN.labels == 17, 100, 1).astype(np.float32))
-    data = Interactions(weighted, weighted, queries=QUERIES, labels=L, seed=0)
-
-    seen = dense(TRAIN)[TASK.rows_N, 17] > 0
-    assert set(answers("popularity", data)[~seen, 0]) == {17}
 
 
 def test_recent_popularity_counts_the_latest_share() -> None:
@@ -191,15 +179,6 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
     ours = result.model[f"recall@{K}"].value
     assert result.difference.value == pytest.approx(ours - values[result.best])
     assert result.notes == ["2 of the 59 queries have no history: item-kNN and iALS answer them by popularity."]
-
-
-def test_a_baseline_against_itself_is_no_difference() -> None:
-    result = compared(answers("popularity"), baselines=["popularity"])
-
-    assert result.difference == Interval(value=0, low=0, high=0)
-    assert not result.behind
-    assert result.sentence.startswith("No clear difference")
-    assert result.model == result.baselines["popularity"]
 
 
 def test_tuning_takes_the_best_of_the_grid() -> None:

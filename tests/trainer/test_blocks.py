@@ -57,15 +57,6 @@ def test_blocks_of_rows_make_the_step_of_the_whole(job: str, rows: int, monkeypa
         np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rows", "labels", "blocks"), [(128, 1 << 20, 1), (129, 1 << 20, 2), (4096, 4096, 8), (1024, 100, 1)]
-)
-def test_a_block_fills_the_cache_and_no_fewer_rows_than_pay(rows: int, labels: int, blocks: int) -> None:
-    positive_B, candidates = np.zeros(rows, np.int32), np.zeros(labels, np.int32)
-    batch = batch_loss.Candidates(positive_B, candidates, *[None] * 5)  # type: ignore[arg-type]
-    assert batch_loss._blocks(batch) == blocks
-
-
 @pytest.mark.usefixtures("xla")
 def test_the_step_is_compiled_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny.recipe(loss={"sampler": SAMPLES["in_batch"], "weight": "tail"}, model={"dim": 4, "temperature": 1.0})

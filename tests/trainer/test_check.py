@@ -14,7 +14,6 @@ from rich.console import Console
 from longtail.trainer import cli
 from longtail.trainer.check import Check, check, show
 from longtail.trainer.evaluation.task import HeldOut
-from tests.trainer import tiny
 
 RECIPE = """
 name = "small"
@@ -102,29 +101,6 @@ def test_features_are_looked_at(small: Path) -> None:
     assert (price.rows, price.table, price.unknown, price.empty) == (None, None, None, pytest.approx(2 / 5))
 
 
-def test_buckets_and_cost(small: Path) -> None:
-    found = check(small)
-
-    assert sum(bucket["labels"] for bucket in found.buckets.values()) == 5
-    assert sum(bucket["pairs"] for bucket in found.buckets.values()) == 7
-    cost = found.cost
-    assert cost is not None
-    assert (cost.batch_size, cost.negatives, cost.steps_per_epoch, cost.steps) == (4, 4 + 3, 1, 5)
-    numbers = 3 * 4 + 4 * 2 + 2 * 3
-    assert (cost.tables, cost.optimizer) == (4 * numbers, 4 * 2 * numbers)
-
-
-def test_what_it_prints_fits_a_terminal(small: Path) -> None:
-    lines = shown(check(small)).split("\n")
-
-    assert lines[0] == "small: 4 queries × 5 labels"
-    assert [line for line in lines if "…" in line] == []
-    rows = {line.split()[0]: line.split() for line in lines if line.strip()}
-    assert "test 4 4 2 3 1 1 3" in [" ".join(line.split()) for line in lines]
-    assert "test 2023-11-22 00:00 2023-11-25 00:00" in [" ".join(line.split()) for line in lines]
-    assert rows["fit"] == ["fit", "would", "train"]
-
-
 BAD: dict[str, tuple[list[str], list[str]]] = {
     "a column": (["data.query_id=who"], ["expected a column 'who', found user, item, when", "expected a column 'who'"]),
     "a key": (["model.size=3"], ["model.size: expected one of dim, similarity"]),
@@ -169,19 +145,3 @@ def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[
     code, found = run(capsys, small, "--set", "data.train=gone.parquet")
     assert (code, found["ok"]) == (1, False)
     assert found["problems"][0].endswith("gone.parquet: expected a parquet file, found none")
-
-
-def test_alike_problems_of_many_files_are_one_line(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        rows = {"user": ["", "u", None], "item": [1, 2, 3]}
-        (tmp_path / "logs").mkdir(exist_ok=True)
-        pq.write_table(pa.table(rows), tmp_path / "logs" / f"{name}.parquet")
-    recipe = tiny.recipe(data={"train": tmp_path / "logs", "query_id": "user", "label_id": "item"})
-
-    said = check(recipe).problems
-
-    every = f"{tmp_path}/logs/a.parquet and 2 more: column 'user': expected an id in every row, found"
-    assert [line.strip() for line in said[1:]] == [
-        f"{every} null in 3 rows (2 of the first)",
-        f"{every} an empty one in 3 rows (0 of the first)",
-    ]

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -64,14 +63,6 @@ def test_momentum_and_dues_of_l2_come_along(tmp_path: Path) -> None:
     assert {"table_user_id_velocity", "table_item_id_velocity", "table_user_id_touched"} <= {
         it.name for it in trained.variables
     }
-
-
-def test_there_is_nothing_to_load_before_the_first(tmp_path: Path, trained: TwoTower) -> None:
-    before = values(trained)
-
-    assert Checkpoints(tmp_path, "run").load("latest", trained.variables) is None
-    for one, another in zip(before, values(trained), strict=True):
-        np.testing.assert_array_equal(one, another)
 
 
 def test_the_newest_of_each_kind_is_kept(tmp_path: Path, trained: TwoTower) -> None:
@@ -151,28 +142,3 @@ def test_a_run_is_the_same_under_another_name_and_place() -> None:
     moved = tiny.recipe(name="moved", data={"train": "elsewhere/train.parquet"})
 
     assert identity_of(moved, DATA) == identity_of(RECIPE, DATA)
-
-
-SEQUENCE = {"name": "history", "kind": "history", "table": "item_id", "dim": 4, "encoder": {"name": "hstu"}}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "negatives_per": {"loss": {"family": "hinge", "negatives_per": "query"}},
-    "top_k": {"loss": {"top_k": {"k": 2}}},
-    "label_smoothing": {"loss": {"label_smoothing": 0.1}},
-    "retrieved_negatives": {"loss": {"retrieved_negatives": {"depth": 4}}},
-    "neighbours": {"loss": {"neighbours": {"k": 4}}},
-    "gradients": {"loss": {"sampler": {"name": "cross_batch", "negatives": 2, "gradients": True}}},
-    "refine": {"evaluation": {"refine": 0.01}},
-    "time_buckets": {
-        "data": {"timestamp": "time"},
-        "query": {"features": [SEQUENCE | {"encoder": {"name": "hstu", "time_buckets": 4}}]},
-        "loss": {"sampler": "full"},
-    },
-}
-
-
-def test_every_setting_makes_another_run() -> None:
-    plain = tiny.recipe(loss={"sampler": {"name": "cross_batch", "negatives": 2}})
-    made = [
-        identity_of(recipe, DATA) for recipe in (plain, *(tiny.recipe(**sections) for sections in SETTINGS.values()))
-    ]
-    assert len(set(made)) == len(SETTINGS) + 1

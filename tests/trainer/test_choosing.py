@@ -13,9 +13,8 @@ from longtail.trainer import evaluate, fit
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.dial_selection import check_choice
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, chosen_by, floors_of, lines
+from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, floors_of, lines
 from longtail.trainer.evaluation.target import FoundByLabel
-from longtail.trainer.evaluation.task import check_metric
 from tests.trainer import tiny
 
 GRID = [0.0, 0.25, 0.5, 0.75, 1.0]
@@ -64,14 +63,6 @@ def test_the_best_is_looked_for_between_the_grid_s_neighbours(tolerance: float) 
     assert len(measure.requests) <= 5 + 10
 
 
-def test_both_dials_are_refined() -> None:
-    best, curve = best_dial(Measured(), config(metric="ndcg@2", refine=0.01), TWO_DIALS)
-
-    assert best == (pytest.approx(0.37, abs=0.01), pytest.approx(0.13, abs=0.01))
-    on_grid = [*map(Setting, GRID), Setting(best.bias_removal), Setting(best.bias_removal, 0.5)]
-    assert [*map(Setting.of, curve)] == [*on_grid, best]
-
-
 @pytest.mark.parametrize("metric", ["hit_rate@2", "mrr@2", "recall@2"])
 def test_what_is_no_better_is_not_taken(metric: str) -> None:
     """A step on which the grid's best stands already, a constant, and a metric that is best at the grid's end."""
@@ -79,16 +70,6 @@ def test_what_is_no_better_is_not_taken(metric: str) -> None:
 
     assert plain == refined
     assert plain[0] == Setting({"hit_rate@2": 0.5, "mrr@2": 1.0, "recall@2": 1.0}[metric])
-
-
-def test_a_dial_that_changes_nothing_is_not_refined() -> None:
-    measure = Measured()
-    constant = Noise("uniform", constant=True, apart=True)
-    best, _ = best_dial(measure, config(metric="ndcg@2", refine=0.01), constant)
-
-    assert best == (0.0, pytest.approx(0.13, abs=0.01))
-    assert {at.bias_removal for at in measure.requests} == {0.0}
-    assert lines(config(refine=0.01), constant, 0.0) == [Setting(0.0), Setting(0.0, 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -125,22 +106,6 @@ def test_a_relative_floor_is_of_the_grid_alone() -> None:
     _, curve = best_dial(Measured(), relative, ONE_DIAL)
 
     assert floors_of(curve, relative) == {"ndcg@2": pytest.approx(1 - 0.12**2 - 0.13**2)}
-
-
-def test_what_it_is_chosen_by_in_words() -> None:
-    floor = {"tail": {"times": 1.5, "bias_removal": 1.0}, "torso": 0.1, "recall@2": {"times": 0.99}}
-
-    assert chosen_by(config(metric="recall@2/tail", floor=floor)) == (
-        "the floor tail >= 1.5 × that at λ = 1, torso >= 0.1, recall@2 >= 0.99 × its best and valid recall@2/tail"
-    )
-
-
-def test_a_floor_over_longer_lists_than_the_catalogue_is_refused() -> None:
-    longer = config(ks=[2, 20], floor={"ndcg@20": 0.1})
-
-    check_metric(longer, labels=20)
-    with pytest.raises(DataError, match=r"evaluation.floor: expected a k of at most 19, all labels, received ndcg@20"):
-        check_metric(longer, labels=19)
 
 
 def test_a_metric_of_a_bucket_without_valid_pairs_is_refused() -> None:

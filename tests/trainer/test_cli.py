@@ -1,5 +1,4 @@
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -72,23 +71,6 @@ def test_the_surface_is_pinned() -> None:
     assert found == SURFACE
 
 
-@pytest.mark.parametrize("command", SURFACE)
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = run(capsys, command, "--help")
-
-    assert code == 0
-    for name in SURFACE[command]:
-        assert name.lower() in out.lower()
-
-
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--help")
-
-    assert code == 0
-    for command in SURFACE:
-        assert f" {command} " in out
-
-
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     return tiny.write_job(tmp_path)
@@ -158,28 +140,6 @@ def test_an_existing_out_is_refused_before_any_work(
     assert errors == f"longtail-train: {out} already exists: expected a path that is free; nothing was changed\n"
 
 
-@pytest.mark.process
-def test_a_process_says_one_line_too(tmp_path: Path) -> None:
-    """With TensorFlow's own messages kept out of it."""
-    recipe = tiny.write_job(tmp_path)
-    command = [
-        sys.executable,
-        "-m",
-        "longtail.trainer",
-        "fit",
-        recipe,
-        "--out",
-        tmp_path / "out",
-        "--set",
-        "data.train=gone.csv",
-    ]
-
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-
-    assert ended.returncode == 2
-    assert ended.stderr == f"longtail-train: {tmp_path / 'gone.csv'}: expected a csv file, found none\n"
-
-
 @pytest.mark.slow
 def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["--set", "training.epochs=1", "--set", "evaluation.popularity=[0.5]"]
@@ -197,16 +157,6 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
         assert words.partition(": ")[2] in (tmp_path / "out" / "report.html").read_text()
     assert f"Bundle {tmp_path / 'out'}" in out
     assert Bundle.load(tmp_path / "out").manifest.training_data["epochs"] == 1
-
-
-def test_evaluate_prints_the_stored_table(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "evaluate", finished.out)
-    rows = [line for line in out.splitlines() if line.startswith("│")]
-    assert (code, len(rows)) == (0, 3)
-
-    code, out, _ = run(capsys, "evaluate", finished.out, "--markdown")
-    assert (code, out.count("\n| ")) == (0, 3)
-    assert out.startswith("| λ | recall@5 | ")
 
 
 def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
@@ -231,27 +181,3 @@ def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys:
         for name in ("psp@5", "psndcg@5"):
             assert row[names.index(name)] == f"{point.metrics[name].value:.4f}"
             assert 0 < point.metrics[name].value <= 1
-
-
-def test_a_bundle_of_other_labels_cannot_be_measured(
-    finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others = range(100, 104)
-    pairs = "".join(f"1,{item},{item}\n" for item in others)
-    (tmp_path / "other.csv").write_text("user_id,item_id,timestamp\n" + pairs)
-    (tmp_path / "items.csv").write_text("item_id,title,genres\n" + "".join(f"{item},T,low\n" for item in others))
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(tiny.RECIPE.replace("interactions.parquet", "other.csv").replace("items.parquet", "items.csv"))
-
-    code, _, errors = run(capsys, "evaluate", finished.out, "--recipe", recipe)
-
-    assert code == 2
-    assert "expected test pairs of labels in" in errors
-
-
-def test_progress_shows_loss_rate_and_time_left(finished: Finished) -> None:
-    assert "epoch 3/3" in finished.output
-    assert " ex/s" in finished.output
-    assert "ETA" in finished.output
-    for epoch in (1, 2, 3):
-        assert f"epoch   {epoch}  loss " in finished.output

@@ -14,7 +14,6 @@ from rich.console import Console
 from longtail.bundle import Interval
 from longtail.trainer import DataError, cli
 from longtail.trainer.evaluation.compare import Figure, compare, shown
-from tests.bundles import make_bundle
 from tests.trainer.conftest import Finished
 
 
@@ -63,9 +62,3 @@ def test_the_command_prints_json(finished: Finished, other: Path, capsys: pytest
     assert content["recipe"]["model.dim"] == ["4", "8"]
     assert content["curve"][0]["metrics"]["recall@5"][0] == content["curve"][0]["metrics"]["recall@5"][1]
     assert set(content["metrics"]["recall@5"]) == {"a", "b", "difference"}
-
-
-def test_a_bundle_without_figures_is_refused(finished: Finished, tmp_path: Path) -> None:
-    make_bundle().write(tmp_path / "bare")
-    with pytest.raises(DataError, match="bare: expected figures on held-out pairs, found none"):
-        compare(finished.out, tmp_path / "bare")

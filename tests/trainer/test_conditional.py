@@ -181,17 +181,6 @@ def test_the_exact_model_draws_by_the_softmax_of_its_logits(bandwidth: float | N
     np.testing.assert_allclose(np.exp(made), softmax(expected), rtol=1e-4)
 
 
-def test_two_labels_of_a_parent_have_the_odds_of_their_logits() -> None:
-    """Leaves are exact: of siblings, log q differs as f does."""
-    q_BL = log_q_of_all(by_the_model(), context([0, 1], queries=QUERIES))
-    leaves_L = np.asarray(by_the_model().variables[2])
-
-    pairs = [(a, b) for a in range(L) for b in range(a) if leaves_L[a] // 2 == leaves_L[b] // 2]
-    assert pairs
-    for a, b in pairs:
-        np.testing.assert_allclose(q_BL[:, a] - q_BL[:, b], LOGITS[:, a] - LOGITS[:, b], rtol=1e-4)
-
-
 @pytest.mark.parametrize("labels", [2, 3, 64, 1000])
 def test_every_label_has_a_leaf_among_labels_like_it(labels: int) -> None:
     """Of two far groups, no subtree of half the labels holds both; halves differ by at most one label."""

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from longtail.bundle import Bundle
 from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.errors import RecipeError
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial, Setting
 from longtail.trainer.job import fit
@@ -88,9 +88,3 @@ def test_the_tree_travels_in_the_bundle_and_its_dial_is_what_was_measured(tmp_pa
         if (likelihood := figures.pop("log_likelihood", None)) is not None:
             assert likelihood.value == pytest.approx(others.pop("log_likelihood").value, abs=1e-4), "ONNX, not Keras"
         assert figures == others
-
-
-def test_a_tree_needs_something_to_see(tmp_path: Path) -> None:
-    only_id = 'query={features=[{name="user_id", kind="id", dim=4}]}'
-    with pytest.raises(DataError, match=r"expected a query feature besides the query's own id 'user_id'.*found \["):
-        run(tmp_path, [*ADVERSARIAL, only_id])

@@ -9,8 +9,6 @@ from pydantic import ValidationError
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.sources import DATASETS
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.losses import LOSSES, WEIGHTS
-from longtail.trainer.sampling import SAMPLERS
 from tests.trainer import tiny
 
 SHIPPED = sorted(path.name for path in (files("trainer") / "recipes").iterdir() if path.name.endswith(".toml"))
@@ -49,19 +47,6 @@ def test_a_shipped_recipe_is_valid_and_says_how_to_run_it(name: str) -> None:
     assert f"longtail-train fit data/{stem}/recipe.toml --out runs/{stem}" in head
 
 
-def test_what_can_be_chosen() -> None:
-    assert list(SAMPLERS) == [
-        "in_batch", "uniform", "popularity", "mixed", "cross_batch", "full", "adversarial", "model", "minimum_variance",
-    ]  # fmt: skip
-    assert list(WEIGHTS) == [
-        "unit", "constant", "importance", "relative", "tail", "logit_adjusted", "equalised", "adaptive",
-    ]  # fmt: skip
-    assert list(LOSSES) == [
-        "softmax", "bilateral_softmax", "pairwise_softmax", "logistic", "contrastive", "hinge", "squared_hinge",
-        "exponential", "ramp", "nce", "augment_and_reduce",
-    ]  # fmt: skip
-
-
 def test_paths_are_relative_to_the_recipe(path: Path) -> None:
     recipe = load_recipe(path, ["data.test=/elsewhere/test.parquet", "data.valid=sub/valid.csv"])
 
@@ -96,13 +81,8 @@ def test_overrides(path: Path, override: str, read: Callable[[Recipe], Any], exp
     assert read(load_recipe(path, [override])) == expected
 
 
-def test_the_last_override_counts(path: Path) -> None:
-    assert load_recipe(path, ["seed=1", "seed=2"]).seed == 2
-
-
 BAD_OVERRIDES = {
     "no value": ("seed", r"--set: expected KEY=VALUE, received 'seed'"),
-    "no key": ("=3", r"--set: expected KEY=VALUE, received '=3'"),
     "unknown key": ("seeds=3", r"seeds: expected one of name, seed, data, .*, received an unknown key"),
     "unknown nested key": (
         "model.dims=3",
@@ -115,11 +95,7 @@ BAD_OVERRIDES = {
         r"--set query.features.9.dim: expected an index below 2, received '9'",
     ),
     "no index": ("query.features.dim=3", r"--set query.features.dim: expected an index below 2, received 'dim'"),
-    "last index too high": ("evaluation.ks.2=3", r"--set evaluation.ks.2: expected an index below 2, received '2'"),
     "below a value": ("model.dim.x=3", r"--set model.dim.x: expected a section before 'x', found 4"),
-    "far below a value": ("name.x.y=3", r"--set name.x.y: expected a section before 'x', found 'tiny'"),
-    "impossible value": ("model.temperature=-1", r"model.temperature: Input should be greater than 0, received -1"),
-    "another type": ("training.epochs=many", r"training.epochs: Input should be a valid integer.*, received 'many'"),
 }
 
 
@@ -152,19 +128,13 @@ def feature(**changes: Any) -> dict[str, Any]:
 
 
 IMPOSSIBLE = {
-    "name": ({"name": "../up"}, "name\n.*should match pattern"),
-    "negative seed": ({"seed": -1}, "seed\n.*greater than or equal to 0"),
-    "huge seed": ({"seed": 2**40}, "seed\n.*less than 2147483648"),
-    "no feature": ({"query": {"features": []}}, "query.features\n.*at least 1 item"),
     "feature twice": (
         {"query": {"features": [tiny.USER, tiny.USER]}},
         r"distinct names, received \['user_id', 'user_id'\]",
     ),
-    "feature name": ({"query": feature(name="user__id")}, "query.features.0.name\n.*should match pattern"),
     "kind": (
         {"query": feature(kind="image")}, "query.features.0\n.*kind: expected one of id, .*, date, received 'image'"
     ),
-    "width 0": ({"query": feature(dim=0)}, "query.features.0.dim\n"),
     "a history of events without a column": (
         {"query": feature(kind="history", table="item_id", dim=4, events=["buy"])},
         r"feature 'user_id': expected events among none, .*received \['buy'\]",
@@ -195,7 +165,6 @@ IMPOSSIBLE = {
     "buckets of a plain number": (
         {"query": feature(kind="number", buckets=3)}, "expected buckets with transform = 'quantile', .*'standard'"
     ),
-    "a part twice": ({"query": feature(kind="date", parts=["age", "age"])}, "expected distinct parts"),
     "a date's table for ids": (
         {"query": feature(kind="date", table="item_id", dim=4)}, r"table 'item_id': .*received 'user_id' \(date, 4\)"
     ),
@@ -208,8 +177,6 @@ IMPOSSIBLE = {
     ),
     "nothing to normalise": ({"query": feature() | {"layer_norm": True}}, "layer_norm: expected hidden layers"),
     "nothing to lead past": ({"query": feature() | {"residual": True}}, "residual: expected hidden or cross layers"),
-    "one hash row": ({"query": feature(kind="text", hash_rows=1)}, "hash_rows\n.*greater than or equal to 2"),
-    "everything unknown": ({"query": feature(unknown_rate=1)}, "unknown_rate\n.*less than 1"),
     "layer of width 0": ({"query": feature() | {"hidden": [8, 0]}}, r"hidden: expected widths >= 1, received \[8, 0\]"),
     "sum of unequal widths": (
         {"query": {"combine": "sum", "features": [tiny.USER, {"name": "age", "kind": "number"}]}},
@@ -236,12 +203,8 @@ IMPOSSIBLE = {
         {"query": feature(name="year", kind="number"), "label": feature(name="year", kind="number")},
         "number features: expected names of one tower each, received year in both",
     ),
-    "similarity": ({"model": {"similarity": "euclid"}}, "model.similarity\n.*'cosine' or 'dot'"),
-    "temperature 0": ({"model": {"temperature": 0}}, "model.temperature\n.*greater than 0"),
-    "temperature NaN": ({"model": {"temperature": float("nan")}}, "model.temperature\n.*finite number"),
     "weight": ({"loss": {"weight": "heavy"}}, "weight: expected one of unit, constant, .*, received 'heavy'"),
     "family": ({"loss": {"family": "cubic"}}, "family: expected one of softmax, bilateral_softmax.*, received 'cubic'"),
-    "smoothing 0": ({"loss": {"smoothing": 0}}, "loss.smoothing\n.*greater than 0"),
     "sampler": ({"loss": {"sampler": {"name": "lucky"}}}, "sampler: expected one of in_batch, .*, received 'lucky'"),
     "parameter of no sampler": (
         {"loss": {"sampler": {"name": "in_batch", "negatives": 5}}},
@@ -255,15 +218,10 @@ IMPOSSIBLE = {
         {"loss": {"sampler": {"name": "popularity"}}},
         "sampler 'popularity': expected a value for 'negatives', received none",
     ),
-    "no negatives": (
-        {"loss": {"sampler": {"name": "uniform", "negatives": 0}}},
-        "negatives\n.*greater than or equal to 1",
-    ),
     "row optimiser": (
         {"optimizer": {"embeddings": "lion"}},
         "embeddings: expected one of adagrad, adagrad_elementwise, adam, sgd, received 'lion'",
     ),
-    "dense optimiser": ({"optimizer": {"dense": "lion"}}, "optimizer.dense\n.*'adam', 'adagrad' or 'sgd'"),
     "momentum without descent": (
         {"optimizer": {"momentum": 0.9}},
         "momentum: expected 0 where neither embeddings nor dense is sgd, received 0.9",
@@ -272,8 +230,6 @@ IMPOSSIBLE = {
         {"optimizer": {"dense": "sgd", "embedding_momentum": 0.5}},
         "embedding_momentum: expected none with embeddings 'adam', received 0.5",
     ),
-    "momentum of 1": ({"optimizer": {"momentum": 1}}, "optimizer.momentum\n.*less than 1"),
-    "penalty below 0": ({"optimizer": {"l2": -1}}, "optimizer.l2\n.*greater than or equal to 0"),
     "milestones of another schedule": (
         {"optimizer": {"schedule": "cosine", "milestones": [0.5]}},
         r"milestones: expected none with schedule 'cosine', received \[0.5\]",
@@ -285,9 +241,6 @@ IMPOSSIBLE = {
         {"optimizer": {"schedule": "step", "milestones": [0.5, 0.25]}},
         r"milestones: expected rising shares, received \[0.5, 0.25\]",
     ),
-    "clip to 0": ({"optimizer": {"clip_norm": 0}}, "optimizer.clip_norm\n.*greater than 0"),
-    "batch of 1": ({"training": {"batch_size": 1}}, "training.batch_size\n.*greater than or equal to 2"),
-    "precision": ({"training": {"precision": "float16"}}, "training.precision\n.*'float32' or 'mixed_bfloat16'"),
     "k of 0": ({"evaluation": {"ks": [0, 2]}}, r"ks: expected values >= 1, received \[0, 2\]"),
     "unknown metric": ({"evaluation": {"metric": "luck@2"}}, "metric: expected recall.* one of .2., received 'luck@2'"),
     "metric at no k": (
@@ -297,12 +250,7 @@ IMPOSSIBLE = {
     "propensity score without propensity": (
         {"evaluation": {"metric": "psp@2"}}, "metric: expected evaluation.propensity beside 'psp@2', received none",
     ),
-    "propensity": ({"evaluation": {"propensity": {"b": 0}}}, "evaluation.propensity.b\n.*greater than 0"),
-    "dropout of everything": ({"query": feature() | {"dropout": 1}}, "query.dropout\n.*less than 1"),
-    "input activation": ({"query": feature() | {"input_activation": "tanh"}}, "activation\n.*'linear' or 'relu'"),
-    "reduction": ({"data": {"reduction": "largest"}}, "reduction\n.*'expand', 'sample' or 'smallest'"),
     "metric of a bucket": ({"evaluation": {"metric": "ndcg@2/tail"}}, "metric: expected .*received 'ndcg@2/tail'"),
-    "metric of no bucket": ({"evaluation": {"metric": "recall@2/end"}}, "metric: expected .*received 'recall@2/end'"),
     "floor of no metric": (
         {"evaluation": {"floor": {"gini@2": 0.1}}}, "floor: expected buckets of head.*, or metrics .*, received gini@2",
     ),
@@ -331,16 +279,10 @@ IMPOSSIBLE = {
         },
         "evaluation.default_bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.25",
     ),
-    "no μ": ({"evaluation": {"popularity": []}}, "evaluation.popularity\n.*at least 1 item"),
-    "no λ": ({"evaluation": {"bias_removal": []}}, "evaluation.bias_removal\n.*at least 1 item"),
-    "λ out of range": ({"evaluation": {"bias_removal": [0, 2.5]}}, "bias_removal.1\n.*less than or equal to 2"),
-    "default λ out of range": ({"evaluation": {"default_bias_removal": -2}}, "default_bias_removal\n.*equal to -1"),
     "split of everything": (
         {"data": {"split": {"strategy": "random", "valid": 0.5, "test": 0.5}}},
         r"split: expected valid \+ test < 1, received 0.5 \+ 0.5",
     ),
-    "split": ({"data": {"split": {"strategy": "by name"}}}, "'temporal', 'temporal_per_query' or 'leave_last_out'"),
-    "format": ({"data": {"format": "excel"}}, "data.format\n"),
 }  # fmt: skip
 
 
@@ -370,20 +312,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"family": "contrastive"}, "model": COSINES | {"label_bias": True}},
         "loss.family: expected .* no label bias .* received .*label_bias = True",
     ),
-    "cosine loss in pairs": (
-        {"loss": {"family": {"name": "contrastive", "pairwise": True}}, "model": COSINES},
-        r"family 'contrastive': expected \['margin'\], received 'pairwise'",
-    ),
-    "softmax in pairs": (
-        {"loss": {"family": {"name": "softmax", "pairwise": True}}},
-        "family 'softmax': expected no parameters, received 'pairwise'",
-    ),
     "margin of no family": (
         {"loss": {"family": {"name": "hinge", "margin": 1}}},
         r"family 'hinge': expected \['pairwise'\], received 'margin'",
-    ),
-    "margin below every cosine": (
-        {"loss": {"family": {"name": "contrastive", "margin": -2}}}, "margin\n.*greater than or equal to -1",
     ),
     "ramp without a slope": (
         {"loss": {"family": {"name": "ramp", "margin": 0}}}, "family 'ramp': expected margin > 0, received 0.0",
@@ -408,7 +339,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"frequencies": "streaming", "sampler": {"name": "popularity", "negatives": 5}}},
         "frequencies: expected 'counted' with sampler 'popularity', .* received 'streaming'",
     ),
-    "frequencies": ({"loss": {"frequencies": "guessed"}}, "frequencies\n.*'counted' or 'streaming'"),
     "random features of inner products": (
         {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 8}}, "model": {"similarity": "dot"}},
         "loss.sampler.features: expected model.similarity = 'cosine' with random features, .* received 'dot'",
@@ -425,9 +355,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"sampler": {"name": "minimum_variance", "negatives": 5}, "weight": "tail", "mining": {"keep": 2}}},
         "sampler 'minimum_variance': expected no mining .*, received mining = keep = 2, regularizer = 0.0",
     ),
-    "half a random feature": (
-        {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 5}}}, "features\n.*multiple of 2",
-    ),
     "a regularised cosine": (
         {"loss": {"family": "contrastive", "regularizer": 0.1}, "model": {"similarity": "cosine", "temperature": 1}},
         "regularizer: expected 0 with family 'contrastive', whose f is a cosine .*, received 0.1",
@@ -439,24 +366,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"weight": {"name": "equalised", "exponent": 2}}},
         r"weight 'equalised': expected \['power', 'threshold'\], received 'exponent'",
     ),
-    "threshold of everything": (
-        {"loss": {"weight": {"name": "equalised", "threshold": 1}}}, "threshold\n.*less than 1",
-    ),
-    "a parameter nobody knows": (
-        {"loss": {"weight": {"name": "tail", "twist": 2}}}, "weight 'tail': expected no param.*received 'twist'",
-    ),
-    "no draws for the tree": (
-        {"loss": {"sampler": "adversarial"}}, "sampler 'adversarial': expected a value for 'negatives', received none",
-    ),
     "shared draws without every positive": (
         {"loss": {"sampler": SAMPLED | {"shared": True, "exclude_positive": True}}},
         "sampler 'uniform': expected shared = False with exclude_positive, .* received shared = True",
     ),
     "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power, both or theta, received none"),
-    "a tree that is not penalised": (
-        {"loss": {"sampler": {"name": "adversarial", "negatives": 5, "penalty": [0.1, 0]}}},
-        r"penalty[\s\S]*greater than 0",
-    ),
     "mining twice": (
         {"loss": {"mining": {"theta": [2, 1], "keep": 2}}},
         r"mining: expected theta alone .*, received theta = \[2.0, 1.0\], keep = 2, power = 0.0",
@@ -478,9 +392,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"sampler": {"name": "mixed", "negatives": 5, "replace": False}}},
         r"sampler 'mixed': expected \['negatives'\], received 'replace'",
     ),
-    "mining of none": ({"loss": {"mining": {"keep": 0}}}, "mining.keep\n.*greater than or equal to 1"),
-    "mining of the easiest": ({"loss": {"mining": {"power": -1}}}, "mining.power\n.*greater than or equal to 0"),
-    "rewarding large scores": ({"loss": {"regularizer": -1}}, "regularizer\n.*greater than or equal to 0"),
 }  # fmt: skip
 
 
@@ -488,25 +399,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_losses_that_are_not_defined_are_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         tiny.recipe(**sections)
-
-
-@pytest.mark.parametrize(
-    ("loss", "text"),
-    [
-        ({}, "softmax · in_batch · unit"),
-        (
-            {"family": {"name": "hinge", "pairwise": True}, "sampler": SAMPLED, "weight": "importance"},
-            "hinge(pairwise = True) · uniform(negatives = 5) · importance",
-        ),
-        ({"weight": {"name": "logit_adjusted", "tau": 0.5}}, "softmax · in_batch · logit_adjusted(tau = 0.5)"),
-    ],
-)
-def test_a_loss_says_what_it_is(loss: dict[str, Any], text: str) -> None:
-    assert str(tiny.recipe(loss=loss).loss) == text
-
-
-def test_a_cosine_loss_of_plain_cosines_is_accepted() -> None:
-    assert tiny.recipe(loss={"family": {"name": "contrastive", "margin": 0.2}}, model=COSINES).loss.family.margin == 0.2
 
 
 TOO_MANY: dict[str, tuple[dict[str, Any], str]] = {
@@ -538,14 +430,6 @@ def test_more_than_there_are_is_refused_when_the_labels_are_known(loss: dict[str
 
     with pytest.raises(DataError, match=f"loss.(sampler.|){message}"):
         tiny.model(tiny.recipe(loss=loss), data, batch_size=8)
-
-
-def test_propensity_scores_can_be_chosen_by_with_the_usual_constants() -> None:
-    evaluation = tiny.recipe(evaluation={"metric": "psndcg@2", "propensity": {}}).evaluation
-
-    assert evaluation.metric == "psndcg@2"
-    assert evaluation.propensity is not None
-    assert (evaluation.propensity.a, evaluation.propensity.b) == (0.55, 1.5)
 
 
 def test_every_problem_is_named_at_once(path: Path) -> None:

@@ -16,7 +16,7 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.requests import Versions, distinct_rows
+from longtail.trainer.data.requests import Versions
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
@@ -134,16 +134,6 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     assert point.metrics["recall@2"].value == pytest.approx((1 + 1 + 0) / 3)
 
 
-def test_distinct_rows_are_told_by_every_column_and_nulls_are_equal() -> None:
-    table = pa.table({"a": ["x", None, "x", None, "y"], "b": [1, 2, 1, 2, 1]})
-    distinct, codes = distinct_rows(table)
-    assert distinct.take(pa.array(codes)).to_pylist() == table.to_pylist()
-    assert distinct.num_rows == 3
-
-    lists = pa.table({"a": [["x"], ["x"]]})
-    assert distinct_rows(lists)[1].tolist() == [0, 1]
-
-
 def test_attributes_are_those_of_the_last_row_that_is_not_later() -> None:
     versions = Versions(np.int32([0, 0, 2]), np.array([10.0, 20.0, 5.0]))
     queries, times = np.int32([0, 0, 0, 0, 1, 2, 2]), np.array([9.0, 10.0, 19.0, 25.0, 50.0, 4.0, 6.0])
@@ -226,9 +216,3 @@ def test_a_context_with_a_bad_value_is_refused_without_a_name(
 
     with pytest.raises(DataError, match=message):
         Encoding.fit(recipe, read_dataset(recipe))
-
-
-def test_a_context_that_the_log_does_not_have(tmp_path: Path) -> None:
-    recipe = load_recipe(write(tmp_path, features=CONTEXT.replace("words", "typed"), log=LOG))
-    with pytest.raises(DataError, match="column 'typed', found user, item, at, device"):
-        read_dataset(recipe)

@@ -11,7 +11,6 @@ import pytest
 from keras import ops
 
 from longtail.trainer.checkpoint import Checkpoints
-from longtail.trainer.errors import RecipeError
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.sampling import SAMPLERS, LabelTable, SamplerSetup
 from tests.trainer import tiny
@@ -84,18 +83,6 @@ def test_only_with_gradients_labels_of_earlier_batches_move(gradients: bool) -> 
     assert set(moved) == (own | memory if gradients else own)
 
 
-def test_a_memory_shorter_than_a_batch_holds_its_last_labels() -> None:
-    sampler = SAMPLERS["cross_batch"](SamplerSetup(np.log(np.full(9, 1 / 9)), 4, 2), negatives=3)
-    rows_BD = np.arange(8, dtype=np.float32).reshape(4, 2)
-
-    sampler.remember(*map(ops.convert_to_tensor, (np.int32([5, 6, 7, 8]), rows_BD, np.float32([1, 2, 3, 4]))))
-
-    assert ops.convert_to_numpy(sampler.draw(None, None)).tolist() == [6, 7, 8]
-    recalled, bias = map(ops.convert_to_numpy, sampler.recall())
-    np.testing.assert_array_equal(recalled, rows_BD[1:])
-    np.testing.assert_array_equal(bias, [2, 3, 4])
-
-
 def test_before_the_first_step_it_holds_draws_from_the_data_and_an_epoch_embeds_it_anew() -> None:
     share = np.array([0.5, 0.3, 0.2, 0.0])
     with np.errstate(divide="ignore"):
@@ -143,8 +130,3 @@ def test_with_importance_weights_it_is_the_loss_of_the_whole_catalogue_on_averag
         expected.append(np.mean(np.sum(np.logaddexp(0, gaps_BL), axis=1, where=others_BL)))
         losses.append(float(model.train_step(tiny.batch(batch))))
     np.testing.assert_allclose(np.mean(losses), np.mean(expected), rtol=0.03)
-
-
-def test_gradients_belong_to_no_other_sampler() -> None:
-    with pytest.raises((RecipeError, ValueError), match="gradients"):
-        tiny.recipe(loss={"sampler": {"name": "in_batch", "gradients": True}})

@@ -54,29 +54,12 @@ def test_timestamps_order_a_query_s_pairs_and_ties_keep_the_order_of_the_file(tr
     assert dataset.ordered
 
 
-def test_label_counts_and_offsets(train: Path) -> None:
-    dataset = load(train)
-
-    assert dict(zip(dataset.label_ids.to_pylist(), dataset.label_counts().tolist(), strict=True)) == {
-        "x": 3, "y": 2, "z": 1
-    }  # fmt: skip
-    assert dataset.train.offsets(3).tolist() == [0, 3, 5, 6]
-
-
 def test_leave_last_out_by_hand(train: Path) -> None:
     dataset = load(train, timestamp="when", split={"strategy": "leave_last_out"})
 
     assert named(dataset, dataset.train) == ["b-z", "a-x", "a-y", "c-x"], "short queries stay in train whole"
     assert named(dataset, dataset.valid) == ["b-x"]
     assert named(dataset, dataset.test) == ["b-y"]
-
-
-def test_leave_last_out_takes_the_order_of_the_file_for_time(train: Path) -> None:
-    dataset = load(train, split={"strategy": "leave_last_out"})
-
-    assert named(dataset, dataset.test) == ["b-y"]
-    assert named(dataset, dataset.valid) == ["b-z"]
-    assert dataset.ordered
 
 
 @pytest.mark.parametrize(("given", "held_out"), [("test", "valid"), ("valid", "test")])
@@ -96,11 +79,6 @@ def test_temporal_cuts_the_latest_pairs_of_all(train: Path) -> None:
     assert named(dataset, dataset.test) == ["a-y"]
     assert named(dataset, dataset.valid) == ["b-x", "c-x"]
     assert named(dataset, dataset.train) == ["b-z", "b-y", "a-x"]
-
-
-def test_temporal_needs_a_timestamp(train: Path) -> None:
-    with pytest.raises(DataError, match=r"data.split: expected data.timestamp for strategy 'temporal', received none"):
-        load(train, split={"strategy": "temporal"})
 
 
 def test_random_cuts_by_seed_and_loses_nothing(tmp_path: Path) -> None:
@@ -165,11 +143,6 @@ def test_a_given_test_file_is_left_whole(train: Path) -> None:
     assert dataset.label_ids.to_pylist() == ["x", "y", "z", "w"]
 
 
-def test_a_split_with_nothing_to_cut_is_refused(train: Path) -> None:
-    with pytest.raises(DataError, match="expected at most one of valid and test as a file with it, received both"):
-        load(train, valid=train, test=train, split={"strategy": "random"})
-
-
 def test_followed_by_puts_the_later_after_equals() -> None:
     early, late = tiny.pairs((0, 1), (1, 1)), tiny.pairs((0, 0), (1, 0), (0, 2))
 
@@ -226,16 +199,6 @@ def test_ids_of_two_types_in_parquet_files_are_refused(tmp_path: Path, role: str
         load(train, **{role: other})
 
 
-def test_widths_of_integers_and_encodings_of_strings_do_not_matter(tmp_path: Path) -> None:
-    train = write(tmp_path, "train", user=pa.array([1, 2], pa.int32()), item=pa.array(["7", "8"], pa.large_string()))
-    test = write(tmp_path, "test", user=pa.array([1], pa.uint64()), item=pa.array(["8"]).dictionary_encode())
-
-    dataset = load(train, test=test)
-
-    assert named(dataset, dataset.test) == ["1-8"]
-    assert len(dataset.query_ids) == 2
-
-
 def test_text_files_have_no_types_and_match_by_their_text(tmp_path: Path) -> None:
     train = write(tmp_path, "train", user=[1, 2], item=["7", "8"])
     (tmp_path / "test.csv").write_text("user,item\n1,8\n")
@@ -262,11 +225,6 @@ def test_columns_that_cannot_be_displayed_are_refused_before_training(
         load(train, labels=labels, display=display)
 
 
-def test_nothing_can_be_displayed_without_a_label_table(train: Path) -> None:
-    with pytest.raises(DataError, match=r"data.display: expected columns of a label table, found none"):
-        load(train, display=["title"])
-
-
 def test_xmc_rows_are_queries_with_their_features(tmp_path: Path) -> None:
     for name, content in {"train": "2 4 3\n0 1:2\n1,2 3:1\n", "test": "1 4 3\n2 0:5\n"}.items():
         (tmp_path / f"{name}.txt").write_text(content)
@@ -290,15 +248,6 @@ def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) ->
     assert table["age"].to_pylist() == [30, 40]
 
 
-def test_xmc_files_that_would_name_rows_alike_are_refused(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "rows.txt").write_text("1 2 2\n0 0:1\n")
-    data = DataConfig(train=tmp_path / "a" / "rows.txt", test=tmp_path / "b" / "rows.txt", format="xmc")
-    with pytest.raises(DataError, match="distinct names, which name their rows, received rows, rows"):
-        load_dataset(data, seed=0)
-
-
 def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\nc,y\n")
     (tmp_path / "users.csv").write_text("query_id,country,age\na,,30\nb,NA,\nc,DE,40\n")
@@ -309,19 +258,6 @@ def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_p
     assert table is not None
     assert table["country"].to_pylist() == [None, "NA", "DE"]
     assert table["age"].to_pylist() == [30, None, 40]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("query_id,query_id,label_id\na,b,x\n", "expected one column 'query_id', found 2"),
-        ("query_id,label_id,w\na,x,0\nb,y,0\n", "column 'w': expected some weight > 0, found only zeros"),
-    ],
-)
-def test_more_bad_files(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "pairs.csv").write_text(content)
-    with pytest.raises(DataError, match=message):
-        load_dataset(DataConfig(train=tmp_path / "pairs.csv", weight="w" if "w" in content else None), seed=0)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 5, 1000])

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.trainer.config import load_recipe
-from longtail.trainer.data import sources as datasets
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.sources import DATASETS, KnownDataset, lists, movielens, prepare
 from longtail.trainer.data.sources import downloads as sources
@@ -73,21 +72,6 @@ def test_movielens_100k_is_the_same_from_both_sources(tmp_path: Path, files: Fil
     assert tables["items"]["title"] == ["Kolya (1996)", "Misérables, Les (1995)", "The Usual Suspects (1995)"]
     genres = [set(filter(None, words.split("|"))) for words in tables["items"]["genres"]]
     assert genres == [{"Comedy"}, {"Crime", "Film-Noir", "Musical"}, set()]
-
-
-@pytest.mark.parametrize(
-    ("title", "readable"),
-    [
-        ("Matrix, The (1999)", "The Matrix (1999)"),
-        ("American in Paris, An (1951)", "An American in Paris (1951)"),
-        ("Bug's Life, A (1998)", "A Bug's Life (1998)"),
-        ("Good, The Bad and The Ugly, The (1966)", "The Good, The Bad and The Ugly (1966)"),
-        ("The Net (1995)", "The Net (1995)"),
-        ("Heat", "Heat"),
-    ],
-)
-def test_articles_stand_in_front(title: str, readable: str) -> None:
-    assert movielens._readable(pa.table({"title": [title]}))["title"].to_pylist() == [readable]
 
 
 SIDES_1M: Files = {
@@ -228,24 +212,6 @@ def test_counts_that_differ_from_the_published_ones_are_refused(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["raw"]
 
 
-def test_published_counts() -> None:
-    assert {name: known.expected for name, known in DATASETS.items() if known.expected is not None} == {
-        "movielens-100k": (943, 1682, 100_000),
-        "movielens-1m": (6040, 3706, 1_000_209),
-        "gowalla": (29_858, 40_981, 1_027_370),
-        "gowalla-popularity": (29_858, 40_988, 1_027_464),
-        "amazon-beauty": (22_363, 12_101, 198_502),
-        "delicious": (16_091, 983, 306_317),
-    }
-
-
-def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"data set: expected one of movielens-100k, .*, amazon-670k, received 'netflix'"
-    ):
-        prepare("netflix", tmp_path / "out", None, say=pytest.fail)
-
-
 def zipped(files: Files) -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -343,32 +309,3 @@ def test_a_tampered_wheel_is_refused_and_nothing_is_cached(cache: Path, index: d
         fetch("x", SOURCES, say=lambda _: None)
 
     assert list(cache.iterdir()) == []
-
-
-@pytest.mark.usefixtures("cache", "web", "index")
-def test_where_no_source_answers_the_message_names_them_all() -> None:
-    known = DATASETS["movielens-100k"].sources
-
-    with pytest.raises(DataError) as failure:
-        fetch("movielens-100k", known, say=lambda _: None)
-
-    message = str(failure.value)
-    assert message.startswith("movielens-100k: expected one of 2 sources to answer, none did (")
-    assert "the official GroupLens archive: <urlopen error unreachable>" in message
-    assert "the recbole 1.2.1 wheel on PyPI: pip download recbole==1.2.1: ERROR: No matching distribution" in message
-    assert "https://grouplens.org/datasets/movielens/100k/" in message
-    assert "recbole/dataset_example/ml-100k" in message
-    assert message.endswith("and pass its directory with --from")
-
-
-@pytest.mark.usefixtures("tiny_gowalla")
-def test_without_a_local_copy_the_sources_are_asked(
-    tmp_path: Path, cache: Path, web: dict[str, bytes | Exception]
-) -> None:
-    train, test = (part.url for part in datasets.DATASETS["gowalla"].sources[0].parts)
-    web |= {train: b"0 7 8\n1 9\n", test: b"1 7\n"}
-
-    prepare("gowalla", tmp_path / "out", None, say=lambda _: None)
-
-    assert sorted(path.name for path in (cache / "gowalla").iterdir()) == ["test.txt", "train.txt"]
-    assert (tmp_path / "out" / "recipe.toml").is_file()

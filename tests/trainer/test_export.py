@@ -13,12 +13,12 @@ from rich.console import Console
 from longtail.bundle import BiasRemoval, Bundle, BundleExistsError
 from longtail.trainer import job
 from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import CheckpointError, ExportError, RecipeError
+from longtail.trainer.errors import CheckpointError, ExportError
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 from longtail.trainer.export.bundle import to_bundle
-from longtail.trainer.export.onnx import ExportedTowers, export_towers
+from longtail.trainer.export.onnx import ExportedTowers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
@@ -61,17 +61,6 @@ def test_the_bundle_describes_the_job(bundle: Bundle) -> None:
     assert len(bundle.calibration_queries) == 40
 
 
-def test_labels_carry_their_counts_and_titles(finished: Finished, bundle: Bundle) -> None:
-    ids, titles = bundle.labels.ids.to_pylist(), bundle.labels.display["title"].to_pylist()
-    train = finished.trained.dataset.train
-
-    assert titles == [f"Title {id_}" for id_ in ids]
-    assert bundle.labels.counts.tolist() == np.bincount(train.labels, minlength=16).tolist()
-    np.testing.assert_allclose(
-        bundle.labels.log_pn, np.log((bundle.labels.counts + 0.5) / (240 + 16 / 2)), rtol=1e-5
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("positions", [1, 3, 8])
 def test_the_query_tower_computes_what_keras_does(finished: Finished, bundle: Bundle, positions: int) -> None:
     rng = np.random.default_rng(positions)
@@ -92,18 +81,6 @@ def test_the_label_tower_computes_the_embeddings(finished: Finished, bundle: Bun
     np.testing.assert_allclose(
         run(bundle.label_tower, finished.trained.encoding.label_inputs), bundle.embeddings, atol=1e-5
     )
-
-
-def test_reports_are_in_the_bundle(finished: Finished, bundle: Bundle) -> None:
-    metrics = json.loads((finished.out / "metrics.json").read_bytes())
-    assert list(metrics["held_out"]) == ["valid", "test"]
-    dial = tiny.curve_of_metrics(finished.out)
-    history = json.loads((finished.out / "history.json").read_text())
-
-    assert dial == bundle.manifest.bias_removal
-    assert len(history["losses"]) == 3
-    assert json.loads((finished.out / "recipe.json").read_text())["data"]["query_id"] == "user_id"
-    assert b"</html>" in (finished.out / "report.html").read_bytes()
 
 
 def test_a_fit_ends_with_baselines_on_its_own_test(finished: Finished) -> None:
@@ -148,14 +125,6 @@ def id_towers(tmp_path: Path, **sections: Any) -> Trained:
     recipe = tiny.recipe(**sections)
     dataset = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
     return train(recipe, dataset, epochs=1, work=tmp_path / "work", logs=tmp_path / "logs", reporter=silent())
-
-
-@pytest.mark.slow
-def test_a_label_tower_of_ids_alone_is_not_exported(tmp_path: Path) -> None:
-    towers = export_towers(id_towers(tmp_path), tmp_path)
-
-    assert run(towers.models["query"], {"user_id": np.int32([1, 0])}).shape == (2, 4)
-    assert list(towers.models) == ["query"]
 
 
 @pytest.mark.slow
@@ -266,15 +235,6 @@ def test_a_tower_that_computes_something_else_is_not_exported(
         to_bundle(finished.trained, np.arange(40), Dial(BiasRemoval(default=0)), {}, tmp_path)
 
 
-def test_a_tower_too_large_for_onnx_says_what_to_lower(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("longtail.trainer.export.onnx.ONNX_LIMIT", 900)
-
-    with pytest.raises(ExportError, match=r"query tower: expected at most 900 bytes .*, found 928: make its layers"):
-        export_towers(finished.trained, tmp_path)
-
-
 @pytest.mark.slow
 def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -304,26 +264,6 @@ def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
     assert not (tmp_path / "bundle").exists()
     with pytest.raises(BundleExistsError):
         job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
-
-
-@pytest.mark.slow
-def test_an_unfinished_warm_start_is_exported_with_the_bundle_it_began_from(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = load_recipe(finished.recipe, ["training.epochs=1"])
-    with monkeypatch.context() as patched:
-        patched.setattr(job, "choose_dial", lambda *_: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            job.fit(recipe, tmp_path / "bundle", silent(), warm_start=finished.out)
-    work, out = tmp_path / "bundle.work", tmp_path / "exported"
-
-    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
-        job.export_checkpoint(recipe, work, out, silent())
-    with pytest.raises(RecipeError, match="expected a warm start with it"):
-        job.export_checkpoint(recipe, work, out, silent(), fresh_optimizer=True)
-
-    job.export_checkpoint(recipe, work, out, silent(), warm_start=finished.out)
-    assert Bundle.load(out).manifest.training_data["epochs"] == 1
 
 
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:

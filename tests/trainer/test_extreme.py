@@ -45,35 +45,6 @@ def test_every_layout_gives_the_same_tables(tmp_path: Path, files: dict[str, str
     }
 
 
-def test_published_sizes() -> None:
-    # [R21 Table 4] has Delicious, AmazonCat and WikiLSHTC, [Re19 Table 1] the last three, the repository all of them
-    assert {known.name: (known.train, known.test, known.features, known.labels) for known in KNOWN} == {
-        "Delicious": (12_920, 3_185, 500, 983),
-        "EURLex-4K": (15_539, 3_809, 5_000, 3_993),
-        "AmazonCat-13K": (1_186_239, 306_782, 203_882, 13_330),
-        "WikiLSHTC-325K": (1_778_351, 587_084, 1_617_899, 325_056),
-        "Amazon-670K": (490_449, 153_025, 135_909, 670_091),
-    }
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("train.txt", "3 5 4\n\n\n\n", r"train.txt: expected the first line `2 5 4` .* as http://manikvarma.org/.* has "
-         r"the train rows of Delicious, found '3 5 4'"),
-        ("test.txt", "1 6 4\n2 0:3\n", r"test.txt: expected the first line `1 5 4` .*, found '1 6 4'"),
-        ("test.txt", "2 0:3\n", r"test.txt: expected the first line `1 5 4` .*, found '2 0:3'"),
-        ("train.txt", "2 5 4\n0,3 1:2\n", r"train.txt: expected 2 rows as its header says, found 1"),
-    ],
-    ids=["rows", "features", "no header", "cut off"],
-)  # fmt: skip
-def test_sizes_that_differ_from_the_published_ones_are_refused(
-    tmp_path: Path, file: str, content: str, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        TINY.read(write(tmp_path, LAYOUTS["new"] | {file: content}))
-
-
 @pytest.mark.parametrize(
     ("files", "message"),
     [
@@ -106,17 +77,3 @@ def test_what_is_prepared_is_ready_to_train(
     dataset = load_dataset(recipe.data, seed=0, strings=recipe.string_columns)
     pairs = {"smallest": 2, "sample": 3}[recipe.data.reduction]  # of rows {0, 3} and {1}
     assert (len(dataset.train) + len(dataset.valid), len(dataset.test)) == (pairs, 1)
-
-
-@pytest.mark.parametrize("known", LARGE, ids=lambda known: known.name)
-def test_without_a_local_copy_the_message_says_where_to_get_one(
-    tmp_path: Path, known: extreme.ExtremeDataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    by_hand = (
-        rf"Get it by hand \({known.name}, BoW features, at http://manikvarma.org/downloads/XC/XMLRepository.html\)"
-    )
-    with pytest.raises(DataError, match=rf"offers no address that a program can fetch.* {by_hand} and pass .* --from$"):
-        prepare(known.name.lower(), tmp_path / "out", None, say=pytest.fail)
-    assert not (tmp_path / "cache").exists()

@@ -46,10 +46,6 @@ def test_an_own_id_is_known_if_it_occurs_in_training() -> None:
     assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0], "a label without pairs reads row 0"
 
 
-def test_rare_own_ids_are_unknown() -> None:
-    assert inputs(with_queries(), tiny.USER | {"min_count": 2}) == {"user_id": [1, 0, 0, 0]}
-
-
 @pytest.mark.parametrize(
     "values", [["x", "y", "x", None], pa.array([7, 8, 7, None]), pa.array([True, False, True, None])]
 )
@@ -62,12 +58,6 @@ def test_categories_only_of_held_out_queries_are_unknown_and_so_are_rare_ones() 
 
     assert inputs(dataset, {"name": "job", "kind": "id"}) == {"job": [1, 2, 0, 1]}
     assert inputs(dataset, {"name": "job", "kind": "id", "min_count": 2}) == {"job": [0, 0, 0, 0]}
-
-
-def test_a_feature_reads_the_column_it_names() -> None:
-    dataset = with_queries(other=["x", "y", "x", "x"])
-
-    assert inputs(dataset, {"name": "job", "kind": "id", "column": "other"}) == {"job": [1, 2, 1, 1]}
 
 
 def test_bags_are_lists_maps_or_separated_strings() -> None:
@@ -86,12 +76,6 @@ def test_bags_are_lists_maps_or_separated_strings() -> None:
     found = inputs(strings, feature | {"separator": "|"})
     assert found["tags"][:2] == ids[:2]
     assert found["tags__weight"][:2] == [[1, 1], [1, 0]]
-
-
-def test_long_bags_keep_their_last_entries() -> None:
-    found = inputs(with_queries(tags=[["a", "b", "c"], [], [], []]), {"name": "tags", "kind": "bag", "max_length": 2})
-
-    assert found["tags"][0] == [2, 3]
 
 
 def test_text_is_hashed_as_the_service_hashes_it() -> None:
@@ -121,17 +105,6 @@ def test_numbers_are_standardised_in_the_tower() -> None:
     model = tiny.model(job, with_queries(age=[2.0, 6.0, None, 100.0]), batch_size=2)
 
     assert model.embed_queries({"age": np.float32([2, 4, 6, 100])}).ravel().tolist() == [-1, 0, 1, 48]
-
-
-def test_label_features_and_their_vocabularies() -> None:
-    table = pa.table({"genres": ["a|b", "b", None]})
-    dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=3, label_table=table)
-    encoding = encode(dataset, tiny.USER, label=[{"name": "genres", "kind": "bag", "separator": "|", "min_count": 2}])
-
-    assert encoding.label_inputs["item_id"].tolist() == [1, 2, 0]
-    assert encoding.label_inputs["genres"].tolist() == [[0, 1], [1, 0], [0, 0]]
-    assert encoding.label_inputs["genres__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
-    assert [feature.name for feature in encoding.label_features] == ["item_id", "genres"]
 
 
 def test_features_of_one_table_share_its_vocabulary() -> None:
@@ -331,39 +304,6 @@ def test_integers_of_a_bag_are_their_text(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert found[0] == found[1]
     assert set(found[0][0]) <= {"7", "3", "12", "5", "99"}
-
-
-def test_numbers_and_text_share_a_table_by_their_text() -> None:
-    tags = pa.array([[7, 8], [7], [], [8]], pa.list_(pa.int64()))
-    dataset = with_queries(tags=tags, home=["8", "9", "9", None])
-    shared = {"table": "tag", "unknown_rate": 0}
-    encoding = encode(
-        dataset,
-        {"name": "tags", "kind": "bag", "min_count": 2, **shared},
-        {"name": "home", "kind": "id", "min_count": 2, **shared},
-    )
-
-    assert encoding.vocabularies["tag"].ids.to_pylist() == ["7", "8"]
-
-
-def test_what_the_bundle_says_of_features() -> None:
-    dataset = with_queries(title=["a", "b", "c", "d"], age=[1, 3, 5, 7], tags=[["a"]] * 4, job=["x"] * 4)
-    encoding = encode(
-        dataset, tiny.USER, HISTORY, {"name": "title", "kind": "text", "hash_rows": 9, "max_length": 3},
-        {"name": "age", "kind": "number"}, {"name": "tags", "kind": "bag", "max_length": 4},
-        {"name": "job", "kind": "id"},
-    )  # fmt: skip
-
-    plain = {"vocabulary": None, "max_length": None, "hash_rows": None, "missing": 0}
-    described = {each.name: each.model_dump(include={"kind", *plain}) for each in encoding.query_features}
-    assert described == {
-        "user_id": plain | {"kind": "id", "vocabulary": "user_id"},
-        "seen": plain | {"kind": "history", "vocabulary": "item_id", "max_length": 50},
-        "title": plain | {"kind": "text", "hash_rows": 9, "max_length": 3},
-        "age": plain | {"kind": "number", "missing": 2},
-        "tags": plain | {"kind": "bag", "vocabulary": "tags", "max_length": 4},
-        "job": plain | {"kind": "id", "vocabulary": "job"},
-    }
 
 
 def test_features_follow_the_vocabularies_of_an_exported_model() -> None:

@@ -46,20 +46,6 @@ def test_gaps_by_hand() -> None:
         np.testing.assert_allclose(gaps(stream, [0, 1, 2, 3]), expected, rtol=1e-6)
 
 
-def test_a_label_not_seen_yet_keeps_the_initial_gap() -> None:
-    stream = StreamingFrequencies(1000, initial_gap=64.0)
-    feed(stream, np.arange(16).reshape(2, 8))
-
-    np.testing.assert_allclose(gaps(stream, [16, 999]), 64)
-
-
-def test_a_label_that_is_every_pair_has_frequency_one() -> None:
-    stream = StreamingFrequencies(10, initial_gap=64.0)
-    feed(stream, np.zeros((3, 8)))
-
-    np.testing.assert_allclose(np.asarray(stream.log_frequencies(np.int32([0]))), 0, atol=1e-6)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("rate", [0.05, 0.2])
 def test_the_error_of_rare_labels_is_as_stated(rate: float) -> None:
@@ -104,15 +90,6 @@ def test_of_labels_that_share_a_cell_the_rarest_estimate_counts() -> None:
     assert gaps(one, [5]).item() == pytest.approx(64 / 33, rel=1e-3)
     assert gaps(two, [5]).item() == pytest.approx(64, rel=1e-3)
     assert gaps(two, [37]).item() == pytest.approx(2, rel=1e-3)
-
-
-def test_cells_are_those_of_the_table_for_any_label() -> None:
-    stream = StreamingFrequencies(1009, hashes=4, initial_gap=1)
-    cells = np.array([np.asarray(part) for part in stream._cells(np.arange(2_900_000, 3_000_000, dtype=np.int32))])
-
-    assert (cells // 1009 == np.arange(4)[:, None]).all()
-    for part in cells % 1009:
-        assert np.bincount(part, minlength=1009).min() > 0, "no cell is left out"
 
 
 TRAIN = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 2), (4, 1), (5, 3))

@@ -14,7 +14,7 @@ from longtail.trainer import backend
 from longtail.trainer.config import LossConfig
 from longtail.trainer.data.batches import epoch_batches, one_per_query
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.losses import LOSSES, Objective, SampledLogits
+from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.losses.hits import hits_of
 from longtail.trainer.methods import KnownPositives, known_among
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
@@ -197,19 +197,6 @@ def test_in_batch_importance_is_exact_for_labels_of_one_pair() -> None:
 BEST = {"name": "minimum_variance", "negatives": 2}
 
 
-def test_defaults_are_the_families_own() -> None:
-    kept = {name for name, family in LOSSES.items() if family.hits == "keep"}
-    assert kept == {"logistic", "nce", "bilateral_softmax"}
-    for loss, hits in [
-        ({"family": "logistic"}, "keep"), ({"family": "nce"}, "keep"), ({}, "mask"), ({"hits": "keep"}, "keep"),
-        ({"family": {"name": "logistic", "pairwise": True}}, "mask"), ({"family": "logistic", "hits": "mask"}, "mask"),
-        ({"family": "logistic", "sampler": {"name": "uniform", "negatives": 1, "exclude_positive": True}}, "mask"),
-        ({"family": "hinge", "hits": "mask_known"}, "mask_known"),
-        ({"family": "logistic", "weight": "tail", "sampler": BEST}, "mask"),
-    ]:  # fmt: skip
-        assert LossConfig.model_validate(loss).resolved_hits == hits
-
-
 UNIFORM = {"name": "uniform", "negatives": 2, "shared": False}
 TREE = {"name": "adversarial", "negatives": 1}
 
@@ -279,21 +266,3 @@ def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: s
 def test_what_contradicts_a_family_or_a_sampler_is_refused(loss: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LossConfig.model_validate(loss)
-
-
-@pytest.mark.parametrize(
-    ("loss", "noises", "others"),
-    [
-        ({"weight": "importance"}, ["uniform"], ["π", "π^0.5"]),
-        ({"weight": "importance", "reweight": 0.5}, ["π^0.5"], ["uniform", "π"]),
-        ({"weight": "tail"}, ["π"], ["uniform", "π^2"]),
-        ({"family": "logistic", "sampler": {"name": "mixed", "negatives": 2}}, ["0.5·π + 0.5/L"], []),
-        ({"family": "nce", "sampler": TREE}, ["p_n(y|x)^0", "p_n(y|x)"], ["p_n(y|x)^0 · π^0.5", "uniform"]),
-    ],
-)  # fmt: skip
-def test_the_names_of_the_noise_that_a_loss_may_imply(
-    loss: dict[str, Any], noises: list[str], others: list[str]
-) -> None:
-    made = LossConfig.model_validate(loss)
-
-    assert [noise for noise in [*noises, *others] if made.could_imply(noise)] == noises

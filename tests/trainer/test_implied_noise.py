@@ -22,7 +22,6 @@ from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import WEIGHTS, Objective, SampledLogits
 from longtail.trainer.losses.implied_noise import (
     implied_noise,
-    name_of_noise,
     name_of_tree_noise,
     power_of_q,
     removes_all,
@@ -284,12 +283,6 @@ def test_weights_of_pairs_are_in_the_noise(sampler: str) -> None:
         np.testing.assert_allclose(found_L, expected_L / expected_L.sum(), rtol=1e-5)
 
 
-NAMES: dict[str, np.ndarray] = {
-    "uniform": np.full(L, 1 / L), "π": PI, "π^0.5": PI**0.5, "π^-1": 1 / PI, "0.75·π + 0.25/L": 0.75 * PI + 0.25 / L,
-    "q·w of the sampler and the weight": PI * np.cos(np.arange(L) / 5),
-}  # fmt: skip
-
-
 _NEEDED = {key: {"negatives": 280} for key in ("uniform", "popularity", "mixed")}
 
 
@@ -354,16 +347,6 @@ def test_a_tree_s_noise_is_named_with_its_power_and_what_is_beside_it() -> None:
         (pairwise, 0, "p_n(y|x)^-1"),
     ]:  # fmt: skip
         assert name_of_tree_noise(objective, np.log(PI), reweight=reweight) == name
-
-
-def test_a_noise_of_no_other_name_says_that_pairs_are_reweighted() -> None:
-    noise_L = PI * np.cos(np.arange(L) / 5)
-    assert name_of_noise(np.log(noise_L), np.log(PI), reweight=0.5) == "q·w of the sampler and the weight · π^0.5"
-
-
-@pytest.mark.parametrize(("name", "noise_L"), NAMES.items(), ids=NAMES)
-def test_the_name_is_read_off_the_numbers(name: str, noise_L: np.ndarray) -> None:
-    assert name_of_noise(np.log(noise_L / noise_L.sum()), np.log(PI)) == name
 
 
 def test_in_batch_negatives_of_unit_weight_have_pi_to_the_bit() -> None:

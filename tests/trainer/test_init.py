@@ -203,14 +203,6 @@ def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns:
     assert found.queries == 20
 
 
-def test_times_that_are_no_times_are_named(tmp_path: Path) -> None:
-    log = dirty(tmp_path, time=["01/31/2026"] * 400)
-
-    assert draft_recipe(log, tmp_path / "recipe.toml").timestamp is None
-
-    assert "time: expected numbers, dates or ISO 8601 text in most rows." in (tmp_path / "recipe.toml").read_text()
-
-
 def test_many_files_are_one_log(tmp_path: Path) -> None:
     (tmp_path / "days").mkdir()
     (tmp_path / "days" / "1.csv").write_text("user,item,time\n" + "".join(f"{n % 3},{n % 5},{n}\n" for n in range(30)))
@@ -344,12 +336,3 @@ def test_a_drifting_log_s_pairs_fade(tmp_path: Path, days: int, event: str | Non
     assert "predicts later ones" in (tmp_path / "r.toml").read_text()
     report = check(load_recipe(tmp_path / "r.toml"))
     assert report is not None
-
-
-def test_numbers_that_are_no_dates_have_no_half_life(tmp_path: Path) -> None:
-    days_N, noise_N = times_of_a_log()
-    labels_N = 10 * (days_N // 10) + noise_N
-    table = pa.table({"user_id": noise_N, "item_id": labels_N, "timestamp": np.arange(len(days_N))})
-    pq.write_table(table, tmp_path / "log.parquet")
-    draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml")
-    assert load_recipe(tmp_path / "r.toml").data.events is None

@@ -17,7 +17,6 @@ LABELS = 7
 OF_TABLE = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
 OF_LABELS = {"name": "seen", "kind": "history", "entries": "label_tower", "dim": 4, "unknown_rate": 0}
 BRAND = {"name": "brand", "kind": "id", "dim": 4}
-WORDS = {"name": "words", "kind": "bag", "column": "brand", "separator": "|", "dim": 4}
 
 
 def job(history: dict[str, Any], *, label: dict[str, Any] | None = None, **sections: Any) -> Any:
@@ -126,18 +125,6 @@ def test_a_label_without_pairs_is_told_apart_by_its_features() -> None:
 
     labels = model.embed_labels()
     np.testing.assert_allclose(queries_of(model, [[7]])[0], labels[6], rtol=1e-5)
-
-
-def test_they_are_those_of_the_last_look_at_all_labels() -> None:
-    model, _ = trained(job(OF_LABELS, label={"features": [tiny.ITEM, BRAND]}))
-    np.testing.assert_allclose(queries_of(model, [[3]])[0], model.embed_labels()[2], rtol=1e-5)
-
-
-def test_a_label_tower_reads_bags_of_as_many_labels_as_histories_have() -> None:
-    """Padded entries and rows add nothing; a bag over a small table is pooled by one product while training."""
-    recipe = job(OF_LABELS, label={"features": [tiny.ITEM, WORDS], "hidden": [5], "dropout": 0.5})
-    model, _ = trained(recipe)
-    np.testing.assert_allclose(queries_of(model, [[3]])[0], model.embed_labels()[2], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("sampler", "kept"), [("in_batch", 0), ({"name": "model", "negatives": 2}, 1)])

@@ -13,7 +13,6 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.config import LossConfig
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
 from longtail.trainer.losses.hits import stands_for
 from longtail.trainer.losses.objective import log_terms
@@ -178,9 +177,3 @@ def test_labels_that_are_no_negatives_get_none_of_it() -> None:
         losses.append(float(model.train_step(tiny.batch(TRAIN))))
     more_B = [logits_BL[row, label] - logits_BL[row, :4].mean() for row, label in enumerate(TRAIN.labels)]
     assert losses[1] - losses[0] == pytest.approx(0.25 * np.mean(more_B), rel=1e-3)
-
-
-@pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if not family.cross_entropy])
-def test_what_is_no_cross_entropy_is_refused(family: str) -> None:
-    with pytest.raises(ValueError, match=f"label_smoothing: expected 0 with family '{family}', which is no cross-"):
-        LossConfig.model_validate({"family": family, "label_smoothing": 0.1})

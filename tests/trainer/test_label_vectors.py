@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.trainer.data.encode import Encoding, kept_vectors
+from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 
@@ -43,18 +43,6 @@ def test_an_id_is_its_label_s_vector_to_the_last_bit(kind: pa.DataType) -> None:
         assert by_id[name].dtype == np.float32
     assert by_id["seen"][0].tolist() == [np.float32(0.1), 8.0]
     assert by_id["seen__missing"].tolist() == [0, 1, 1, 1]
-
-
-def test_the_bundle_keeps_what_ids_are_looked_up_in() -> None:
-    encoding = encode(pa.array(["i0"] * 4))
-
-    kept = kept_vectors(recipe().query.features, encoding.label_inputs)
-
-    assert list(kept) == ["picture"]
-    np.testing.assert_array_equal(kept["picture"], np.float32([[1.5, -2], [np.nan, np.nan], [0.1, 8]]))
-    assert encoding.query_features[1].of_label == "picture"
-    assert encoding.query_features[1].expects == "a list of 2 finite numbers, or a label's id (a string or an integer)"
-    assert kept_vectors([feature for feature in recipe().query.features if not feature.of_label], {}) == {}
 
 
 def test_training_batches_take_them_too() -> None:
@@ -96,12 +84,3 @@ WRONG_RECIPES = {
 def test_a_recipe_that_contradicts_itself_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe(SEEN | change)
-
-
-def test_only_a_query_s_vector_is_of_a_label() -> None:
-    with pytest.raises(ValueError, match="label feature 'picture': expected of_label of query features only"):
-        recipe(picture=PICTURE | {"of_label": "picture"})
-
-
-def test_ids_in_text_files_stay_text() -> None:
-    assert "seen" in recipe().string_columns

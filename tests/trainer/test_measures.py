@@ -1,7 +1,6 @@
 """Numbers, vectors and dates, from a column and from a request, by hand. Of queries u0 … u3, u0 and u1 train."""
 
 import datetime as dt
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -37,20 +36,6 @@ def test_a_vector_is_a_list_of_numbers_and_a_missing_one_is_zeros_and_a_flag(kin
     assert encode(dataset, VECTOR).query_features[0].expects == "a list of 2 finite numbers"
 
 
-def test_integers_make_vectors_too() -> None:
-    assert inputs(with_queries(image=[[1, 2]] * 4), VECTOR)["image"] == [[1, 2]] * 4
-
-
-def test_numbers_that_are_missing_are_told_apart_if_a_flag_is_wanted() -> None:
-    dataset = with_queries(age=[3.0, None, float("nan"), 8.0])
-    flagged = AGE | {"missing": "flag"}
-    expected = {"age": [3, 0, 0, 8], "age__missing": [0, 1, 1, 0]}
-
-    assert inputs(dataset, AGE) == {"age": [3, 3, 3, 8]}, "the mean of the training rows"
-    assert inputs(dataset, flagged) == expected
-    assert read(encode(dataset, flagged), 3, None, None, 8) == expected
-
-
 def test_the_mean_of_logarithms_stands_for_a_missing_number() -> None:
     dataset = with_queries(age=[np.expm1(1), np.expm1(3), None, -7.0])
     encoding = encode(dataset, AGE | {"transform": "log"})
@@ -71,15 +56,6 @@ def test_ranges_hold_as_many_training_values_each() -> None:
     expected = [1, 1, 2, 2, 3, 3, 4, 4, 4, 0, 1, 4, 2, 2]
     assert encoding.query.of_queries(np.arange(14, dtype=np.int32))["age"].tolist() == expected
     assert read(encoding, *table["age"].to_pylist()) == {"age": expected}
-
-
-def test_equal_values_share_a_range() -> None:
-    dataset = with_queries(age=[5, 5, 7, None])
-    assert inputs(dataset, AGE | {"transform": "quantile"}) == {"age": [2, 2, 2, 0]}
-
-
-def test_decimals_are_numbers() -> None:
-    assert inputs(with_queries(age=[Decimal("1.25"), None, None, None]), AGE) == {"age": [1.25] * 4}
 
 
 SUNDAY = dt.datetime(2026, 11, 22, 8, 30, tzinfo=dt.UTC)
@@ -104,14 +80,6 @@ def test_a_date_is_its_hour_weekday_month_and_age(column: pa.Array) -> None:
 
     assert inputs(dataset, DATE) == {"born": ROWS}
     assert read(encode(dataset, DATE), *[at and at.isoformat() for at in SECONDS]) == {"born": ROWS}
-
-
-def test_days_and_parts_in_the_order_they_are_named() -> None:
-    born = [dt.date(1969, 12, 31), dt.date(1970, 1, 1), None, dt.date(1900, 2, 3)]
-    dataset = with_queries(born=pa.array(born, pa.date32()))
-
-    assert inputs(dataset, DATE | {"parts": ["month", "weekday"]}) == {"born": [[43, 27], [32, 28], [0, 0], [33, 30]]}
-    assert inputs(dataset, DATE | {"parts": ["age", "hour"]})["born"][3] == [45 + 14, 1], "25,534 days are 2^14.6"
 
 
 def test_a_model_s_means_ranges_and_dates_are_kept_for_other_data() -> None:
@@ -166,8 +134,3 @@ def test_unknown_rate_makes_values_missing_in_training(feature: dict[str, Any]) 
     assert missing.mean() == pytest.approx(0.25, abs=0.04)
     asked = query.of_queries(np.arange(2000, dtype=np.int32))
     assert not asked[f"{name}__missing"].any() if f"{name}__missing" in asked else asked[name].all()
-
-
-def test_a_plain_number_never_becomes_unknown() -> None:
-    found = encode(with_queries(age=[1.0] * 4), AGE | {"unknown_rate": 0.9}).query
-    assert found.of_pairs(np.arange(3), np.random.default_rng(0)).keys() == {"age"}

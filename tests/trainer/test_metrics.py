@@ -82,19 +82,6 @@ def test_the_interval_of_a_share_is_the_textbook_s() -> None:
     assert (interval.low, interval.high) == pytest.approx((0.3 - error, 0.3 + error), abs=0.005)
 
 
-def test_a_ratio_that_is_the_same_in_every_query_has_no_spread() -> None:
-    denominator = np.array([1.0, 4.0, 2.0, 8.0])
-    interval = Bootstrap(4, resamples=100, seed=0).interval(denominator / 4, denominator)
-
-    assert (interval.low, interval.value, interval.high) == (0.25, 0.25, 0.25)
-
-
-def test_a_bucket_that_nobody_wants_has_recall_zero() -> None:
-    interval = Bootstrap(3, resamples=10, seed=0).interval(np.zeros(3), np.zeros(3))
-
-    assert (interval.low, interval.value, interval.high) == (0, 0, 0)
-
-
 def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_out() -> None:
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
     wanted = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)

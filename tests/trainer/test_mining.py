@@ -37,27 +37,12 @@ def test_theta_by_hand(mining: Mining, logits: list[float], weights: list[float]
     np.testing.assert_allclose(found[1], weights, rtol=1e-6)
 
 
-def test_negatives_keep_their_own_weights() -> None:
-    """Ranked by logit, not by weight: the kept are of weight 2 and 7, each times ½."""
-    logits, weights = mined(Mining(keep=2), [0, 5, 4], np.log([9, 2, 7]).tolist())
-
-    assert logits.tolist() == [5, 4]
-    np.testing.assert_allclose(weights, [1, 3.5], rtol=1e-6)
-
-
 def test_a_masked_negative_is_not_kept_before_others() -> None:
     """The positive itself has the highest logit: it would be the hardest of all."""
     logits, weights = mined(Mining(keep=2), [90, 1, 2, 3], [MASKED, 0, 0, 0])
 
     assert logits.tolist() == [3, 2]
     np.testing.assert_allclose(weights, [0.5, 0.5])
-
-
-def test_with_fewer_left_than_kept_the_rest_weighs_nothing() -> None:
-    logits, weights = mined(Mining(keep=3), [90, 1, 80], [MASKED, 0, MASKED])
-
-    assert logits[0] == 1
-    np.testing.assert_allclose(weights, [1 / 3, 0, 0], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

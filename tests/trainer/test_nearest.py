@@ -18,7 +18,7 @@ from rich.console import Console
 
 from longtail.bundle import Inputs
 from longtail.trainer import backend
-from longtail.trainer.config import LossConfig, Recipe
+from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import NeighboursConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
@@ -283,23 +283,6 @@ def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
         np.testing.assert_array_equal(ops.convert_to_numpy(mine), ops.convert_to_numpy(other))
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "k": ({"k": 0}, "k"),
-    "temperature": ({"temperature": 0}, "temperature"),
-    "weight": ({"weight": -1}, "weight"),
-    "sides": ({"sides": []}, "sides"),
-    "a side": ({"sides": ["item"]}, "'query' or 'label'"),
-    "twice": ({"sides": ["label", "label"]}, "expected each side once, received label, label"),
-    "a key": ({"neighbors": 3}, "neighbors"),
-}
-
-
-@pytest.mark.parametrize(("near", "expected"), REFUSED.values(), ids=REFUSED)
-def test_settings_that_are_refused(near: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ValidationError, match=expected):
-        LossConfig.model_validate({"neighbours": near})
-
-
 ENCODED = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "encoder": {"name": "sasrec"}}
 OF_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "context": (
@@ -326,10 +309,3 @@ def test_queries_that_are_another_in_every_row_have_no_neighbours(sections: dict
     with pytest.raises(ValidationError, match=rf"expected sides = \['label'\] .* received 'query' beside {received}"):
         job(**sections)
     job(NEAR | {"sides": ["label"]}, **sections)
-
-
-def test_what_a_loss_says_of_it() -> None:
-    loss = LossConfig.model_validate({"neighbours": {"sides": ["label"]}, "weight": "importance"})
-    assert loss.uncalibrated() == "neighbours draw embeddings together whatever p(y|x) is"
-    assert str(loss) == "softmax · in_batch · importance · 5 neighbours of label, 0.1 within 0.1"
-    assert "0.1 within" not in str(LossConfig.model_validate({"neighbours": {"weight": 0}}))

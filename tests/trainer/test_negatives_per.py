@@ -12,7 +12,6 @@ import pytest
 from keras import ops
 
 from longtail.trainer import backend
-from longtail.trainer.config import LossConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
@@ -59,17 +58,6 @@ def test_an_epoch_is_the_binary_cross_entropy_of_its_queries(pairs: Pairs) -> No
     logits_QL = logits_QL + np.log(PAIRS_PER_QUERY * each / L)
     positives = sum(np.logaddexp(0, -logits_QL[q, label]) for q, known in enumerate(SETS) for label in known)
     assert loss == pytest.approx(cross_entropy(logits_QL) + (each - 1) * positives, rel=1e-5)
-
-
-@pytest.mark.usefixtures("eager")
-def test_a_weight_of_2_is_the_pair_twice() -> None:
-    twice = tiny.pairs((0, 0), (0, 0), (0, 2), (1, 1), (2, 3))
-    weighted = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), weights=[2, 1, 1, 1])
-    (of_twice, _), (of_weighted, _) = (stepped(pairs, MULTI_LABEL | {"sampler": "full"}) for pairs in (twice, weighted))
-
-    assert twice.weight_of_owner().tolist() == [3, 3, 3, 1, 1]
-    assert weighted.weight_of_owner().tolist() == [3, 3, 1, 1]
-    assert of_weighted == pytest.approx(of_twice, rel=1e-5)
 
 
 def test_what_an_epoch_visits_more_rarely_weighs_less() -> None:
@@ -151,24 +139,3 @@ def test_batches_say_what_a_query_s_pairs_weigh() -> None:
     assert batch["_pairs"].dtype == np.float32
     assert batch["_pairs"].tolist() == [len(SETS[query]) for query in queries_B]
     assert "_pairs" not in first(sized=False)
-
-
-@pytest.mark.parametrize("family", ["softmax", "bilateral_softmax", "pairwise_softmax", "augment_and_reduce", "nce"])
-def test_losses_whose_negatives_belong_to_a_positive_refuse_it(family: str) -> None:
-    weight = "importance" if family == "augment_and_reduce" else "unit"
-    with pytest.raises(ValueError, match=rf"negatives_per: expected 'pair' with {family}, whose .*, received 'query'"):
-        LossConfig.model_validate({"family": family, "weight": weight, "negatives_per": "query"})
-
-
-def test_so_does_a_pairwise_form() -> None:
-    hinge = {"name": "hinge", "pairwise": True}
-    with pytest.raises(ValueError, match=r"negatives_per: expected 'pair' with hinge\(pairwise = True\), whose"):
-        LossConfig.model_validate({"family": hinge, "negatives_per": "query"})
-
-
-def test_one_label_per_query_has_negatives_of_its_own() -> None:
-    with pytest.raises(ValueError, match=r"expected 'pair' with data\.reduction = 'sample'"):
-        tiny.recipe(
-            loss=MULTI_LABEL,
-            data={"train": "t", "query_id": "user_id", "label_id": "item_id", "reduction": "sample"},
-        )

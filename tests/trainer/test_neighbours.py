@@ -97,18 +97,6 @@ def test_a_mean_is_that_of_the_whole_audience() -> None:
     np.testing.assert_allclose(model.embed_labels(), labels + means_LD, atol=1e-5)
 
 
-def test_whole_audiences_come_in_blocks_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe, dataset = job(model={"similarity": "dot"}), data()
-    model, encoding = built(recipe, dataset)
-    expected_LD = model.embed_labels()
-    monkeypatch.setattr("longtail.trainer.data.audience._ENTRIES", 16)
-    sizes = [encoding.audience.inputs(rows)["by"].shape for rows in encoding.audience.blocks()]
-    assert max(rows * width for rows, width in sizes) <= 16
-    assert len(sizes) > 2
-    np.testing.assert_allclose(model.embed_labels(), expected_LD, rtol=1e-6)
-    assert len(encoding.audience.some(100)) == 1, "of as many labels as a block holds"
-
-
 def test_what_is_drawn_stands_for_all_of_them() -> None:
     """Of 11 entries 4 are drawn, of parts of 3, 3, 3 and 2: every one has weight 1 in the mean over draws, and the
     weights' sum is 11 in each. Without the query's own two it is 9, and 0 in the mean for these."""
@@ -240,18 +228,6 @@ def test_the_rows_of_queries_are_those_of_their_own_id() -> None:
     assert encoding.vocabularies["user_id"].ids.to_pylist() == ["u0", "u3", "u8"]
     (feature,) = [each for each in encoding.label_features if each.name == "by"]
     assert (feature.kind, feature.vocabulary, feature.max_length) == ("audience", "fans", None)
-
-
-def test_a_row_of_several_ids_has_their_mean_of_pairs() -> None:
-    """Labels 0 to 3 have 1, 3, 3 and 1 pairs; with the first and the last three without any read row 0: 2/5, so 1."""
-    rows = [(0, 0), (0, 1), (8, 1), (3, 1), (3, 2)]
-    recipe = tiny.recipe(
-        query={"features": [{**SEEN, "weights": "symmetric", "min_count": 2}]},
-        label={"features": [{**ITEM, "min_count": 2}]},
-    )
-    encoding = Encoding.fit(recipe, data([*rows, (4, 2), (5, 2), (6, 3)]))
-    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i1", "i2"]
-    assert encoding.pairs["query", "seen"].tolist() == [1, 3, 3]
 
 
 @pytest.mark.parametrize(

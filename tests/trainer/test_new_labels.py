@@ -48,15 +48,6 @@ def test_a_positive_that_reads_row_0_leaves_others_that_do_in_the_history() -> N
     assert (found["seen"].tolist(), found["seen__weight"].tolist()) == ([[1, 0, 0, 0]], [[1, 1, 0, 0]])
 
 
-def test_a_history_with_a_table_of_its_own_goes_by_its_own_number() -> None:
-    history = HISTORY | {"table": "seen", "min_count": 3}
-    encoding = Encoding.fit(job({}, query=[tiny.USER, history]), shop())
-    assert encoding.vocabularies["seen"].ids.to_pylist() == ["i0"]
-    assert encoding.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1", "i2"]
-    shared = Encoding.fit(job({"min_count": 2}, query=[tiny.USER, HISTORY | {"min_count": 1}]), shop())
-    assert shared.vocabularies["item_id"].ids.to_pylist() == ["i0", "i1"], "the own id's number counts"
-
-
 @pytest.mark.parametrize(
     ("own", "described", "rate"),
     [({}, True, 0.1), ({}, False, 0.0), ({"unknown_rate": 0}, True, 0), ({"unknown_rate": 0.5}, False, 0.5)],

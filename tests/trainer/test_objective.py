@@ -58,12 +58,6 @@ def weight_for(family: str, default: str) -> str:
     return (LOSSES[family].weights or (default,))[0]
 
 
-def test_pairwise_forms_are_those_of_margin_losses() -> None:
-    assert {name for name, arguments in FORMS if arguments.get("pairwise")} == {
-        "logistic", "hinge", "squared_hinge", "exponential", "ramp",
-    }  # fmt: skip
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mining", [None, Mining(keep=2, power=1.0)], ids=["", "mined"])
 @pytest.mark.parametrize("default", ["unit", "tail"])

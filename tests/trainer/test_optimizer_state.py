@@ -11,7 +11,7 @@ import pytest
 from keras import ops
 
 from longtail.bundle import Bundle
-from longtail.trainer import RecipeError, fit, load_recipe
+from longtail.trainer import fit, load_recipe
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.two_tower import TwoTower
@@ -99,20 +99,6 @@ def test_two_runs_with_state_are_one_to_the_last_bit(name: str) -> None:
     assert np.abs(parted["tables/item_id"] - whole["tables/item_id"]).max() > 1e-3
 
 
-def test_the_state_of_a_second_warm_start_counts_all_steps() -> None:
-    recipe = job(ADAM)
-    second, _ = begun(recipe, kept(trained(recipe, range(3))))
-
-    state = kept(trained(recipe, range(3, 5), at=second)).slots
-
-    assert state["dense/steps"] == 5
-    assert state["tables/item_id/adam.steps"] == 5
-    assert state["tables/item_id/adam.mean"].shape == (5, 4)
-    whole = kept(trained(recipe, range(5))).slots
-    np.testing.assert_array_equal(state["tables/user_id/l2.touched"], whole["tables/user_id/l2.touched"])
-    assert whole["tables/user_id/l2.touched"].ravel().tolist() == [-5, 0, -1, 0, 0]  # row 0 never, u1 a step ago
-
-
 def test_state_follows_the_ids_of_rows_and_new_ones_start_fresh() -> None:
     recipe = job(ADAGRAD)
     first = trained(recipe, range(3))
@@ -155,16 +141,6 @@ def test_what_does_not_fit_is_told_with_expected_and_found() -> None:
     )
     assert wider.state == [f"tables/{table}/{group}" for table in ("item_id", "label bias") for group in ("adam", "l2")]
     assert f"optimiser state: {', '.join(wider.state)} carried over" in wider.lines()
-
-
-def test_state_without_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="keep_optimizer: expected keep_weights = true, whose state it is"):
-        tiny.recipe(training={"keep_optimizer": True, "keep_weights": False})
-
-
-def test_a_fresh_optimizer_needs_a_warm_start(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="fresh_optimizer: expected a warm start with it, received none"):
-        fit(tiny.recipe(), tmp_path / "out", fresh_optimizer=True)
 
 
 @pytest.mark.slow

@@ -69,13 +69,6 @@ def test_lazy_adam_by_hand() -> None:
     np.testing.assert_allclose(after_two[2], after_one[2] - RATE * update, atol=1e-5)
 
 
-def test_the_bias_correction_of_lazy_adam_follows_the_global_step() -> None:
-    rows = step(LazyAdam(ones()), [1], [[3, 3]], number=10)
-
-    update = (0.1 * 3 / (1 - 0.9**10)) / math.sqrt(0.001 * 9 / (1 - 0.999**10))
-    np.testing.assert_allclose(rows[1], [1 - RATE * update] * 2, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ROW_OPTIMIZERS)
 def test_only_touched_rows_and_their_state_change(name: str) -> None:
     optimizer = ROW_OPTIMIZERS[name](ones())
@@ -255,22 +248,3 @@ def test_a_cosine_with_warm_up_is_keras_own() -> None:
 
     for step in (0, 1, 5, 9, 10, 11, 30, 49, 50):
         np.testing.assert_allclose(float(rate(step)), float(reference(step)), atol=1e-7)
-
-
-def test_warm_up_of_other_schedules_by_hand() -> None:
-    """Of 20 steps, 4 rise; linear then falls over 16; `step` keeps its milestones of the whole training."""
-    found = {
-        name: [float(learning_rate(0.4, name, 20, milestones=[0.5], decay=0.1, warmup=0.2)(at)) for at in (0, 1, 4, 12)]
-        for name in ("constant", "linear", "step")
-    }
-    for name, last in (("constant", 0.4), ("linear", 0.2), ("step", 0.04)):
-        np.testing.assert_allclose(found[name], [0, 0.1, 0.4, last], rtol=1e-5)
-
-
-def test_keras_takes_a_schedule_with_warm_up() -> None:
-    """A third of the way up, the first step of SGD moves by a third of the rate."""
-    dense = dense_optimizer("sgd", learning_rate(0.3, "constant", 30, warmup=0.1), momentum=0.0)
-    value = keras.Variable(np.ones(2), dtype="float32")
-    for expected in (1.0, 0.9, 0.7, 0.4):
-        dense.apply([ops.ones(2)], [value])
-        np.testing.assert_allclose(ops.convert_to_numpy(value), expected, rtol=1e-6)

@@ -61,12 +61,6 @@ def test_self_attention_reads_what_is_there_in_its_order() -> None:
     assert attended([1], [0]) == [0, 0, 0, 0]
 
 
-@pytest.mark.usefixtures("page")
-def test_the_page_s_kinds_pass_the_trial() -> None:
-    hour = {"name": "hour", "kind": "cyclic", "period": 24, "from": "row"}
-    try_own_layers(reading(hour, HISTORY | {"max_length": 1}, HISTORY | {"name": "bought", "half_life": 2}))
-
-
 KINDS: dict[str, tuple[dict[str, Any], list[tuple[int | None, ...]]]] = {
     "id": ({"dim": 3}, [(None, 3)]),
     "history": ({"table": "item_id", "dim": 4, "max_length": 7}, [(None, None, 4), (None, None)]),
@@ -106,27 +100,6 @@ def test_every_kind_can_be_read(kind: str) -> None:
     assert setups == [FeatureSetup("tags", "query", length, *moments)]
     assert recipe.own_layers == [("feature", "mine")]
     assert recipe.query.features[0].kind == kind
-
-
-def test_a_missing_vector_takes_the_place_of_the_part() -> None:
-    register.feature("folded", reads="vector")(lambda x, _: x[:, :2] + x[:, 2:])
-    tower = built(reading({"name": "image", "kind": "folded", "dims": 4}, dim=2)).query
-
-    found = tower({"image": np.float32([[1, 2, 30, 40], [0, 0, 0, 0]]), "image__missing": np.float32([0, 1])})
-    np.testing.assert_allclose(np.asarray(found), [[31, 42], [0, 0]])
-
-
-@pytest.mark.usefixtures("page")
-def test_a_recipe_with_a_kind_is_written_as_it_was_read() -> None:
-    recipe = reading(HISTORY | {"heads": 1}, {"name": "hour", "kind": "cyclic", "period": 24, "from": "row"})
-    said = recipe.model_dump(mode="json", by_alias=True)
-
-    assert [feature["kind"] for feature in said["query"]["features"]] == ["self_attention", "cyclic"]
-    assert (said["query"]["features"][0]["heads"], said["query"]["features"][1]["period"]) == (1, 24.0)
-    again = Recipe.model_validate(said)
-    assert again == recipe
-    assert again.model_copy(update={"seed": 3}).query.features[1].own == recipe.query.features[1].own
-    assert [feature.kind for feature in again.query.features] == ["history", "number"]
 
 
 FEATURE = "query.features.1={name='history', table='item_id', dim=4, "

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,21 +9,17 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-import typer
 from keras import ops
 
 from longtail.bundle import Bundle
-from longtail.trainer import RecipeError, cli, fit, load_recipe, register
+from longtail.trainer import RecipeError, fit, register
 from longtail.trainer.config import Recipe
-from longtail.trainer.errors import ExportError
-from longtail.trainer.export.onnx import _export_in_child
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.layers import TowerSetup
 from longtail.trainer.model.embedding import Dropout
 from longtail.trainer.model.towers import build_towers, dropouts, in_float32
 from longtail.trainer.warm_start import dense_weights
 from tests.trainer import tiny
-from tests.trainer.page import page_toml
 
 pytestmark = pytest.mark.usefixtures("tables")
 
@@ -59,22 +53,6 @@ def test_the_page_s_tower_by_hand() -> None:
     mixed = sum((scores / scores.sum(1, keepdims=True))[:, [e]] * hidden[:, 3 * e : 3 * e + 3] for e in range(2))
     found = tower({"user_id": np.int32([1, 2])})
     np.testing.assert_allclose(np.asarray(found), mixed @ projection + bias, rtol=1e-4)
-
-
-@pytest.mark.usefixtures("page")
-def test_the_page_s_recipe_of_towers_can_be_built() -> None:
-    sections = tomllib.loads(page_toml("[query]"))
-    label = {"features": [{"name": "product_id", "kind": "id"}]}
-    recipe = tiny.recipe(data={"label_id": "product_id"}, label=label, **sections)
-    try_own_layers(recipe)
-    assert Recipe.model_validate(recipe.model_dump(by_alias=True)) == recipe
-
-
-@pytest.mark.usefixtures("page")
-def test_a_tower_as_wide_as_the_model_has_no_projection() -> None:
-    wide = tiny.recipe(query={"tower": {"name": "gated", "experts": 2, "width": 4}})
-    assert len(query_tower(wide).weights) == 5
-    assert len(query_tower(tiny.recipe(query={"tower": "gated"})).weights) == 7
 
 
 def test_a_tower_trains_in_the_recipe_s_precision_and_serves_in_float32() -> None:
@@ -170,33 +148,3 @@ def test_a_tower_that_could_not_be_trained_or_served_is_refused(function: Callab
     with pytest.raises(RecipeError, match=f"(?s){message}"):
         try_own_layers(tiny.recipe(query={"tower": "mine"}))
     assert keras.config.dtype_policy().name == "float32"
-
-
-def test_it_is_refused_before_the_data_is_read_and_by_check_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    register.tower("mine")(lambda x, _: x[:, 0])
-    recipe = tiny.write_job(tmp_path)
-    (tmp_path / "interactions.parquet").unlink()
-    with pytest.raises(RecipeError, match=r"expected shape \[B, width\].*received \(None,\)"):
-        fit(recipe, tmp_path / "out", overrides=["label.tower=mine"])
-    with pytest.raises(typer.Exit) as refused:
-        cli.check(tiny.write_job(tmp_path / "whole"), json_=True, set_=["label.tower=mine"])
-    assert refused.value.exit_code == 1
-    (problem,) = json.loads(capsys.readouterr().out)["problems"]
-    assert problem.startswith("label.tower 'mine': expected shape")
-
-
-@pytest.mark.process
-def test_another_backend_s_export_needs_a_module_to_import(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"expected towers of one's own in a module.*received some of __main__"):
-        _export_in_child({"modules": ["__main__", "shop"]}, [], tmp_path)
-    with pytest.raises(ExportError, match=r"(?s)found 1: .*No module named 'nowhere'"):
-        _export_in_child({"modules": ["nowhere"]}, [], tmp_path)
-
-
-@pytest.mark.usefixtures("page")
-def test_keys_of_our_tower_are_refused_beside_another(tmp_path: Path) -> None:
-    message = r"tower 'gated': expected no hidden, residual with it.*received hidden = \[8\], residual = True"
-    with pytest.raises(RecipeError, match=message):
-        load_recipe(tiny.write_job(tmp_path), ["query.tower=gated", "query.hidden=[8]", "query.residual=true"])

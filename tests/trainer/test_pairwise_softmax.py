@@ -11,8 +11,6 @@ from keras import ops
 from longtail.trainer import backend
 from longtail.trainer.losses import LOSSES, MASKED
 from longtail.trainer.losses.families import Activation
-from longtail.trainer.losses.objective import Objective, log_terms
-from tests.trainer import tiny
 
 RNG = np.random.default_rng(0)
 POSITIVE, NEGATIVE = RNG.normal(0, 2, 4).astype(np.float32), RNG.normal(0, 2, (4, 6)).astype(np.float32)
@@ -66,27 +64,3 @@ def test_rows_without_a_negative_that_counts_have_no_loss_and_no_gradient(activa
     if activation != "tanh":
         assert float(losses_B[1]) == 0
         assert not any(ops.convert_to_numpy(gradient).any() for gradient in gradients)
-
-
-def test_what_a_label_adds_is_its_term() -> None:
-    """As the sampler of least variance has it: ρ σ(d)^c of every label."""
-    logits_BL = np.float32([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0]])
-    positive_B, log_pi_L = np.int32([0, 2]), np.log(np.float32([0.5, 0.25, 0.25]))
-    objective = Objective("pairwise_softmax", "importance", {"width": 6.0})
-    terms_BL = log_terms(objective, log_pi_L, positive_B, ops.convert_to_tensor(logits_BL))
-
-    gaps_BL = logits_BL - logits_BL[[0, 1], positive_B][:, None]
-    np.testing.assert_allclose(terms_BL, 6 * np.log(1 + np.tanh(gaps_BL / 6)), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("family", "message"),
-    [
-        ({"activation": "sigmoid"}, "Input should be 'tanh', 'arctan' or 'relu'"),
-        ({"width": 0}, "Input should be greater than 0"),
-        ({"power": 1.2}, r"family 'pairwise_softmax': expected \['activation', 'width'\], received 'power'"),
-    ],
-)
-def test_what_a_recipe_may_not_say(family: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        tiny.recipe(loss={"family": {"name": "pairwise_softmax"} | family})

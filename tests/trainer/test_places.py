@@ -11,7 +11,6 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.config.rows import relative_to
 from longtail.trainer.data import files
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.errors import DataError
@@ -205,20 +204,3 @@ REFUSED = {
 def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         DataConfig.model_validate({"train": "a.parquet"} | changes)
-
-
-def test_a_file_twice_is_refused(logs: Path) -> None:
-    with pytest.raises(DataError, match=r"and 1 more: expected every file once, found .*part-0.parquet 2 times"):
-        load([logs, f"{logs}/day=2/*/*.parquet"])
-
-
-def test_paths_are_beside_the_recipe_and_urls_are_not() -> None:
-    assert relative_to("s3://shop/logs", Path("here")) == "s3://shop/logs"
-    assert relative_to([Path("a"), "s3://b", Path("/c")], Path("here")) == [Path("here/a"), "s3://b", Path("/c")]
-
-
-def test_rows_after_a_filter_keep_their_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", user=["a", "b", "", "d"], item=[1, 1, 1, 1], n=[0, 1, 1, 1])
-
-    with pytest.raises(DataError, match="found an empty one in row 2"):
-        load(path, filter=[["n", "=", 1]])

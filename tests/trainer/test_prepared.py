@@ -19,7 +19,6 @@ from longtail.trainer.data.prepared import prepare, read_dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.job import fit
 from tests.trainer import tiny
-from tests.trainer.test_cli import run
 
 RICH = """
 name = "rich"
@@ -175,18 +174,6 @@ def test_damage_is_said_with_what_to_do(rich: Path, damage: str) -> None:
         file.unlink()
     with pytest.raises(DataError, match=f"{folder}.*remove the folder"):
         prepare(kept(rich))
-
-
-def test_the_command_prints_the_folder_and_what_is_there(rich: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, errors = run(capsys, "prepare", rich, "--set", "data.prepared=kept")
-    assert code == 0
-    assert (Path(out.strip()) / "prepared.json").exists()
-    assert "30 queries × 25 labels" in errors
-    assert "Left out, of 400 rows read" in errors
-
-    code, _, errors = run(capsys, "prepare", rich)
-    assert code == 2
-    assert errors == "longtail-train: data.prepared: expected a folder for the prepared data set, received none\n"
 
 
 def test_a_job_gives_the_same_bundle_and_names_no_folder(tmp_path: Path) -> None:

@@ -75,11 +75,6 @@ def rho(sampler: str, weight: str) -> np.ndarray:
     return (TABLES[sampler] | MARGINS)[weight][OTHERS]
 
 
-def test_every_weight_has_its_cells() -> None:
-    for sampler in SAMPLES:
-        assert {*TABLES[sampler], *MARGINS} == set(WEIGHTS)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("sampler", "weight"), CELLS)
 def test_mean_and_variance_of_a_decoupled_loss(sampler: str, weight: str, family: str) -> None:

@@ -8,8 +8,7 @@ import pytest
 from longtail.bundle import Proposal
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.errors import DataError
-from longtail.trainer.sampling import proposal, tree_fit
+from longtail.trainer.sampling import proposal
 from longtail.trainer.sampling.projection import fit_projection
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, held_out_likelihood, read_or_fit_proposal
 from longtail.trainer.sampling.tree_fit import fit_tree
@@ -135,28 +134,6 @@ def test_every_node_is_at_its_optimum() -> None:
         assert min(gains[y] for y in right) >= max(gains[y] for y in left) - 1e-4
 
 
-def test_newton_never_lowers_the_objective_however_bad_the_start() -> None:
-    rng = np.random.default_rng(0)
-    z, labels_of = clusters(6, 300, 3)
-    order = np.argsort(labels_of, kind="stable")
-    extended = np.concatenate([z[order], np.ones((300, 1))], axis=1).astype(np.float64)
-    node_of = labels_of[order] // 2
-    blocks = tree_fit._Blocks.cut(extended, labels_of[order].astype(np.int64), np.bincount(node_of, minlength=3))
-    right = np.array([0, 1, 0, 1, 1, 0], bool)
-    towards = np.where(right[labels_of[order]], 1.0, -1.0)
-    for size in (1, 10, 1000):
-        start = size * rng.standard_normal((3, 4))
-        end = tree_fit._ascend(start.copy(), blocks, np.where(right[blocks.labels_GH], 1.0, -1.0), PENALTY)
-        for node in range(3):
-            mine = node_of == node
-            before, after, best = (
-                objective(theta, extended[mine, :3], towards[mine])
-                for theta in (start[node], end[node], ascend(np.zeros(4), extended[mine, :3], towards[mine]))
-            )
-            assert before <= after
-            assert after == pytest.approx(best, abs=1e-4)
-
-
 def test_the_bias_of_a_node_without_features_by_hand() -> None:
     labels_of = np.array([0, 0, 0, 1], np.int32)
     tree = fitted(np.zeros((4, 1), np.float32), labels_of, 2)
@@ -173,15 +150,6 @@ def test_without_pairs_labels_go_right_by_row_and_every_leaf_is_equally_likely()
 
     assert tree.leaf_labels.tolist() == [3, 2, 1, 0]
     np.testing.assert_allclose(tree.all_log_probabilities(np.ones((1, 2), np.float32)), np.log([[0.25] * 4]), rtol=1e-6)
-
-
-def test_labels_never_seen_keep_a_finite_probability() -> None:
-    z, labels_of = clusters(10, 200, 2)
-    tree = fitted(z, labels_of, 37)
-
-    log_p = tree.all_log_probabilities(z)
-    assert np.isfinite(log_p).all()
-    assert log_p[:, :10].mean() > log_p[:, 10:].mean()
 
 
 FEATURES = [
@@ -235,25 +203,6 @@ def test_the_projection_is_the_pca_of_the_encoded_queries() -> None:
     assert z[:, 0].std() == pytest.approx(1, abs=1e-5)
     assert {name: rows.shape for name, rows in projection.items()} == {"city": (4, 4), "words": (6, 4), "age": (1, 4)}
     assert offset.dtype == projection["city"].dtype == np.float32
-
-
-def test_nothing_to_project_is_refused() -> None:
-    with pytest.raises(DataError, match="expected a query feature to project, found none"):
-        fit_projection([], [inputs(3)], ROWS, 2)
-    with pytest.raises(DataError, match="expected training pairs, found none"):
-        fit_projection(FEATURES, [], ROWS, 2)
-    own = FeatureConfig(name="user_id", kind="id")
-    with pytest.raises(DataError, match=r"besides the query's own id 'user_id' .*, found \['user_id'\]"):
-        fit_proposal(
-            [own],
-            lambda rows: inputs(len(rows)),
-            np.zeros(3, np.int32),
-            vocabulary_rows={"user_id": 9},
-            labels=2,
-            dims=2,
-            penalties=[0.1],
-            query_id="user_id",
-        )
 
 
 def test_a_proposal_from_training_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

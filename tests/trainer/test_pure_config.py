@@ -78,18 +78,6 @@ def test_help_is_shown_without_a_training_framework(arguments: list[str]) -> Non
     assert "Usage: " in child(_COMMAND + "assert code == 0", *arguments)
 
 
-def test_a_wrong_recipe_is_refused_before_anything_slow_is_loaded(tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path)
-
-    child(_COMMAND + "assert code == 2", "fit", recipe, "--out", tmp_path / "out", "--set", "model.size=3")
-
-
-def test_so_is_a_wrong_range(tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path, recipe=f'{tiny.RECIPE}\n[tune.ranges]\n"model.size" = {{ choices = [3] }}\n')
-
-    child(_COMMAND + "assert code == 2", "tune", recipe, "--out", tmp_path / "out")
-
-
 def test_a_recipe_is_checked_without_a_training_framework(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
 

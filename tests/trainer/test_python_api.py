@@ -12,7 +12,6 @@ from types import ModuleType
 import pytest
 
 import longtail.trainer
-from longtail.bundle import BiasRemoval, CurvePoint, Interval, Popularity
 from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS, EvaluationResult, RecipeError, evaluate, fit, load_recipe
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
@@ -121,28 +120,9 @@ def test_a_recipe_may_be_a_path_or_a_recipe(finished: Finished) -> None:
         by_path.value(bias_removal=0.25)
 
 
-def test_any_bias_removal_of_a_constant_noise_is_that_of_0() -> None:
-    points = [CurvePoint(bias_removal=0, popularity=mu, metrics={"recall@5": Interval(value=mu)}) for mu in (0, 0.5)]
-    uniform = EvaluationResult("x", "recall@5", BiasRemoval(default=0, noise="uniform", curve=points), Popularity())
-
-    assert uniform.value(bias_removal=1.0) == 0
-    assert uniform.value(bias_removal=1.0, popularity=0.5) == 0.5
-    with pytest.raises(KeyError, match=r"bias_removal, popularity: expected one of λ = 0, λ = 0, μ = 0\.5, received"):
-        uniform.value(popularity=1.0)
-
-
 def test_the_likelihood_of_a_bundle_is_measured_by_its_own_loss_alone(finished: Finished) -> None:
     """The recipe's scores are log-probabilities at λ = 0; the bundle's, of weight unit, at no λ."""
     asked = ["loss.weight=importance", "evaluation.log_likelihood=true"]
     with pytest.warns(UserWarning, match="log_likelihood: left out, .* received one of softmax · .* whose ν is π"):
         result = evaluate(finished.out, finished.recipe, overrides=asked)
     assert not any("log_likelihood" in point.metrics for point in result.curve)
-
-
-def test_evaluate_names_its_arguments_in_errors(folder: Path) -> None:
-    bundle = folder / "runs" / "tiny"
-    with pytest.raises(RecipeError, match=r"^split: expected valid or test, received 'foo'$"):
-        evaluate(bundle, split="foo")
-    for arguments in ({"split": "valid"}, {"overrides": ["model.dim=3"]}):
-        with pytest.raises(RecipeError, match=r"^split and overrides: expected a recipe with them, received none"):
-            evaluate(bundle, **arguments)  # type: ignore[arg-type]

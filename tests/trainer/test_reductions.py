@@ -15,7 +15,6 @@ from longtail.trainer.config import DataConfig
 from longtail.trainer.data.batches import one_per_query
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.errors import DataError
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 
@@ -76,21 +75,6 @@ def test_smallest_comes_before_the_split(tmp_path: Path) -> None:
     parts = [named(dataset, pairs) for pairs in (dataset.train, dataset.valid, dataset.test)]
     assert [len(part) for part in parts] == [160, 20, 20]
     assert len(parts[0] | parts[1] | parts[2]) == 200, "each query is in one part"
-
-
-def test_smallest_of_xmc_rows(tmp_path: Path) -> None:
-    (tmp_path / "train.txt").write_text("3 4 30\n20,9 1:2\n 2:1\n10 3:1\n")
-
-    dataset = load(tmp_path / "train.txt", format="xmc")
-
-    assert named(dataset, dataset.train) == {"train-0": "9", "train-2": "10"}
-
-
-def test_every_label_is_kept_by_default(tmp_path: Path) -> None:
-    train = table(tmp_path, "train", query_id=["a", "a", "b"], label_id=[7, 5, 3])
-
-    for reduction in ({}, {"reduction": "expand"}, {"reduction": "sample"}):
-        assert len(load_dataset(DataConfig(train=train, **reduction), seed=0).train) == 3
 
 
 ROWS = [(query, label) for query in range(10) for label in range(query % 4 + 1)]
@@ -157,14 +141,6 @@ def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
     assert resumed.history == whole.history
     for one, other in zip(whole.step.variables, resumed.step.variables, strict=True):
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
-
-
-def test_one_query_is_too_few_to_sample(tmp_path: Path) -> None:
-    recipe = tiny.recipe(data={"reduction": "sample"})
-    dataset = tiny.dataset(tiny.pairs((0, 0), (0, 1)), queries=1, labels=2)
-
-    with pytest.raises(DataError, match="training: expected at least 2 queries, found 1"):
-        loop.prepare_run(recipe, dataset, epochs=1, work=tmp_path)
 
 
 def test_frequencies_are_those_of_the_visits() -> None:

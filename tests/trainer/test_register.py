@@ -16,7 +16,6 @@ from keras import ops
 from longtail.bundle import Bundle
 from longtail.trainer import RecipeError, evaluate, fit, load_recipe, register
 from longtail.trainer.checkpoint import identity_of
-from longtail.trainer.errors import DataError
 from longtail.trainer.losses import MASKED, LogWeight, Objective
 from longtail.trainer.losses.implied_noise import implied_noise
 from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
@@ -160,31 +159,6 @@ def test_a_family_that_counts_what_is_masked_is_refused() -> None:
         check_family(Objective("counts"))
     with pytest.raises(RecipeError, match=r"loss of every row, shape \(2,\)"):
         check_family(Objective("total"))
-
-
-def test_a_metric_must_give_two_numbers_per_query() -> None:
-    from longtail.trainer.metric_registry import Lists, measured
-
-    lists = Lists(
-        np.zeros((2, 1), np.int32), np.zeros((2, 1), bool), np.ones(2), np.ones(3, np.int64), np.zeros(3, np.int8)
-    )
-    assert [column.tolist() for column in measured("mine", lambda it: (it.wanted_N, it.wanted_N), lists)] == [
-        [1, 1]
-    ] * 2
-    for wrong in (lambda _: 0.5, lambda it: (it.wanted_N, 1.0), lambda it: (it.wanted_N / 0, it.wanted_N)):
-        with (
-            pytest.raises(DataError, match=r"metric 'mine': expected two finite arrays of shape \(2,\)"),
-            np.errstate(all="ignore"),
-        ):
-            measured("mine", wrong, lists)
-
-
-@pytest.mark.usefixtures("page")
-def test_without_a_link_something_must_choose_lambda(tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path)
-    overrides = ["loss.family=smooth_hinge", 'data.split={strategy="random", valid=0.0}']
-    with pytest.raises(DataError, match=r"expected a link, evaluation\.default_bias_removal or validation pairs"):
-        fit(recipe, tmp_path / "out", overrides=overrides)
 
 
 @pytest.mark.usefixtures("page")

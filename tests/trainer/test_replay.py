@@ -12,13 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from longtail.trainer import CheckpointError, DataError, fit, load_recipe
+from longtail.trainer import fit, load_recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.progress import Reporter
-from longtail.trainer.warm_start import WarmStart
 from tests.trainer import tiny
 
 DATA = {"train": "train.parquet", "query_id": "user_id", "label_id": "item_id", "timestamp": "time"}
@@ -65,14 +64,6 @@ def test_batches_are_of_the_visited_pairs_and_histories_of_all() -> None:
     assert min((batch["history__weight"] > 0).sum(axis=1).min() for batch in batches) == 8
 
 
-def test_shares_of_a_batch_are_of_what_is_visited() -> None:
-    """A label of old pairs alone is in a batch as often as old pairs are replayed."""
-    train = replace(tiny.pairs((0, 0), (1, 0), (2, 1), (3, 2)), times=np.array([0.0, 1, 2, 3]))
-    data = tiny.dataset(train, queries=4, labels=4)
-    chances = Replay.of(data.train, share=0.5, newest=1.0).chances()
-    assert data.label_visits(one_label_per_query=False, chances_N=chances).tolist() == [1.0, 1.0, 1.0, 0.0]
-
-
 @pytest.mark.parametrize(
     ("section", "message"),
     [
@@ -85,17 +76,6 @@ def test_a_recipe_that_cannot_tell_new_pairs_is_refused(section: dict[str, objec
         tiny.recipe(training={"replay": 0.5}, **section)
     with pytest.raises(ValueError, match="less than or equal to 1"):
         tiny.recipe(data=DATA, training={"replay": 1.5})
-
-
-def test_nothing_new_and_nothing_to_tell_it_by_are_refused() -> None:
-    with pytest.raises(DataError, match=r"expected training pairs newer than 99, .* found 9 as the newest here"):
-        Replay.of(timed(10), share=0.1, newest=99.0)
-    with pytest.raises(DataError, match=r"training.replay = 0.1: expected data.timestamp, .* received none"):
-        Replay.of(replace(timed(10), times=None), share=0.1, newest=9.0)
-    recipe = tiny.recipe(data=DATA, training={"replay": 0.1})
-    with pytest.raises(CheckpointError, match=r"expected a bundle whose manifest says training_data.newest"):
-        WarmStart("", {}, {}).replay(recipe, timed(10))
-    assert WarmStart("", {}, {}).replay(tiny.recipe(), timed(10)) is None
 
 
 @pytest.mark.slow

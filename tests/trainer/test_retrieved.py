@@ -99,19 +99,6 @@ def test_every_entry_of_a_list_is_drawn_alike_often() -> None:
     assert np.all(drawn[:, 0] <= 12), "the first is of the best quarter, which ends within the third"
 
 
-def test_a_short_list_is_taken_whole_and_filled_with_the_positive() -> None:
-    found = retrieved([[5, 3, -1, -1], [8, 2, 1, -1], [-1, -1, -1, -1]], [0, 1, 2], negatives=3)
-    for seed in range(20):
-        drawn = drawn_of(found, np.arange(3), np.int32([7, 7, 4]), seed)
-        assert drawn.tolist() == [[5, 3, 7], [8, 2, 1], [4, 4, 4]]
-    nothing = retrieved([[-1]], [0, 0, 0], negatives=2)
-    assert drawn_of(nothing, np.arange(3), np.int32([7, 6, 5])).tolist() == [
-        [7] * 2,
-        [6] * 2,
-        [5] * 2,
-    ]
-
-
 CHOSEN = np.array([np.random.default_rng(query).permutation(12)[:5] for query in range(10)])
 """Every label is somebody's: those that nobody chose would read one row, and be equally good."""
 DATA = tiny.dataset(

@@ -14,7 +14,6 @@ from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.errors import DataError
 
-DAY = 86_400
 NOW = int(datetime(2025, 6, 1, tzinfo=UTC).timestamp())
 
 
@@ -111,14 +110,6 @@ def test_too_many_bad_rows_are_refused(tmp_path: Path, limit: float, words: str)
     assert len(load(path, on_bad_row="drop", max_bad_rows=8 if isinstance(limit, int) else 0.5, **SETTINGS).train) == 10
 
 
-def test_where_every_row_may_be_bad_none_is_left(tmp_path: Path) -> None:
-    path = parquet(tmp_path, user=pa.array([None, None], pa.string()), item=["x", "y"])
-
-    message = r"log.parquet: expected at least one interaction, found none \(Left out, of 2 rows read: 2 by bad rows\)$"
-    with pytest.raises(DataError, match=message):
-        load(path, on_bad_row="drop", max_bad_rows=5)
-
-
 def test_implausible_times_are_reported_and_stay_where_bad_rows_are_errors(tmp_path: Path) -> None:
     times = [NOW, NOW + 1, NOW + 2, NOW * 1000, 0]
     path = parquet(tmp_path, user=list("abcde"), item=[1, 1, 1, 1, 1], when=times)
@@ -127,14 +118,6 @@ def test_implausible_times_are_reported_and_stay_where_bad_rows_are_errors(tmp_p
 
     assert dataset.train.times.tolist() == times
     assert [problem.fatal for problem in dataset.report.problems] == [False, False]
-
-
-def test_times_that_are_only_an_order_are_not_judged(tmp_path: Path) -> None:
-    path = parquet(tmp_path, user=list("abc"), item=[1, 1, 1], when=[1, 2, 3])
-
-    report = load(path, timestamp="when", on_bad_row="drop").report
-
-    assert (report.unit, report.problems, report.dropped) == (None, [], 0)
 
 
 @pytest.mark.parametrize(
@@ -229,13 +212,6 @@ def test_rows_since_a_time(tmp_path: Path, since: str, kept: str) -> None:
     assert named(dataset) == [f"{user}-1" for user in kept]
     assert dataset.report.early == 4 - len(kept)
     assert dataset.query_ids.to_pylist() == list(kept)
-
-
-def test_a_span_counts_from_the_newest_plausible_row_in_the_unit_of_the_times(tmp_path: Path) -> None:
-    times = [NOW - 3 * DAY, NOW - DAY, NOW, NOW * 1000]
-    path = parquet(tmp_path, user=list("abcd"), item=[1, 1, 1, 1], when=times)
-
-    assert named(load(path, timestamp="when", since="2d")) == ["b-1", "c-1", "d-1"]
 
 
 REFUSED = {

@@ -87,20 +87,6 @@ def test_full_is_every_label_once_so_that_importance_weights_are_one() -> None:
     np.testing.assert_allclose(1 / (3 * q), [1, 1, 1], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "in_batch", "draws"),
-    [
-        ("in_batch", True, False), ("uniform", False, True), ("popularity", False, True), ("mixed", True, True),
-        ("full", False, True),
-    ],
-)  # fmt: skip
-def test_where_negatives_come_from(name: str, in_batch: bool, draws: bool) -> None:
-    arguments = {} if name in ("in_batch", "full") else {"negatives": 2}
-    sampler = SAMPLERS[name](SamplerSetup(LOG_PI, 4), **arguments)
-
-    assert (sampler.in_batch, sampler.draw is not None) == (in_batch, draws)
-
-
 @pytest.mark.parametrize("name", ["uniform", "popularity"])
 def test_draws_are_shared_by_the_batch_or_one_set_per_row(name: str) -> None:
     assert drawn(name, LOG_PI, negatives=5).shape == (5,)
@@ -129,16 +115,6 @@ def test_every_ordered_choice_without_replacement_is_equally_likely() -> None:
     found = np.unique(made @ [25, 5, 1], return_counts=True)[1]
     assert len(found) == 60
     assert ((found - 1000) ** 2 / 1000).sum() < 98.32, "the 99.9 % quantile of χ² with 59 degrees of freedom"
-
-
-def test_uniform_without_replacement_is_shared_or_per_row_and_may_exclude_the_positive() -> None:
-    shared = drawn("uniform", LOG_PI, negatives=3, replace=False)
-    assert sorted(shared.tolist()) == [0, 1, 2], "all of them"
-    per_row = drawn("uniform", LOG_PI, negatives=2, replace=False, shared=False)
-    assert per_row.shape == (4, 2)
-    assert (per_row[:, 0] != per_row[:, 1]).all()
-    others = drawn("uniform", LOG_PI, negatives=2, replace=False, exclude_positive=True)
-    assert np.sort(others, axis=1).tolist() == [[0, 2]] * 4
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ from longtail.trainer.config import DataConfig, load_recipe
 from longtail.trainer.data import interactions
 from longtail.trainer.data import scratch as scratch_module
 from longtail.trainer.data.dataset import Dataset, load_dataset
-from longtail.trainer.data.files import find_files, pieces_of
-from longtail.trainer.data.ids import _shares_of, distinct_ids
-from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.ids import distinct_ids
 from longtail.trainer.data.prepared import prepare, read_dataset
 from longtail.trainer.data.scratch import Scratch
 from longtail.trainer.errors import DataError
@@ -77,13 +75,6 @@ def test_all_that_a_data_set_can_have_is_the_same(tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_another_limit_of_memory_is_no_other_data_set(tmp_path: Path) -> None:
-    recipe = write_rich(tmp_path)
-    more = load_recipe(recipe, ["data.prepared=kept", "data.memory=6G"])
-    assert more.data.memory == 6_000_000_000
-    assert prepare(kept(recipe))[1] == prepare(more)[1]
-
-
 def test_an_attempt_after_another_reads_only_what_that_has_not(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,34 +133,6 @@ def test_weights_are_looked_for_in_the_whole_file(log: Path, tmp_path: Path, wei
             read(log, scratch)
 
 
-def test_weights_that_float32_has_as_0_are_weights(tmp_path: Path) -> None:
-    for name, day in (("old", 0), ("new", 200)):
-        rows = {"query_id": ["u1", "u2"], "label_id": ["a", "b"], "t": [1_600_000_000 + 86_400 * day] * 2}
-        (tmp_path / "log").mkdir(exist_ok=True)
-        pq.write_table(pa.table(rows), tmp_path / "log" / f"{name}.parquet")
-    data = DataConfig.model_validate({"train": tmp_path / "log", "timestamp": "t", "events": {"half_life": "1d"}})
-    assert len(load_dataset(data, seed=0).train) == 4
-
-
-def test_text_is_judged_in_the_whole_file(tmp_path: Path) -> None:
-    times = ["nonsense"] * 20 + [str(1_600_000_000 + row) for row in range(280)]
-    rows = {"query_id": ["u1"] * ROWS, "label_id": [f"i{row}" for row in range(ROWS)], "t": times}
-    pq.write_table(pa.table(rows), tmp_path / "log.parquet", row_group_size=10)
-    settings = {"train": tmp_path / "log.parquet", "timestamp": "t", "on_bad_row": "drop", "max_bad_rows": 20}
-    data = DataConfig.model_validate(settings)
-    at_once, scratch = load_dataset(data, seed=0), Scratch(tmp_path / "scratch", SMALL)
-    assert at_once.report.dropped == 20
-    assert same(at_once, load_dataset(data, seed=0, scratch=scratch))
-
-
-def test_what_is_wrong_with_a_file_is_said_once(log: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError) as at_once:
-        read(log, weight="label_id", timestamp="time")
-    with pytest.raises(DataError) as by_pieces:
-        read(log, Scratch(tmp_path / "scratch", SMALL), weight="label_id", timestamp="time")
-    assert str(at_once.value) == str(by_pieces.value)
-
-
 def test_a_file_that_was_not_written_to_its_end_is_made_again(log: Path, tmp_path: Path) -> None:
     scratch = Scratch(tmp_path / "scratch", SMALL)
     whole = read(log, scratch, timestamp="time")
@@ -191,21 +154,6 @@ def test_a_folder_that_another_job_removes_is_missed_by_nobody(
     assert same(whole, read(log, Scratch(folder, SMALL), timestamp="time"))
 
 
-def test_ids_that_begin_or_end_alike_are_in_many_shares() -> None:
-    for ids in ([f"user{n}@hotmail.com" for n in range(3000)], [f"https://example.com/{n:04}" for n in range(3000)]):
-        counts = np.bincount(_shares_of(pa.array(ids), 8), minlength=8)
-        assert counts.min() > 3000 / 8 / 2
-
-
-def test_pieces_are_groups_of_rows(log: Path) -> None:
-    file = find_files(log)[0]
-    pieces = pieces_of(file, 30)
-    assert [(piece.first, len(piece.groups or ())) for piece in pieces[:3]] == [(0, 2), (26, 2), (52, 2)]
-    assert sum(len(piece.groups or ()) for piece in pieces) == -(-ROWS // 13)
-    assert pieces_of(file, ROWS) == [file]
-    assert len(pieces_of(file, 1)) == -(-ROWS // 13)
-
-
 @pytest.mark.parametrize("memory", [100, 1_000, 1_000_000])
 def test_ids_come_in_the_order_of_their_first_occurrence(tmp_path: Path, memory: int) -> None:
     parts = [
@@ -219,18 +167,3 @@ def test_ids_come_in_the_order_of_their_first_occurrence(tmp_path: Path, memory:
     assert ids.to_pylist() == list(dict.fromkeys(together))
     assert [ids[int(row)].as_py() for part in rows for row in part] == together
     ids.validate(full=True)
-
-
-def test_nothing_is_left_of_files_but_what_is_kept(log: Path, tmp_path: Path) -> None:
-    dataset = read(log, Scratch(tmp_path / "scratch", SMALL), timestamp="time")
-    assert all(path.suffix == ".arrow" and path.name[0] != "." for path in (tmp_path / "scratch").iterdir())
-    assert isinstance(dataset.train.queries.base, np.memmap)
-
-
-def test_sorting_keeps_the_order_of_equals(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    pairs = Pairs(
-        np.int32(rng.integers(0, 9, 500)), np.arange(500, dtype=np.int32), None, np.float64(rng.integers(0, 4, 500))
-    )
-    for by_time in (True, False):
-        assert same(pairs.sorted(by_time=by_time), pairs.sorted(Scratch(tmp_path, SMALL), by_time=by_time))

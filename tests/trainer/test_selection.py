@@ -126,29 +126,6 @@ def test_lists_are_those_of_a_sort(case: Case) -> None:
     np.testing.assert_array_equal(made.lists(values_of(case, made)), a_sort(case))
 
 
-def tables_of(case: Case, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Rows and columns of all tables of what is looked into, while lists are made that are those of a sort."""
-    tables: list[tuple[int, int]] = []
-    padded = selection._padded
-
-    def watched(row_n: Int64, of_n: Int64, rows: int, fill: float) -> Int64:
-        tables.append((table := padded(row_n, of_n, rows, fill)).shape)
-        return table
-
-    monkeypatch.setattr(selection, "_padded", watched)
-    made = Selection(case.columns_LX, case.weights_GX, case.k)
-    np.testing.assert_array_equal(made.lists(values_of(case, made)), a_sort(case))
-    return tables
-
-
-def test_few_labels_are_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 3,000, for lists of 3 at 11 settings."""
-    tables = tables_of(CASES["like an evaluation"], monkeypatch)
-
-    assert all(rows == 9 for rows, _ in tables)
-    assert max(columns for _, columns in tables) < 60
-
-
 def test_some_settings_and_other_values() -> None:
     """Of a next block, of fewer queries, whose values are written over the first's."""
     case = CASES["two lines"]

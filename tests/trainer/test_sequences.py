@@ -13,7 +13,6 @@ from pydantic import ValidationError
 
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.histories import pack
 from longtail.trainer.job import fit
 from longtail.trainer.model.sequences import packed_histories
 from tests.trainer import tiny
@@ -138,29 +137,6 @@ def test_dropout_is_of_entries_and_of_training_alone() -> None:
     }
     losses = {rate: float(model.train_step(tensors(batch, labels))) for rate, model in models.items()}
     assert abs(losses[0.5] - losses[0.0]) > 0.01
-
-
-def test_packing_keeps_more_than_half_of_a_long_history_at_twice_the_entries_at_most() -> None:
-    rng = np.random.default_rng(0)
-    for length in (1, 2, 5, 8):
-        sizes = rng.integers(0, 40, 12)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        query = rng.integers(0, 12, 60)
-        firsts, ends = offsets[query], offsets[query] + rng.integers(0, sizes[query] + 1)
-        packing = pack(firsts, ends, length=length)
-        entries, positions = packing.entries_SP.ravel(), packing.positions_SP.ravel()
-        seen = ends - firsts
-        np.testing.assert_array_equal(packing.places_B < 0, seen == 0)
-        for row in np.flatnonzero(seen):
-            place = packing.places_B[row]
-            count = positions[place] + 1
-            assert min(seen[row], length // 2 + 1) <= count <= length
-            np.testing.assert_array_equal(
-                entries[place + 1 - count : place + 1], np.arange(ends[row] - count, ends[row])
-            )
-            assert len(set(packing.segments_SP.ravel()[place + 1 - count : place + 1])) == 1
-        every = pack(np.zeros(40, np.int64), np.arange(40), length=length)
-        assert (every.segments_SP > 0).sum() <= 2 * 39
 
 
 def test_an_epoch_visits_every_query_s_pairs_together_and_goes_on_where_it_was() -> None:

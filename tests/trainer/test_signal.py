@@ -53,18 +53,6 @@ def test_noise_like_the_data_has_the_largest_ratio() -> None:
     assert max(signal_to_noise(DATA, rng.dirichlet(np.ones(3), 2)) for _ in range(1000)) < best
 
 
-def test_noise_that_never_meets_the_data_has_the_smallest() -> None:
-    data, noise = np.array([[0.5, 0.5, 0, 0]]), np.array([[0, 0, 0.5, 0.5]])
-
-    assert overlap(data, noise).item() == 0
-    assert signal_to_noise(data, noise) == pytest.approx(1 / 4)
-
-
-def test_other_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected p_n of shape \(2, 3\), received \(1, 3\)"):
-        overlap(DATA, DATA[:1])
-
-
 @pytest.mark.parametrize("sampler", ["uniform", "popularity", "model"])
 def test_a_model_at_its_optimum_gives_back_the_data(sampler: str) -> None:
     """f = log p_D/p_n, whatever the sampler's p_n; with `model` p_n is exp(f) of the embeddings themselves."""

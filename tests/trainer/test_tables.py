@@ -13,7 +13,6 @@ from longtail.trainer.data.files import find_files, kind_of
 from longtail.trainer.data.interactions import read_interactions
 from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.problems import RowReport, settle
-from longtail.trainer.data.tables import read_feature_table
 from longtail.trainer.errors import DataError
 
 
@@ -50,14 +49,6 @@ COMMA = "user,item,when,much\nu1,7,30,0.5\nu2,8,10,1\nu1,8,20,2\n"
 @pytest.mark.parametrize("labels", [[7, 8, 8], ["7", "8", "8"]], ids=["integers", "strings"])
 def test_parquet(tmp_path: Path, labels: list[object]) -> None:
     path = parquet(tmp_path, user=["u1", "u2", "u1"], item=labels, extra=[1.5, None, 2])
-
-    assert interactions(path) == PAIRS
-
-
-def test_parquet_with_dictionaries_and_large_strings(tmp_path: Path) -> None:
-    path = parquet(
-        tmp_path, user=pa.array(["u1", "u2", "u1"], pa.large_string()), item=pa.array([7, 8, 8]).dictionary_encode()
-    )
 
     assert interactions(path) == PAIRS
 
@@ -188,17 +179,3 @@ def test_a_file_that_cannot_be_read(
 def test_a_file_that_is_missing(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
     with pytest.raises(DataError, match=f"{name}: expected a .*file, found none"):
         interactions(tmp_path / name, **changes)
-
-
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").mkdir()
-
-    with pytest.raises(DataError, match="expected a parquet file, found none"):
-        interactions(tmp_path / "a.parquet")
-
-
-def test_a_feature_table_of_unknown_form(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"expected an ending among .parquet, .csv, .tsv, received '.json'"):
-        read_feature_table(
-            text(tmp_path, "users.json", "{}"), "user", data(tmp_path), RowReport(), strings=[], columns=None
-        )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from longtail.bundle import BiasRemoval, Bundle, onnx_session
@@ -104,12 +103,6 @@ def test_a_job_s_bundle_holds_each_table_once(finished: Finished, tmp_path: Path
     assert other.sha256 == before.manifest.files["weights.npz"].sha256
 
 
-@pytest.mark.usefixtures("every_table")
-def test_without_weights_only_what_towers_read_is_written(tmp_path: Path) -> None:
-    trained = trained_on(tmp_path, training={"keep_weights": False})
-    assert sorted(export_towers(trained, tmp_path).tables) == ["user_id"]
-
-
 def test_a_table_is_apart_from_a_mebibyte_on_and_its_pairs_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,17 +142,3 @@ def test_large_tables_of_any_model_are_moved_to_files(tmp_path: Path) -> None:
     (expected,) = onnx_session(model, "tower").run(None, inputs)
     (found,) = onnx_session(tmp_path / "query_tower.onnx", "tower").run(None, inputs)
     assert np.array_equal(found, expected)
-
-
-def test_a_large_table_that_something_else_reads_stays(tmp_path: Path) -> None:
-    table = numpy_helper.from_array(np.ones((9000, 32), np.float32), "table")
-    nodes = [
-        helper.make_node("Gather", ["table", "id"], ["row"]),
-        helper.make_node("Add", ["row", "sum"], ["out"]),
-        helper.make_node("ReduceSum", ["table"], ["sum"], keepdims=1),
-    ]
-    given = [helper.make_tensor_value_info("id", TensorProto.INT32, ["B"])]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", given, [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)], [table])
-    )
-    assert without_large_tables({"query": model.SerializeToString()}, tmp_path)[1] == {}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from longtail.trainer import cli, evaluate, fit
-from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Positives
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
@@ -154,19 +151,6 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     assert f"<dt>Best if all labels come alike</dt><dd>{kept.best('uniform')[0]} (theory: {theory}), recall@5" in report
 
 
-def test_a_prior_s_file_is_beside_the_recipe(tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path)
-    pq.write_table(pa.table({"label": range(16), "share": np.arange(16.0)}), tmp_path / "market.parquet")
-    bundle = fit(recipe, tmp_path / "out", overrides=["training.epochs=1", "evaluation.target_prior=market.parquet"])
-
-    assert load_recipe(recipe, ["evaluation.target_prior=market.parquet"]).evaluation.target_prior == (
-        tmp_path / "market.parquet"
-    )
-    kept, prior = FoundByLabel.read(tmp_path / "out"), tmp_path / "market.parquet"
-    assert kept.best(prior)[0].bias_removal == bundle.manifest.bias_removal.default
-    assert json.loads((tmp_path / "out" / "recipe.json").read_text())["evaluation"]["target_prior"]
-
-
 def test_a_prior_that_nothing_can_be_chosen_by_is_refused_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,13 +162,3 @@ def test_a_prior_that_nothing_can_be_chosen_by_is_refused_before_training(
     alone = ["evaluation.target_prior=uniform", 'data.split={strategy="random",valid=0,test=0.1}']
     with pytest.raises(DataError, match="expected valid pairs to choose λ on for uniform, found none"):
         fit(recipe, tmp_path / "out", overrides=alone)
-
-
-@pytest.mark.parametrize("more", [["--split", "valid"], ["--recipe", "RECIPE"], ["--set", "seed=1"]])
-def test_a_prior_is_asked_of_a_bundle_alone(more: list[str], tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path)
-    asked = [str(recipe) if word == "RECIPE" else word for word in more]
-    failed = CliRunner().invoke(cli.app, ["evaluate", str(tmp_path), "--target-prior", "uniform", *asked])
-
-    assert isinstance(failed.exception, RecipeError | SystemExit)
-    assert failed.exit_code != 0

@@ -9,9 +9,6 @@ from pydantic import ValidationError
 
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.errors import DataError
-from longtail.trainer.export.trial import _check_entries, _inputs
-from longtail.trainer.model.sequences import TimeTable
-from longtail.trainer.model.towers import build_towers
 from tests.trainer import tiny
 from tests.trainer.test_sequences import ENCODERS, LABELS, embedded, job, shaken, tensors
 
@@ -119,25 +116,6 @@ def test_a_history_of_some_events_is_asked_for_at_every_pair_s_own_time() -> Non
     batch = of(encoding, np.arange(4), packed=True)
     assert batch["history__time"].tolist() == [[0], [10], [200], [3000]]
     assert "_history__segment" not in batch
-
-
-def test_the_rows_of_elapsed_times() -> None:
-    """31 ranges are those of powers of two; ½ is added, so that 1 is with 0 and 2^k and what follows are together."""
-    table = TimeTable(31, 1, name="table")
-    table.rows.assign(np.arange(32, dtype=np.float32)[:, None])
-    ages = np.int32([-1, 0, 1, 2, 3, 4, 7, 8, 1023, 1024, 2**31 - 1])
-    rows = np.asarray(table(ages, np.zeros_like(ages)))[:, 0]
-    assert rows.tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 10, 11, 31]
-    assert np.asarray(table(np.int32([8, 5]), np.int32([6, 9])))[:, 0].tolist() == [2, 1]
-
-
-def test_a_tower_of_one_s_own_is_tried_with_times() -> None:
-    """Padding, whose age is 0, changes nothing there either."""
-    recipe = job(history("hstu"))
-    tower = build_towers(recipe, {"item_id": 7}, {}).query
-    few, many = (_inputs(tower, recipe.query, longest) for longest in (1, 5))
-    assert many["history__time"].shape == (3, 5)
-    assert len(_check_entries("tower", tower, few, many)) == 3
 
 
 def test_what_times_cannot_be_is_refused() -> None:

@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 
 from longtail.trainer.export.onnx import write_onnx
-from longtail.trainer.model.embedding import Dropout, dropout_masks
+from longtail.trainer.model.embedding import dropout_masks
 from longtail.trainer.model.measures import OrMissing
 from longtail.trainer.model.pooling import Recency
 from longtail.trainer.model.towers import Towers, build_towers, dropouts, in_float32
@@ -33,14 +33,6 @@ def dense(tower: keras.Model) -> list[keras.layers.Dense]:
     return [layer for layer in tower.layers if isinstance(layer, keras.layers.Dense)]
 
 
-def test_a_linear_bag_as_wide_as_the_model_is_the_sum_of_its_rows() -> None:
-    """[R21 §5.2]'s linear map: the table is the matrix."""
-    tower = built().query
-
-    assert dense(tower) == []
-    np.testing.assert_allclose(np.asarray(tower(INPUTS)), [[-2, -3, 1.25], [-4, 1, 0.25]])
-
-
 def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
     """[Re19 §5]'s x → 512 → ReLU → 512 → unit norm, of widths 3 and 3."""
     tower = built(similarity="cosine", input_activation="relu").query
@@ -50,14 +42,6 @@ def test_relu_of_the_bag_is_followed_by_a_projection() -> None:
     rows = [np.array([5, 6, -1]), np.array([1, 5, 3])]
     expected = [row / np.linalg.norm(row) for row in rows]
     np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-6)
-
-
-def test_a_mask_drops_its_share_and_keeps_the_mean() -> None:
-    mask = np.asarray(Dropout(0.2, 50, name="drop").draw(400, keras.random.SeedGenerator(1)))
-
-    assert mask.shape == (400, 50)
-    assert np.unique(mask).tolist() == pytest.approx([0, 1 / 0.8])
-    assert (mask == 0).mean() == pytest.approx(0.2, abs=5 * np.sqrt(0.16 / 20_000))
 
 
 def test_dropout_multiplies_by_its_mask_and_by_nothing_elsewhere() -> None:

@@ -95,15 +95,6 @@ def test_a_run_that_is_done_is_only_loaded(tmp_path: Path, monkeypatch: pytest.M
     np.testing.assert_array_equal(again.model.embed_labels(), done.model.embed_labels())
 
 
-def test_tensorboard_logs_are_written(tmp_path: Path) -> None:
-    run(tmp_path, data(), epochs=1)
-
-    (log,) = (tmp_path / "logs").iterdir()
-    content = log.read_bytes()
-    for tag in (b"train/loss", b"valid/recall@2", b"valid/best_bias_removal"):
-        assert tag in content
-
-
 def test_a_loss_that_is_not_finite_stops_the_job(tmp_path: Path) -> None:
     heavy = data(valid=False)
     weights = np.full(len(heavy.train), 3e38, np.float32)
@@ -113,25 +104,6 @@ def test_a_loss_that_is_not_finite_stops_the_job(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="expected a finite loss, found inf at epoch 1, step 1"):
         run(tmp_path, broken, epochs=1)
-
-
-def test_one_pair_is_too_few(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="training: expected at least 2 pairs, found 1"):
-        run(tmp_path, tiny.dataset(tiny.pairs((0, 0)), queries=1, labels=2), epochs=1)
-
-
-def test_a_metric_over_more_labels_than_there_are_is_refused_before_training(tmp_path: Path) -> None:
-    recipe = tiny.recipe(evaluation={"ks": [9], "metric": "recall@9"})
-
-    with pytest.raises(DataError, match=r"evaluation.metric: expected a k of at most 8, all labels, received recall@9"):
-        train(recipe, data(), epochs=1, work=tmp_path, logs=tmp_path, reporter=Reporter(Console(file=io.StringIO())))
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_one_label_has_nothing_to_be_told_from(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="expected at least 2 labels, found 1"):
-        run(tmp_path, tiny.dataset(tiny.pairs((0, 0), (1, 0), (2, 0)), queries=3, labels=1), epochs=1)
 
 
 def test_a_threshold_above_every_label_leaves_no_negatives(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 from longtail.trainer import RecipeError, load_recipe
-from longtail.trainer.config import BoundConfig, Recipe, recipe_toml
-from longtail.trainer.config.tune import maximised, measured_metrics
+from longtail.trainer.config import recipe_toml
 from longtail.trainer.tuning.ranges import Ranges
 from tests.trainer import tiny
-from tests.trainer.conftest import Finished
 
 RECIPES = sorted((Path(__file__).parents[2] / "trainer/recipes").glob("*.toml"))
 
@@ -116,24 +114,6 @@ def test_metrics_that_are_not_measured_are_refused(given: dict[str, Any], messag
         tiny.recipe(tune={"ranges": {"model.dim": {"choices": [4]}}, **given})
 
 
-def test_the_metrics_it_knows_are_those_that_are_measured(finished: Finished) -> None:
-    (point, *_) = tiny.curve_of_metrics(finished.out).curve
-    assert set(measured_metrics(load_recipe(finished.recipe).evaluation)) == set(point.metrics)
-
-
-def test_directions_and_bounds() -> None:
-    names = ("recall@2", "coverage@2/tail", "gini@2", "balanced_error@2/tail", "popularity@2")
-    assert [maximised(name) for name in names] == [True, True, False, False, False]
-    between = BoundConfig(at_least=0.25, at_most=0.5)
-    assert [between.missed(value) for value in (0.125, 0.25, 0.4, 0.5, 1.5)] == [0.125, 0, 0, 0, 1.0]
-    assert str(between) == "≥ 0.25 and ≤ 0.5"
-
-
-def test_a_recipe_without_tune_cannot_be_tuned() -> None:
-    with pytest.raises(RecipeError, match=r"tune: expected a section \[tune\] with ranges in the recipe, found none"):
-        Ranges(tiny.recipe())
-
-
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_every_recipe_is_the_same_once_written(path: Path, tmp_path: Path) -> None:
     recipe = load_recipe(path)
@@ -143,33 +123,3 @@ def test_every_recipe_is_the_same_once_written(path: Path, tmp_path: Path) -> No
 
     assert again.model_copy(update={"data": recipe.data}) == recipe
     assert again.data.train.resolve() == recipe.data.train.resolve()  # type: ignore[union-attr]
-
-
-def test_what_toml_must_quote_is_quoted(tmp_path: Path) -> None:
-    odd = 'a "b" \\ ü\n\x7f'
-    recipe = tiny.recipe(data={
-        "train": ["a.parquet", "s3://bucket/b/*.parquet"], "timestamp": "time", "placeholders": [odd, ""],
-        "filter": [["bot", "=", False], ["country", "in", ["DE"]]], "since": "30d",
-        "events": {"column": "event", "weights": {"add to cart": 3, "view": 0.5}},
-    })  # fmt: skip
-    (tmp_path / "again.toml").write_text(recipe_toml(recipe, tmp_path))
-
-    again = load_recipe(tmp_path / "again.toml")
-
-    assert again.model_dump(exclude={"data": {"train"}}) == recipe.model_dump(exclude={"data": {"train"}})
-    local, remote = again.data.train  # type: ignore[misc]
-    assert (Path(local).resolve(), remote) == (Path("a.parquet").resolve(), "s3://bucket/b/*.parquet")
-    assert isinstance(again, Recipe)
-
-
-def test_no_other_command_minds_the_section() -> None:
-    """A checkpoint, and what a bundle says of its recipe, are the same with it and without."""
-    from longtail.trainer.checkpoint import identity_of
-    from longtail.trainer.trackers import flat_settings
-    from tests.trainer.test_train import data
-
-    without, beside = tiny.recipe(), tiny.recipe(tune={"ranges": {"model.dim": {"choices": [4]}}})
-
-    assert beside != without
-    assert identity_of(beside, data()) == identity_of(without, data())
-    assert flat_settings(beside) == flat_settings(without)

@@ -12,9 +12,8 @@ import pytest
 from rich.console import Console
 
 from longtail.trainer import RecipeError
-from longtail.trainer.callbacks import Callbacks
 from longtail.trainer.progress import Reporter
-from longtail.trainer.trackers import Trackers, flattened
+from longtail.trainer.trackers import Trackers
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.trainer import tiny
@@ -66,11 +65,6 @@ def test_callbacks_are_told_and_may_stop(tmp_path: Path) -> None:
     assert stopper.best == max(trained.history.metrics.values())
 
 
-def test_what_is_no_callback_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"callbacks: expected keras\.callbacks\.Callback, received str"):
-        Callbacks(["tensorboard"], None, epochs=1, steps=1)  # type: ignore[list-item, arg-type]
-
-
 @pytest.mark.slow
 def test_validation_within_epochs_stops_and_keeps_its_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five steps an epoch, looked at after the second and the fifth (0.4 of an epoch would be 2, 4 and 5)."""
@@ -90,11 +84,6 @@ def test_a_tracker_that_is_unknown_or_missing_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(RecipeError, match=r"expected mlflow to be installed: pip install 'longtail\[mlflow\]'"):
         Trackers(tmp_path, tiny.recipe(), ["mlflow"])
-
-
-def test_settings_are_flat_for_trackers() -> None:
-    tree = {"a": {"b": 1, "none": None}, "c": [{"d": "x"}, {"d": "y"}], "e": [1, 2]}
-    assert flattened(tree) == [("a.b", "1"), ("c.0.d", '"x"'), ("c.1.d", '"y"'), ("e", "[1, 2]")]
 
 
 @pytest.mark.slow

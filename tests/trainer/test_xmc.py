@@ -129,11 +129,3 @@ def test_a_file_that_cannot_be_read(
     with pytest.raises(DataError, match=f"^{path}: {message}$"):
         read_xmc(path)
     assert path.read_bytes() == content
-
-
-def test_a_file_without_labels_has_no_interactions(tmp_path: Path) -> None:
-    path = write(tmp_path, "2 9 9\n 1:1\n 2:1\n")
-
-    data = DataConfig(train=path, format="xmc")
-    with pytest.raises(DataError, match="expected at least one interaction, found none"):
-        load_dataset(data, seed=0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import BundleInvariantError, Hide, Upsert
+from longtail.bundle import Hide, Upsert
 from longtail.bundle.display import DisplayColumns
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
@@ -21,7 +20,7 @@ from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.shop import KINDS, LABELS, meets, shop_bundle, shop_columns, some_filter
 from tests.serving.core.test_tree_ranking import retriever_of
-from tests.serving.plane import ExactSearcher, plane_retriever, results_of
+from tests.serving.plane import ExactSearcher, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -67,19 +66,6 @@ def test_numbers_are_compared_as_they_lie_in_the_table(column: pa.ChunkedArray) 
         assert np.flatnonzero(numbers.compare(sign, value)).tolist() == rows, (sign, value)
 
 
-@pytest.mark.parametrize("type_", [np.float64, np.float32, np.int64, np.uint8])
-def test_one_of_many_numbers_is_any_of_them(type_: type[np.generic]) -> None:
-    rng = np.random.default_rng(0)
-    values_L = rng.integers(0, 200, 1000).astype(type_) / (1 if np.issubdtype(type_, np.integer) else 3)
-    numbers = NumberColumn(pa.chunked_array([values_L.astype(type_)]))
-    asked = [*rng.choice(values_L, 300).tolist(), 0.5, -1, 2**70, 1e300, 10**400]
-    expected_L = np.zeros(1000, np.bool_)
-    for value in asked:
-        expected_L |= numbers.compare("ge", value) & numbers.compare("le", value)
-    assert numbers.having(asked).tolist() == expected_L.tolist()
-    assert 100 < expected_L.sum() < 1000
-
-
 @pytest.mark.parametrize("type_", [pa.int32(), pa.float64(), pa.date32(), pa.decimal128(5, 2)], ids=str)
 @pytest.mark.parametrize("labels", [0, 3])
 def test_a_column_without_any_value(type_: pa.DataType, labels: int) -> None:
@@ -100,28 +86,6 @@ def test_the_same_filter_is_the_same_selection_however_it_is_written() -> None:
     other, _ = attributes.select({"brand": {"in": ["brand-1", "a", "a"]}, "price": {"ge": 1, "lt": 2}}, "filter")
     assert one is other
     assert attributes.select({"price": {"lt": 2}}, "filter")[0] is not one
-
-
-def test_what_filters_come_to_is_kept_within_bounds() -> None:
-    attributes = LabelAttributes(shop_columns())
-    first, _ = attributes.select({"price": {"lt": 0.5}}, "filter")
-    for number in range(1_024):
-        attributes.select({"stock": number}, "filter")
-    again, _ = attributes.select({"price": {"lt": 0.5}}, "filter")
-    assert again is not first
-    assert again.mask.tolist() == first.mask.tolist()
-
-
-def test_names_are_filtered_by_if_declared_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.serving.core.attributes._DISTINCT", 6)
-    columns = shop_columns()
-    assert LabelAttributes(columns).kinds == {
-        name: kind for name, kind in KINDS.items() if name not in ("title", "brand")
-    }
-    declared = LabelAttributes(columns, ["title", "open"])
-    assert declared.kinds == {"title": "string", "open": "boolean"}
-    assert declared.select({"title": "Title 9"}, "filter")[0].mask.nonzero()[0].tolist() == [9]
-    assert LabelAttributes(columns, []).kinds == {}
 
 
 def test_labels_without_rows_or_values() -> None:
@@ -268,21 +232,3 @@ def test_with_a_tree() -> None:
     by_filter = ids(filter={"title": {"in": wanted}}, exclude=["item-8"])
     assert by_filter == ids(allow=[f"item-{row}" for row in range(0, 90, 4)], exclude=["item-8"])
     assert len(by_filter) == 12
-
-
-def test_declared_columns_are_a_releases_own(tmp_path: Path) -> None:
-    shop_bundle().write(tmp_path / "bundle")
-    build(tmp_path / "bundle", tmp_path / "releases", spec="flat", name="one", filterable=["title", "price", "title"])
-    release = Releases(tmp_path / "releases").open("one")
-    assert release.index.filterable == ["title", "price"]
-    filterable = load_release(Releases(tmp_path / "releases"), "one").release_json()["filterable"]
-    assert [(column["name"], column["kind"]) for column in filterable] == [("title", "string"), ("price", "number")]
-    for name, found in (("nothing", "no such column"), ("box", "a column of struct")):
-        with pytest.raises(BundleInvariantError, match=f"{name}.* expected one of .*'tags'.*found {found}"):
-            build(tmp_path / "bundle", tmp_path / "releases", spec="flat", filterable=["price", name])
-
-
-def test_an_old_release_may_be_filtered_by_what_it_shows() -> None:
-    retriever = plane_retriever()
-    query = Query.model_validate({"features": {"user": "east"}, "filter": {"year": {"ge": 2000}}, "bias_removal": 0.0})
-    assert [label["id"] for label in results_of(retriever.retrieve([query]))[0]["labels"]] == ["c/é", "4"]

@@ -53,11 +53,6 @@ def test_a_column_that_json_cannot_hold_is_refused_by_name() -> None:
         catalogue_of(labels(odd=pa.array([[1], [2]], pa.list_(pa.duration("s")))))
 
 
-def test_labels_without_display_columns() -> None:
-    (label,) = catalogue_of(labels()).shown(np.array([1]))
-    assert label == {"id": "id-1", "bucket": "head", "display": {}}
-
-
 def test_ids_to_rows_and_how_many_are_unknown() -> None:
     catalogue = catalogue_of(labels(200_000))
     rows, unknown = catalogue.rows(["id-199999", "id-3", "id-70000", "id-3", "other", 17])

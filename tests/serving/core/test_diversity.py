@@ -15,7 +15,7 @@ from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Retriever
 from longtail.serving.core import diversity
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import Query
 from longtail.serving.errors import InvalidRequestError
 from tests.serving.core.shop import meets, shop_bundle
 from tests.serving.plane import plane_retriever, results_of
@@ -176,14 +176,6 @@ def test_pools_widen_until_enough_or_all_are_seen(
     bounded = ask(retriever, k=30, max_per={"brand": 1}, filter={"brand": {"exists": True}})
     assert bounded["pool"] == 130
     assert len(bounded["labels"]) <= 8
-
-
-def test_similar_labels_are_kept_apart_too(retrievers: dict[str, Retriever]) -> None:
-    request = SimilarQuery.model_validate({"ids": ["item-3", "new-4"], "k": 9, "max_per": {"brand": 1}})
-    for result in results_of(retrievers["flat"].similar([request])):
-        brands = [brand for label in result["labels"] if (brand := label["display"]["brand"]) is not None]
-        assert len(brands) == len(set(brands)) > 3
-        assert result["pool"] == 100
 
 
 BAD: list[tuple[dict[str, Any], str, str]] = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -13,16 +12,15 @@ import pytest
 from starlette.applications import Starlette
 
 from longtail.bundle import Bundle, Upsert
-from longtail.serving import Retriever, create_app
+from longtail.serving import Retriever
 from longtail.serving.core.queries import Query, ToEmbed
 from longtail.serving.core.service import Search
 from longtail.serving.errors import InvalidRequestError, UnknownLabelError
 from longtail.serving.http.schemas.retrieval import EmbedAnswer
 from tests.bundles import make_bundle
-from tests.serving.client import client_of
 from tests.serving.core.test_overlay import AT
 from tests.serving.core.test_tree_ranking import FEATURES, retriever_of
-from tests.serving.plane import ExactSearcher, plane_retriever, plane_settings, results_of
+from tests.serving.plane import ExactSearcher, results_of
 
 UNIT = {"user_id": "u3", "history": ["item-1", "item-2"]}
 
@@ -145,18 +143,6 @@ def test_embed_over_http(client: httpx.Client) -> None:
     assert "longtail_batch_queries_sum 5.0" in metrics
 
 
-def test_bytes_of_vectors_are_bounded(tmp_path: Path) -> None:
-    app = create_app(plane_settings(tmp_path, max_embed_bytes=24), retriever=plane_retriever())
-    with client_of(app) as client:
-        assert client.post("/v1/embed", json={"labels": ["a"] * 3}).status_code == 200
-        for name, item in (("labels", "a"), ("queries", {"features": {}})):
-            error = client.post("/v1/embed", json={name: [item] * 4}).json()["error"]
-            assert (error["type"], error["field"]) == ("invalid_request", name)
-            assert error["message"] == (
-                "expected vectors of at most 24 bytes together, received 4 to make of 2 numbers, 4 bytes each"
-            )
-
-
 @pytest.mark.usefixtures("client")
 def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: Starlette) -> None:
     service = app.state.service
@@ -187,13 +173,3 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: Starlette) 
     assert isinstance(unreadable, InvalidRequestError)
     assert unreadable.field == "queries.1.features.age"
     assert max(batches) > 1
-
-
-def test_feedback_finds_answers_to_vectors(app: Starlette, client: httpx.Client) -> None:
-    body = {"queries": [{"vector": [1, 0], "k": 2}, {"features": {"user": "north"}, "k": 2}]}
-    answer = client.post("/v1/retrieve", json=body).json()
-    chosen = [{"answer_id": answer["answer_id"], "query": query, "labels": ["c/é"]} for query in (0, 1)]
-    assert client.post("/v1/feedback", json={"events": chosen}).status_code == 200
-    app.state.service.monitoring.figures.flush()
-    recall = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
-    assert (recall["tail"]["positives"], recall["tail"]["hits"]) == (2, 2)

@@ -152,11 +152,3 @@ def test_a_file_that_cannot_be_says_what_and_where(content: bytes, message: str)
         parse_experiments(content, LIMITS)
     assert message in raised.value.message
     assert len(raised.value.message) < 500
-
-
-def test_others_wait_in_the_file() -> None:
-    content = toml(shares(0.5, 0.5)) + b"\n" + toml(shares(0.5, 0.5), active="false").replace(b".x", b".y")
-    found = parse_experiments(content)
-    assert found is not None
-    assert found.name == "x"
-    assert parse_experiments(b"") is None

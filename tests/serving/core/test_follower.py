@@ -107,25 +107,6 @@ def test_a_refused_release_is_retried_ever_less_often_and_logged_once(
     ]
 
 
-def test_after_a_refusal_another_name_is_loaded_at_once_and_a_repaired_one_at_its_retry(
-    tmp_path: Path, service: Service
-) -> None:
-    loads, clock = Loads("bad"), Clock()
-    follower = ReleaseFollower(tmp_path, service, load=loads, clock=clock)
-    for name in ("bad", "good"):
-        point_to(tmp_path, name)
-        follower.check()
-    assert service.retriever().name == "good"
-    point_to(tmp_path, "bad")
-    follower.check()
-    loads.broken.clear()
-    follower.check()
-    assert service.retriever().name == "good"
-    clock.now += 2
-    follower.check()
-    assert service.retriever().name == "bad"
-
-
 @pytest.mark.parametrize("content", [b"", b'{"current": "../../etc"}', b"\xff\xfe", b'{"current": "missing"}'])
 def test_a_current_that_names_no_release_is_a_refusal(tmp_path: Path, service: Service, content: bytes) -> None:
     follower = ReleaseFollower(tmp_path, service)

@@ -110,16 +110,6 @@ def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages()
         assert throughout <= set(seen)
 
 
-def test_labels_are_shown_as_they_are_answered_one_by_one() -> None:
-    bundle = make_bundle(labels=L, label_tower=True)
-    changed = retriever_of(bundle, some_records(np.random.default_rng(2), 60))
-    (page,) = pages(changed, limit=1000)
-    for label in page.labels:
-        state = label.pop("state")
-        if state != "hidden":
-            assert label == changed.label(label["id"])
-
-
 def test_searches_look_at_ids_and_display_whatever_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = with_display(
         make_bundle(labels=L, label_tower=True),
@@ -153,18 +143,6 @@ def test_searches_look_at_ids_and_display_whatever_the_case(monkeypatch: pytest.
         assert found("renamed") == ["item-3"]
         assert found("(?i).*") == found("%") == found("\\") == found("\0") == found("0.25") == []
         assert found("-") == sorted(f"item-{row}" for row in range(L))
-
-
-def test_what_a_search_looks_through_for_one_page_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listing, "_CHUNK", 8)
-    monkeypatch.setattr(listing, "_MOST_SEARCHED", 16)
-    bundle = make_bundle(labels=L, label_tower=True)
-    more = [Upsert(id=f"{name}-new", at=AT, features={}) for name in ("a", "item-2", "item-4", "z")]
-    changed = retriever_of(bundle, more)
-    walked = list(pages(changed, search="item-59"))
-    assert [[label["id"] for label in page.labels] for page in walked] == [[], [], [], ["item-59"]]
-    assert listed(changed, search="new", limit=1) == [(record.id, "added") for record in more]
-    assert [len(page.labels) for page in pages(changed, state="hidden")] == [0]
 
 
 @pytest.mark.parametrize("cursor", ["", "x", "é", "MQ==\n", "\ud800", "/w", "_w", "A" * 10_001, "0", "MnA"])

@@ -1,8 +1,5 @@
 """What a release takes of a worker's own memory, and that swaps give it back."""
 
-import os
-import subprocess
-import sys
 import time
 import tracemalloc
 from pathlib import Path
@@ -12,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, Labels, replace_file
+from longtail.bundle import Labels, replace_file
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving.core.catalogue import Catalogue
 from tests.bundles import make_bundle
@@ -23,30 +20,6 @@ QUERY = {"queries": [{"features": {"user_id": "u3", "history": ["item-1", "item-
 SPREAD = 6_000_000
 """Bytes between the least and the most that a worker holds over 24 swaps. They were 18.0, 10.1 and 9.9 MB, in steps,
 where Arrow and every thread had a heap of their own, and 2.3, 1.9 and 2.1 MB with one heap."""
-HEAPS = """
-import ctypes, sys, threading
-import longtail.serving.cli
-from longtail.serving.allocator import use_one_heap
-import pyarrow
-
-use_one_heap()
-libc = ctypes.CDLL(None)
-libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
-together = threading.Barrier(8)
-
-def take():
-    together.wait()
-    libc.malloc(10_000)
-    together.wait()
-
-threads = [threading.Thread(target=take) for _ in range(8)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-file = ctypes.c_void_p(libc.fopen(sys.argv[1].encode(), b"w"))
-libc.malloc_info(0, file)
-libc.fclose(file)
-print(pyarrow.default_memory_pool().backend_name)
-"""
 
 
 def test_a_label_takes_bytes_and_no_objects() -> None:
@@ -69,26 +42,6 @@ def test_a_label_takes_bytes_and_no_objects() -> None:
     assert held / COUNT <= 30
 
 
-def test_shown_labels_are_kept_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.serving.core.catalogue._MAX_KEPT", 50)
-    bundle = make_bundle(labels=400)
-    catalogue = Catalogue(bundle.labels, bundle.embeddings)
-    for start in range(0, 400, 40):
-        shown = catalogue.shown(np.arange(start, start + 40))
-        assert shown[-1]["id"] == f"item-{start + 39}"
-        assert len(catalogue._shown_of_row) <= 50
-
-
-def test_a_history_over_the_labels_shares_their_ids(tmp_path: Path) -> None:
-    bundle = make_bundle().write(tmp_path / "bundle")
-    loaded = Bundle.load(tmp_path / "bundle", towers=False)
-    assert loaded.vocabularies["items"].ids is loaded.labels.ids
-    assert loaded.vocabularies["items"].lookup_all(["item-3", "x"]) == [4, 0]
-    assert loaded.vocabularies["users"].lookup("u0") == 1
-    assert (loaded.query_tower, loaded.query_model) == (b"", tmp_path / "bundle" / "query_tower.onnx")
-    assert (bundle.query_model, loaded.label_model) == (bundle.query_tower, None)
-
-
 def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with() -> None:
     catalogue = Catalogue(make_bundle(labels=50).labels, np.zeros((50, 1), np.float32))
 
@@ -106,18 +59,6 @@ def test_a_release_that_another_follows_keeps_nothing_to_be_quick_with() -> None
     assert (catalogue._shown_of_row, catalogue.row_of._kept, attributes._of_labels._read) == ({}, {}, {})
     assert attributes._selected.cache_info().currsize == 0
     assert asked() == before == (before[0], [3], [7])
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="heaps are counted as glibc counts them")
-def test_arrow_and_all_threads_take_memory_from_one_heap(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("ARROW_", "MALLOC_"))}
-    ran = subprocess.run(
-        [sys.executable, "-c", HEAPS, str(tmp_path / "heaps.xml")],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert ran.stdout == "system\n"
-    assert (tmp_path / "heaps.xml").read_text().count("<heap nr=") <= 2
 
 
 @pytest.mark.process

@@ -18,7 +18,6 @@ from longtail.serving import Retriever, create_app
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query
-from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.schemas.operations import StagedAnswer
 from tests.serving.client import client_of
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_retriever, plane_settings
@@ -86,30 +85,6 @@ def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, t
     ask(mirror, EAST, share=0.0)
     ask(mirror, EAST)
     assert mirrored(tmp_path, lambda counts: counts.queries > 0).queries == 1
-
-
-def test_about_the_share_is_mirrored(mirror: Mirror, tmp_path: Path) -> None:
-    mirror.use(other_plane(), plane_retriever())
-    for _ in range(20):
-        ask(mirror, *[EAST] * 50, share=0.2)
-    mirror.close()
-    found = StagedCounts.read_all(tmp_path, "plane-2", "plane-1")
-    assert 140 < found.queries + found.skipped < 260
-
-
-def test_what_the_staged_release_refuses_is_counted_with_its_reason(
-    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    staged = other_plane()
-
-    def refuse(*_: object) -> None:
-        raise InvalidRequestError("expected a user, received none", field="queries.0.features.user")
-
-    monkeypatch.setattr(staged, "retrieve", refuse)
-    mirror.use(staged, plane_retriever())
-    ask(mirror, EAST)
-    found = mirrored(tmp_path, lambda counts: counts.queries == 1)
-    assert (found.refused, found.reason) == (1, "expected a user, received none")
 
 
 def test_organic_choices_are_shadow_recall_of_both(mirror: Mirror, tmp_path: Path) -> None:

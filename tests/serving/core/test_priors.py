@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,9 +16,8 @@ from longtail.bundle import Bundle, Prior, Priors, Tower, Upsert
 from longtail.index import IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever, create_app
-from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.core.queries import Query
 from longtail.serving.errors import UnservableReleaseError
-from longtail.serving.http.schemas.operations import ReleaseAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
@@ -27,7 +25,6 @@ from tests.serving.client import client_of
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
-LN2 = math.log(2)
 RECENT = Prior(name="recent", minimum=-1, default=0, maximum=2, missing=-3, kappa=0.7)
 MARGIN = Prior(name="margin", minimum=0, default=0.5, maximum=1, missing=0, kappa=2)
 OF_PLANE = np.float32([[0, 1], [-1, 0], [1, 3], [2, -2]])
@@ -79,15 +76,6 @@ def test_similar_labels_are_near_whatever_the_priors_unless_a_request_says_other
     assert similar(priors={"recent": 1}) == ({"c/é": 2.5, "4": 0, "b": -1}, {"recent": 1, "margin": 0})
 
 
-def test_the_release_lists_its_priors(client: httpx.Client) -> None:
-    answer = client.get("/v1/release")
-    ReleaseAnswer.model_validate_json(answer.content)
-    assert answer.json()["priors"] == [
-        {"name": "recent", "minimum": -1, "default": 0, "maximum": 2},
-        {"name": "margin", "minimum": 0, "default": 0.5, "maximum": 1},
-    ]
-
-
 @pytest.mark.parametrize(
     ("priors", "field", "message"),
     [
@@ -107,12 +95,6 @@ def test_priors_that_cannot_be_weighed(client: httpx.Client, priors: object, fie
     assert error["field"] == f"queries.0.{field}"
     assert message in error["message"]
     assert len(answer.text) < 2000
-
-
-def test_not_a_number_is_refused(client: httpx.Client) -> None:
-    body = '{"queries":[{"features":{},"priors":{"recent":NaN}}]}'
-    answer = client.post("/v1/retrieve", content=body, headers={"content-type": "application/json"})
-    assert answer.status_code in (400, 422)
 
 
 def test_a_release_without_priors_refuses_them(tmp_path: Path) -> None:
@@ -178,27 +160,6 @@ def test_every_kind_of_model_is_scored_as_by_numpy(proposal: bool) -> None:
         assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in best]
         found = [label["score"] for label in result["labels"]]
         np.testing.assert_allclose(found, expected[best], rtol=1e-4, atol=1e-4)
-
-
-def test_added_labels_have_the_missing_value_and_those_embedded_anew_keep_their_own() -> None:
-    bundle = with_priors(make_bundle(labels=60, label_tower=True))
-    assert bundle.priors is not None
-    upserts = [
-        Upsert(id=id_, at=datetime(2027, 1, 1, tzinfo=UTC), features=label_features(3), display={})
-        for id_ in ("fresh", "item-7")
-    ]
-    retriever = retriever_of(bundle).with_changes(upserts)
-
-    def scores(weight: float) -> dict[str, float]:
-        asked = SimilarQuery(id="item-1", k=61, priors={"recent": weight}, popularity=0, bias_removal=0)
-        (result,) = results_of(retriever.similar([asked]))
-        return {label["id"]: label["score"] for label in result["labels"]}
-
-    plain, weighed = scores(0), scores(1)
-    assert weighed["fresh"] - plain["fresh"] == pytest.approx(-3, abs=1e-4)
-    for row in (7, 8):
-        lift = weighed[f"item-{row}"] - plain[f"item-{row}"]
-        assert lift == pytest.approx(float(bundle.priors.values_LP[row, 0]), abs=1e-4)
 
 
 def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_path: Path) -> None:
@@ -278,15 +239,3 @@ def test_a_number_that_another_release_has_no_prior_for_keeps_no_label_out() -> 
     assert kept.overlay.added.priors is not None
     assert kept.overlay.added.priors.tolist() == [[pytest.approx(0.3), 0]]
     assert kept.overlay.skipped == {}
-
-
-def test_slots_that_explore_are_drawn_by_the_served_score() -> None:
-    retriever = plane_with_priors()
-    query = Query(
-        features={"user": "east"}, k=2, bias_removal=0, priors={"recent": 2, "margin": 0}, explore={"tail": 1}
-    )
-    (result,) = results_of(retriever.retrieve([query]))
-    found = {label["id"]: label["score"] for label in result["labels"]}
-    assert len(found) == 2
-    expected = {"a": 2.0, "c/é": 3.5, "4": 2.0, "b": -2.0}
-    assert found == pytest.approx({id_: expected[id_] for id_ in found}, abs=1e-5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -85,16 +84,6 @@ def test_closing_answers_what_waits_and_ends_the_threads(gate: Gate) -> None:
     assert threading.active_count() <= before + 1
 
 
-def test_an_idle_queue_does_not_wait_for_company(gate: Gate) -> None:
-    async def work() -> None:
-        # A window that nobody would sit out: the first starts at once all the same.
-        queue = make_queue(gate, threads=2, window=60.0)
-        assert [await ask(queue, 1), await ask(queue, 2)] == [2, 4]
-
-    run(work)
-    assert gate.batches == [[1], [2]]
-
-
 def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
     depths: list[int] = []
 
@@ -143,18 +132,6 @@ def test_a_batch_has_one_key_and_what_fits_of_each_client_in_turn(gate: Gate) ->
     run(work)
     # What does not fit a batch stays before those that are answered now, and a large request has one of its own.
     assert gate.batches == [[0], [1, 7, 2, 8], [5], [6], [3, 4]]
-
-
-def test_labels_bound_a_batch_too(gate: Gate) -> None:
-    async def work() -> None:
-        queue = make_queue(gate, max_batch=8)
-        tasks = [await busy(queue, gate), *(ask(queue, number, labels=200) for number in (1, 2, 3))]
-        await waiting(queue, 3)
-        gate.open.set()
-        await asyncio.gather(*tasks)
-
-    run(work)
-    assert gate.batches == [[0], [1, 2], [3]]
 
 
 @pytest.mark.parametrize(
@@ -223,20 +200,6 @@ def test_the_works_of_cancelled_callers_are_dropped_and_disturb_no_batch(gate: G
 
     run(work)
     assert gate.batches == [[0], [2, 4]]
-
-
-def test_results_errors_and_the_request_are_the_callers_own() -> None:
-    request: ContextVar[str] = ContextVar("request")
-
-    async def work() -> None:
-        executor = BoundedExecutor("test", max_pending=4, timeout=5)
-        results = await asyncio.gather(*(executor.run(lambda n=n: 6 / n) for n in (1, 2, 0, 3)), return_exceptions=True)
-        assert [str(result) for result in results] == ["6.0", "3.0", "division by zero", "2.0"]
-        request.set("r-1")
-        assert await executor.run(request.get) == "r-1"
-        executor.close()
-
-    run(work)
 
 
 def test_too_much_is_refused_and_too_long_is_given_up_but_done() -> None:

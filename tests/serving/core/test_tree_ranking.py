@@ -145,18 +145,6 @@ def test_below_zero_is_refused_and_says_why() -> None:
     assert by_noise[0]["labels"] == by_prior[0]["labels"]
 
 
-@pytest.mark.parametrize("sources", ["index and tree", "tree alone"])
-def test_long_lists_get_a_tree_of_their_own(monkeypatch: pytest.MonkeyPatch, sources: str) -> None:
-    monkeypatch.setattr("longtail.serving.core.tree_ranking._WHOLE_UP_TO", 5)
-    monkeypatch.setattr("longtail.serving.core.tree_ranking._EXCLUDE_BY_OVERFETCH_UP_TO", 5)
-    bundle = make_bundle(labels=LABELS, bias=True, proposal=True)
-    retriever = retriever_of(bundle, Blind(bundle) if sources == "tree alone" else ExactSearcher(bundle))
-    for selection in SELECTIONS:
-        queries = [Query(features=features, k=LABELS, bias_removal=1.0, **selection) for features in FEATURES]
-        for features, result in zip(FEATURES, results_of(retriever.retrieve(queries)), strict=True):
-            check(result, sum(parts(bundle, features)), eligible(bundle, selection), LABELS)
-
-
 def test_at_zero_the_index_answers_alone_whatever_else_is_in_the_batch() -> None:
     bundle = make_bundle(labels=LABELS, proposal=True)
     with_tree, without = (
@@ -178,16 +166,6 @@ def test_similar_labels_keep_the_label_frequencies() -> None:
     exact, alone = (retriever_of(model, ExactSearcher(model)) for model in (bundle, replace(bundle, proposal=None)))
     request = SimilarQuery(ids=["item-1", "item-2"], k=10, bias_removal=1.0)
     assert results_of(exact.similar([request])) == results_of(alone.similar([request]))
-
-
-def test_the_release_says_which_p_n_the_dial_removes() -> None:
-    bundle = make_bundle(labels=LABELS, proposal=True)
-    retriever = retriever_of(bundle, ExactSearcher(bundle))
-    retriever.warm()
-    assert retriever.release_json()["proposal"] == "p_n(y|x), a tree of depth 7"
-    plain, two = make_bundle(labels=LABELS), make_bundle(labels=LABELS, popularity=True)
-    assert retriever_of(plain, ExactSearcher(plain)).release_json()["proposal"] == "label frequencies"
-    assert retriever_of(two, ExactSearcher(two)).release_json()["proposal"] == "(π + 1/L) / 2"
 
 
 @pytest.mark.parametrize("labels", [1, 2, 3])
@@ -286,63 +264,3 @@ def test_recall_at_20_of_the_union_against_exact_scores_of_the_catalogue(
     least_B1 = np.sort(exact_BL, axis=1)[:, -20, None] - 1e-3
     np.testing.assert_allclose(found_BK, np.take_along_axis(exact_BL, rows_BK, axis=1), rtol=1e-4, atol=1e-3)
     assert (found_BK >= least_B1).mean() >= 0.99
-
-
-@pytest.mark.parametrize("bias_removal", [0.0, 0.05, 0.25, 1.0, 2.0])
-def test_recall_at_20_over_the_whole_range_that_is_served(
-    large: tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray], bias_removal: float
-) -> None:
-    """Below 0, where requests are refused, it falls: .92 at λ = −.1, .45 at −¼, .21 at −½, .12 at −1."""
-    bundle, searcher, batch, f_BL, log_p_BL = large
-    picked = np.arange(0, 200, 5)
-    ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, bundle.proposal)
-    for popularity in (-1.0, 0.0, 0.5, 2.0):
-        asked = replace(
-            batch.subset(picked),
-            bias_removal_B=np.full(40, bias_removal, np.float32),
-            popularity_B=np.full(40, popularity, np.float32),
-        )
-        found_BK, _ = ranker.rank(asked)
-        exact_BL = f_BL[picked] + bias_removal * log_p_BL[picked] + popularity * log_pi(bundle)
-        least_B1 = np.sort(exact_BL, axis=1)[:, -20, None] - 1e-3
-        assert (found_BK >= least_B1).mean() >= 0.99
-
-
-def test_below_zero_the_best_labels_are_not_among_the_candidates(
-    large: tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray],
-) -> None:
-    """Why the service refuses λ < 0; when this fails, something finds them and the limit may go."""
-    bundle, searcher, batch, f_BL, log_p_BL = large
-    ranker = TreeRanker(searcher, IndexRanker(searcher, bundle.augmentation), bundle, bundle.proposal)
-    found_BK, _ = ranker.rank(replace(batch, bias_removal_B=np.full(200, -0.5, np.float32)))
-    least_B1 = np.sort(f_BL - 0.5 * log_p_BL, axis=1)[:, -20, None] - 1e-3
-    assert (found_BK >= least_B1).mean() == pytest.approx(0.21, abs=0.02)
-
-
-@pytest.mark.slow
-def test_neither_source_of_candidates_is_enough_nor_are_few_of_both(
-    large: tuple[Bundle, Searcher, Batch, np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle, searcher, batch, f_BL, log_p_BL = large
-    tree = bundle.proposal
-    assert tree is not None
-    asked = replace(batch, bias_removal_B=np.full(200, 0.5, np.float32))
-    least_B1 = np.sort(f_BL + 0.5 * log_p_BL, axis=1)[:, -20, None] - 1e-3
-    at_zero = IndexRanker(searcher, bundle.augmentation)
-
-    def recall(searcher: LabelSearcher) -> float:
-        scores_BK, _ = TreeRanker(searcher, at_zero, bundle, tree).rank(asked)
-        return float((scores_BK >= least_B1).mean())
-
-    recalls = {"union": recall(searcher), "by p_n": recall(Blind(bundle))}
-    with monkeypatch.context() as few:
-        few.setattr("longtail.serving.core.tree_ranking._REACH", 0)
-        few.setattr("longtail.serving.core.tree_ranking._REACH_PER_RESULT", 5)
-        recalls["100 each"] = recall(searcher)
-    monkeypatch.setattr(TreeRanker, "_most_likely", _none)
-    recalls["by f"] = recall(searcher)
-    assert recalls == pytest.approx({"union": 1.0, "by p_n": 0.84, "by f": 0.94, "100 each": 0.70}, abs=0.01)
-
-
-def _none(_: TreeRanker, z_bZ: np.ndarray, reach: int, __: object) -> tuple[np.ndarray, np.ndarray]:
-    return np.full((len(z_bZ), reach), -1), np.zeros((len(z_bZ), reach), np.float32)

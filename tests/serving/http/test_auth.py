@@ -10,7 +10,6 @@ import httpx2 as httpx
 import pytest
 
 from longtail.serving import create_app
-from longtail.serving.http.auth import Keys
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
@@ -156,33 +155,6 @@ def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
         assert client.get("/v1/release", headers=header("any")).status_code == 200
 
 
-def test_api_keys_alone_let_nobody_change_things(tmp_path: Path) -> None:
-    with guarded(tmp_path, api_keys=(ASKING,)) as client:
-        assert client.delete("/v1/labels/b", headers=header(ASKING)).status_code == 403
-        assert client.delete("/v1/labels/b").status_code == 401
-
-
-def test_admin_keys_alone_are_for_everything(tmp_path: Path) -> None:
-    with guarded(tmp_path, admin_keys=(ADMIN,)) as client:
-        assert client.get("/v1/release").status_code == 401
-        assert client.get("/v1/release", headers=header(ADMIN)).status_code == 200
-        assert client.delete("/v1/labels/b", headers=header(ADMIN)).status_code == 200
-
-
-def test_the_first_of_two_headers_counts(client: httpx.Client) -> None:
-    twice = [(b"x-api-key", b"wrong"), (b"x-api-key", ASKING.encode())]
-    assert client.get("/v1/release", headers=twice).status_code == 401
-    assert client.get("/v1/release", headers=[*reversed(twice)]).status_code == 200
-
-
-def test_keys_are_not_in_what_holds_them(tmp_path: Path) -> None:
-    keys = Keys(plane_settings(tmp_path, api_keys=(ASKING,), admin_keys=(ADMIN,)))
-    assert [keys.rights(key) for key in (ASKING, ADMIN, "")] == [(True, False), (True, True), (False, False)]
-    held = repr(vars(keys))
-    assert ASKING not in held
-    assert ADMIN not in held
-
-
 @pytest.mark.parametrize(
     ("host", "status"),
     [
@@ -212,13 +184,6 @@ def test_without_keys_a_name_that_was_made_to_mean_this_machine_is_refused(
         )
 
 
-@pytest.mark.parametrize("given", [{"api_keys": (ASKING,)}, {"insecure": True}])
-def test_with_keys_or_a_gateway_the_service_has_any_name(tmp_path: Path, given: dict) -> None:
-    headers = {"host": "shop.example", "x-api-key": ASKING}
-    with guarded(tmp_path, **given) as client:
-        assert client.get("/v1/release", headers=headers).status_code == 200
-
-
 @pytest.mark.parametrize(
     ("origin", "status"),
     [
@@ -238,9 +203,3 @@ def test_without_keys_pages_of_other_hosts_may_not_ask(tmp_path: Path, origin: s
     with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever())) as client:
         assert client.delete("/v1/labels/a", headers=headers).status_code == status
         assert client.get("/v1/labels/a", headers=headers).status_code == (404 if status == 200 else 403)
-
-
-def test_insecure_lets_a_gateway_answer_for_whom_it_likes(tmp_path: Path) -> None:
-    settings = plane_settings(tmp_path, insecure=True)
-    with client_of(create_app(settings, retriever=plane_retriever())) as client:
-        assert client.get("/v1/labels/a", headers={"origin": "https://shop.example"}).status_code == 200

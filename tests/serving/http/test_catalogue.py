@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import httpx2 as httpx
 import pytest
@@ -126,17 +124,6 @@ def test_all_change_or_none(client: httpx.Client, what: str, body: Any, status: 
     assert listed(client, state="hidden") == [("b", "hidden")]
 
 
-def test_unknown_ids_are_named_up_to_a_point(tmp_path: Path) -> None:
-    app = create_app(plane_settings(tmp_path, max_body_bytes=1 << 20), retriever=plane_retriever())
-    with client_of(app) as client:
-        message = refused(
-            change(client, "delete", ["a" * 500 + str(i) for i in range(1900)]), 404, "unknown_label", "ids.0"
-        )
-        assert "received 1900 that" in message
-        assert len(message) < 2500
-        assert refused(change(client, "delete", ["a", "9" * 100_000]), 404, "unknown_label", "ids.1")
-
-
 @pytest.mark.parametrize(
     ("query", "field", "message"),
     [
@@ -167,21 +154,3 @@ def test_parameters_that_cannot_be(client: httpx.Client, query: str, field: str 
     assert error.get("field") == field or field is None
     assert error["message"] == message or message is None
     assert len(response.text) < 1500
-
-
-@pytest.mark.parametrize("search", ["", "%", "\0", "(?i)", "[" * 128, "é" * 128, "\u202e", "🦊", "\udcff"])
-def test_any_text_may_be_searched_for(client: httpx.Client, search: str) -> None:
-    answer = client.get(f"/v1/labels?search={quote(search, errors='surrogateescape')}")
-    assert answer.status_code == 200
-    found = answer.json()["labels"]
-    assert len(found) == (0 if search else 4)
-
-
-def test_the_names_of_operations_are_labels_like_others(tmp_path: Path) -> None:
-    with client_of(create_app(plane_settings(tmp_path), retriever=plane_retriever("r", "delete/"))) as client:
-        assert client.get("/v1/labels/delete").status_code == 404
-        assert client.delete("/v1/labels/delete").status_code == 404
-        assert client.get("/v1/labels/delete/a").json()["id"] == "delete/a"
-        assert client.delete("/v1/labels/delete/a").json()["id"] == "delete/a"
-        assert client.post("/v1/labels/a", json={}).status_code == 405
-        assert json.loads(client.get("/v1/labels/").content)["error"]["type"] == "unknown_label"

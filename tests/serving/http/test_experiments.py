@@ -64,11 +64,6 @@ def of(result: dict[str, Any]) -> tuple[Any, ...]:
     return result["bias_removal"], result["arm"], result["counted"]
 
 
-def test_without_a_file_an_answer_has_no_arm(client: httpx.Client, app: Starlette) -> None:
-    app.state.follower.experiments.check()
-    assert not {"run", "arm", "counted", "release"} & ask(client, EAST, unit="u", arm="any")["results"][0].keys()
-
-
 def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, say: Say) -> None:
     say()
     first, second = ask(client, EAST, NORTH | {"k": 2})["results"]
@@ -112,12 +107,6 @@ def test_a_request_may_name_its_arm(client: httpx.Client, app: Starlette, say: S
     assert figures(app)["answers"] == 1, "of a preview nothing is"
 
 
-def test_units_outside_get_the_default(client: httpx.Client, app: Starlette, say: Say) -> None:
-    say(options="traffic = 1e-9")
-    assert of(ask(client, EAST)["results"][0]) == (0.5, None, False)
-    assert figures(app)["answers"] == 0
-
-
 def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say, caplog: Any) -> None:
     with caplog.at_level(logging.ERROR):
         for _ in range(3):
@@ -155,21 +144,6 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     (tmp_path / "experiments.toml").rmdir()
     app.state.follower.experiments.check()
     assert "arm" not in ask(client, EAST)["results"][0]
-
-
-def test_shares_change_while_it_serves(client: httpx.Client, app: Starlette, say: Say) -> None:
-    for control, arm, answers in ((0.0, "tail", 1), (1.0, "control", 0), (0.0, "tail", 2)):
-        say(control=control)
-        assert ask(client, EAST)["results"][0]["arm"] == arm
-        assert figures(app)["answers"] == answers, "other shares are another run"
-
-
-@pytest.mark.parametrize(
-    "request_", [{"unit": 3}, {"unit": ""}, {"unit": "x" * 513}, {"unit": ["u"]}, {"arm": ""}, {"arm": "x" * 65}]
-)
-def test_units_and_arms_that_cannot_be(client: httpx.Client, say: Say, request_: dict[str, Any]) -> None:
-    say()
-    assert ask(client, EAST, status=422, **request_)["error"]["field"] in request_
 
 
 @pytest.mark.parametrize("user", ["x" * 15_000, "\u2028\0", "", 3, 3.5, True, None, 10**30])

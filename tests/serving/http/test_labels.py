@@ -40,12 +40,6 @@ def test_similar_takes_the_dial_and_filters(client: httpx.Client) -> None:
     assert pairs(tail) == [("c/é", (-0.75 - 0.45) / 0.5)]
 
 
-def test_similar_to_several_labels_each_leaves_itself_out(client: httpx.Client) -> None:
-    b, four = similar(client, ids=["b", 4], k=2)
-    assert (b["id"], pairs(b)) == ("b", [("c/é", 1.8), ("a", 0)])
-    assert (four["id"], pairs(four)) == ("4", [("b", -1), ("a", -2)])
-
-
 @pytest.mark.parametrize(
     ("id_", "expected"),
     [
@@ -160,8 +154,3 @@ def test_release(client: httpx.Client) -> None:
         ],
         "example": {"user": "north", "seen": ["north"], "tags": ["north"], "words": "some words", "age": 7.5},
     }
-
-
-def test_the_example_of_the_release_can_be_sent_as_it_is(client: httpx.Client) -> None:
-    example = client.get("/v1/release").json()["example"]
-    assert client.post("/v1/retrieve", json={"queries": [{"features": example}]}).status_code == 200

@@ -1,7 +1,6 @@
 """Health, metrics, request ids, the generic 500 and the OpenAPI document."""
 
 import logging
-import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -70,27 +69,6 @@ def test_before_the_first_release(tmp_path: Path, path: str, body: dict | None) 
         assert client.get("/livez").status_code == 200
 
 
-def test_every_series_is_there_at_the_first_scrape(client: httpx.Client) -> None:
-    series = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[0] != "#")
-    for name in (
-        *(f'longtail_exposures_total{{bucket="{bucket}",restricted="no"}}' for bucket in ("head", "torso", "tail")),
-        *(f'longtail_labels_unknown_total{{list="{ids}"}}' for ids in ("exclude", "allow")),
-        *(f'longtail_stage_seconds_count{{stage="{stage}"}}' for stage in ("encode", "search", "answer")),
-        *(
-            f'longtail_requests_total{{route="{route}",status="{status}"}}'
-            for route in ("/v1/retrieve", "/v1/similar", "/v1/labels/{id:path}", "/v1/release", "/readyz", "unmatched")
-            for status in ("2xx", "4xx", "5xx")
-        ),
-        'longtail_request_seconds_count{route="/v1/retrieve"}',
-        "longtail_queries_total",
-        "longtail_release_load_failures_total",
-    ):
-        assert series[name] == "0.0", name
-    assert series['longtail_release_info{release="plane-1"}'] == "1.0"
-    assert series["longtail_release_swaps_total"] == "1.0"
-    assert float(series["process_resident_memory_bytes"]) > 0
-
-
 def test_answers_are_counted_by_bucket_route_and_stage(client: httpx.Client) -> None:
     client.post("/v1/retrieve", json={"queries": QUERY["queries"] * 2})
     client.get("/v1/labels/c/é")
@@ -108,13 +86,6 @@ def test_answers_are_counted_by_bucket_route_and_stage(client: httpx.Client) -> 
         'longtail_request_seconds_count{route="/v1/retrieve"} 1.0',
     ):
         assert line in metrics.splitlines()
-
-
-@pytest.mark.parametrize("sent", ["abc-1.2:3_4", "x" * 128])
-def test_a_sane_request_id_comes_back(client: httpx.Client, sent: str) -> None:
-    response = client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": sent})
-    assert response.headers["x-request-id"] == response.json()["request_id"] == sent
-    assert re.fullmatch("[0-9a-f]{32}", response.json()["answer_id"])
 
 
 @pytest.mark.parametrize("sent", ["", "a b", "x" * 129, 'x"y', "ü".encode("latin-1")])
@@ -147,22 +118,3 @@ def test_an_internal_error_is_logged_and_not_shown(tmp_path: Path, caplog: pytes
         assert "the secret is 1234" in caplog.text
         assert "lost-1" in caplog.text
         assert 'longtail_requests_total{route="/v1/retrieve",status="5xx"} 1.0' in client.get("/metrics").text
-
-
-def test_the_document_describes_bodies_answers_and_errors(client: httpx.Client) -> None:
-    document = client.get("/openapi.json").json()
-    schemas = document["components"]["schemas"]
-    retrieve = document["paths"]["/v1/retrieve"]["post"]
-    body = retrieve["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    assert body == "#/components/schemas/RetrieveRequest"
-    assert {"RetrieveRequest", "Query", "SimilarRequest", "RetrieveAnswer", "ErrorAnswer"} <= set(schemas)
-    selection = {"k", "bias_removal", "popularity", "priors", "explore", "exclude", "allow", "buckets", "display"}
-    selection |= {"filter", "max_per", "mmr", "pool"}
-    assert set(schemas["Query"]["properties"]) == selection | {"features", "vector"}
-    for path, methods in document["paths"].items():
-        for operation in methods.values():
-            for status, response in operation["responses"].items():
-                if status >= "400":
-                    schema = response["content"]["application/problem+json"]["schema"]
-                    assert schema == {"$ref": "#/components/schemas/ErrorAnswer"}, path
-    assert client.get("/docs").status_code == 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from longtail import serving
 from longtail.serving.monitoring import AnswerFeedback, LiveFigures
-from tests.serving.monitoring.shop import BUCKETS, Clock, answered
+from tests.serving.monitoring.shop import Clock, answered
 
 RECALL = {
     bucket: dict.fromkeys(("positives", "hits", "value", "low", "high"))
@@ -75,7 +74,6 @@ REPORT = {
     "releases": None,
     "labels": {"added": None, "hidden": None},
 }
-BY_WINDOW = {f'window="{window}"' for window in ("5m", "1h", "24h")}
 
 
 def keys_of(value: Any) -> Any:
@@ -105,25 +103,11 @@ def test_the_report_has_exactly_these_keys(live: LiveFigures, clock: Clock, traf
     assert lengths == {1 if traffic else 0}
 
 
-def test_without_a_baseline_there_is_none(live: LiveFigures) -> None:
-    live.begin_release("r2", BUCKETS, None)
-    assert live.report()["baseline"] is None
-
-
 def series_of(live: LiveFigures) -> dict[str, float]:
     registry = CollectorRegistry()
     registry.register(live)
     lines = generate_latest(registry).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))}
-
-
-def test_all_series_are_there_before_a_release(open_live: Callable[..., LiveFigures]) -> None:
-    live = open_live(begin=False)
-    before = series_of(live)
-    counts = ("longtail_f", "longtail_l")
-    assert all(math.isnan(value) for name, value in before.items() if not name.startswith(counts))
-    live.begin_release("r1", BUCKETS, None)
-    assert set(before) == set(series_of(live))
 
 
 def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> None:

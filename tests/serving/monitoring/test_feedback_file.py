@@ -84,16 +84,3 @@ def test_answers_wait_while_the_file_is_locked(live: LiveFigures, clock: Clock, 
         other.execute("ROLLBACK")
     live.record_feedback([event("a", 0), event("b", 0)])
     assert recall(live, clock)["all"] == (2, 2)
-
-
-def test_nobody_waits_for_feedback_that_is_looked_up(tmp_path: Path) -> None:
-    store = FeedbackStore(tmp_path, max_answers=100)
-    store.keep_answers([StoredAnswer("a", 0, "r1", b"1234", b"0")], NOON)
-    store.record_feedback([AnswerFeedback(f"made-up-{n}", 0, ["x"], [0]) for n in range(100)], NOON)
-    said: list[str] = []
-    for connection in connections_of(store):
-        connection.set_trace_callback(said.append)
-    store.join(NOON + 1)
-    store.close()
-    assert len(said) > 100
-    assert not [statement for statement in said if statement.startswith("BEGIN")], "the file was locked for nothing"

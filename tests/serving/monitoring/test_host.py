@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 
@@ -41,7 +40,3 @@ def test_a_container_has_its_own_memory(
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(content)
     assert gauges(tmp_path)["memory_limit_bytes"] == (1048576 if limited else machine)
-
-
-def test_a_state_that_is_gone_is_no_number(tmp_path: Path) -> None:
-    assert math.isnan(gauges(tmp_path / "gone")["state_disk_free_bytes"])

@@ -6,7 +6,7 @@ import pytest
 
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE, Metrics
-from tests.serving.monitoring.shop import BUCKETS, Clock, answered
+from tests.serving.monitoring.shop import Clock, answered
 
 
 @pytest.fixture
@@ -55,13 +55,6 @@ def test_every_request_is_in_the_series_and_load_in_the_report(
     assert (reported["p50_ms"] is not None) == bool(count)
 
 
-def test_a_shed_request_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
-    monitoring.count_shed()
-    assert series(monitoring)["longtail_shed_total"] == 1
-    reported = requests(monitoring, clock)
-    assert (reported["count"], reported["errors"], reported["shed"]) == (0, 0, 1)
-
-
 def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
     monitoring.count_answers(answered([[0, 1, 4], [0, 8, 12]]), {"exclude": 2, "allow": 1})
     counted = series(monitoring)
@@ -78,20 +71,3 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     figures = monitoring.figures.report()["windows"]["5m"]
     assert figures["queries"] == 2
     assert {name: of["count"] for name, of in figures["exposures"].items()} == exposures
-
-
-def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
-    monitoring.count_answers(answered([[0, 1, 4]], restricted=True), {})
-    counted = series(monitoring)
-    assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
-    assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
-    assert counted['longtail_scores_total{decile="1"}'] == 0
-
-
-def test_a_release_is_named_in_both(monitoring: Monitoring) -> None:
-    assert not [name for name in series(monitoring) if name.startswith("longtail_release_info")]
-    monitoring.begin_release("r2", BUCKETS, None)
-    counted = series(monitoring)
-    assert counted['longtail_release_info{release="r2"}'] == 1
-    assert counted["longtail_release_swaps_total"] == 1
-    assert monitoring.figures.report()["release"] == "r2"

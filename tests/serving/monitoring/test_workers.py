@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from longtail.serving.monitoring import workers as board
 from longtail.serving.monitoring.workers import Seat, Workers, WorkerState
 
 
@@ -40,19 +38,6 @@ def test_a_service_is_complete_when_every_worker_has_looked_or_died_once() -> No
     third.has_looked()
     assert (workers.ready, workers.state(2), workers.state(1)) == (2, WorkerState.ready, WorkerState.up)
     assert (workers.ready, workers.restarts(2)) == (2, 1)
-
-
-def test_series_of_this_process_and_of_one_that_is_not_there() -> None:
-    workers = Workers(2)
-    Seat(workers, 0).set_ready(True)
-    workers.start(1, again=False)
-    workers.start(1, again=True)
-    found = series(workers)
-    assert found["longtail_workers"] == 2
-    assert [found[f'longtail_worker_ready{{worker="{worker}"}}'] for worker in (0, 1)] == [1, 0]
-    assert [found[f'longtail_worker_restarts_total{{worker="{worker}"}}'] for worker in (0, 1)] == [0, 1]
-    held = ("resident_bytes", "private_bytes", "open_files")
-    assert all(math.isnan(found[f'longtail_worker_{name}{{worker="1"}}']) for name in held)
 
 
 _HOLDING = """
@@ -85,10 +70,3 @@ def test_what_a_worker_holds_is_what_the_system_says() -> None:
     assert files == 20
     assert 35 << 20 < private < 60 << 20
     assert 35 << 20 < resident < 60 << 20
-
-
-def test_a_system_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(board, "_PROC", tmp_path)
-    workers = Workers()
-    Seat(workers, 0)
-    assert math.isnan(series(workers)['longtail_worker_private_bytes{worker="0"}'])

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from longtail.bundle import Bundle, BundleExistsError, BundleInvariantError, Feature
+from longtail.bundle import Bundle, BundleInvariantError, Feature
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs import QueryTower, SampledRetrieval, export_tfrs, split_lookup
 
@@ -213,17 +213,3 @@ def test_a_tower_that_computes_something_else_is_refused(tmp_path: Path) -> None
     queries = {"age": np.ones(2, np.float32)}
     with pytest.raises(ExportError, match=r"expected the trained outputs within 0\.0001, found"):
         export(tmp_path, QueryTower(tower, [Feature(name="age", kind="number")]), queries=queries)
-
-
-def test_a_tower_beyond_onnx_is_refused_before_it_is_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.trainer.tfrs.tower.ONNX_LIMIT", 90)  # the table has 6 rows of 4 float32: 96 bytes
-    with pytest.raises(ExportError, match="expected at most 90 bytes of weights, ONNX's limit, found 96"):
-        export(tmp_path)
-
-
-def test_duplicates_and_existing_directories_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BundleInvariantError, match="label ids are distinct"):
-        export(tmp_path, candidates=np.array(["Dune", "Dune"]))
-    export(tmp_path)
-    with pytest.raises(BundleExistsError):
-        export(tmp_path)

@@ -55,11 +55,6 @@ def test_parity_of_score_masks_and_of_string_ids() -> None:
     same(loss_and_gradients(SampledRetrieval(**task), **call), loss_and_gradients(Retrieval(**task), **call))
 
 
-def test_parity_of_several_heads() -> None:
-    heads = np.random.default_rng(1).standard_normal((B, 3, D)).astype(np.float32)
-    np.testing.assert_allclose(SampledRetrieval()(heads, CANDIDATES), Retrieval()(heads, CANDIDATES), rtol=1e-5)
-
-
 def test_rare_candidates_are_corrected_where_tfrs_clips_at_1e_6() -> None:
     queries, candidates = np.array([[0.0], [0.0]], np.float32), np.zeros((2, 1), np.float32)
     call = {"candidate_sampling_probability": np.array([0.5, 1e-9], np.float32)}
@@ -75,17 +70,6 @@ def test_mining_is_tfrs_hard_negatives_but_their_mean(k: int) -> None:
         theirs = float(Retrieval(num_hard_negatives=k)(QUERIES, CANDIDATES, **only))
         ours = float(SampledRetrieval(mining={"keep": k})(QUERIES, CANDIDATES, **only))
         assert ours == pytest.approx(np.log1p(np.expm1(theirs) / k), rel=1e-4, abs=1e-6)
-
-
-def test_mining_more_than_there_are_masks_what_is_missing() -> None:
-    @tf.function(input_signature=[tf.TensorSpec([None, D]), tf.TensorSpec([None, D])])
-    def loss(queries: tf.Tensor, candidates: tf.Tensor) -> tf.Tensor:
-        return task(queries, candidates, compute_metrics=False)
-
-    task = SampledRetrieval(mining={"keep": 100})
-    logits = QUERIES @ CANDIDATES[:B].T
-    odds = np.where(np.eye(B) == 1, 0, np.exp(logits - np.diag(logits)[:, None])).sum(axis=1)
-    assert float(loss(QUERIES, CANDIDATES[:B])) == pytest.approx(np.log1p(odds / 100).sum(), rel=1e-5)
 
 
 @pytest.mark.parametrize("weight", ["relative", "importance", "tail"])
@@ -172,13 +156,6 @@ def test_metrics_are_tfrs_own() -> None:
         results.append([*(float(metric) for metric in top.result()), float(batch.result()), float(mean.result() > 0)])
     assert results[0] == pytest.approx(results[1])
     assert 0 < results[0][1] < 1
-
-
-def test_metrics_with_ids_and_extra_negatives_see_the_positives_only() -> None:
-    catalogue = tf.data.Dataset.from_tensor_slices((np.arange(C), CANDIDATES)).batch(5)
-    top = tfrs.metrics.FactorizedTopK(candidates=catalogue, ks=(C,))
-    SampledRetrieval(metrics=top)(QUERIES, CANDIDATES, candidate_ids=np.arange(C))
-    assert float(top.result()[0]) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from longtail.bundle import Bundle, Tower
-from longtail.bundle.vocabulary import words_of
 from longtail.trainer.errors import DataError, ExportError
 from longtail.trainer.tfrs import Validation, export_tfrs
 
@@ -95,17 +93,6 @@ def test_a_model_of_titles_alone_embeds_new_ones_by_their_words(tmp_path: Path) 
     assert bundle.manifest.own_id == "title"
     found = tower.embed(tower.read([{"title": "Alien (1985)", "title_words": "Alien (1985)"}]))
     np.testing.assert_allclose(found, model(tf.constant(["Alien (1985)"])), atol=1e-6)
-
-
-def test_hashed_features_of_labels_have_known_ids_too(tmp_path: Path) -> None:
-    model = Sum(film=table(layers.StringLookup(vocabulary=FILMS)), kind=table(layers.Hashing(7)))
-    bundle = export(tmp_path, model, vocabularies={"kind": [*KINDS[:3], "tree"]}, label_tower=True)
-    tower = label_tower(bundle)
-    found = tower.embed(tower.read([{"film": "new", "kind": "tree"}, {"film": "new", "kind": "nobody's"}]))
-    expected = model({"film": tf.constant(["new", "new"]), "kind": tf.constant(["tree", ""])})
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    with pytest.warns(UserWarning, match=r"no label tower, .* expected vocabularies=\{'kind': ids\}"):
-        assert export(tmp_path / "2", model).label_tower is None
 
 
 def test_a_vocabulary_that_differs_has_a_name_of_its_own(tmp_path: Path) -> None:
@@ -210,15 +197,3 @@ def test_what_cannot_be_measured(tmp_path: Path, changes: Any, error: Any, messa
     with pytest.raises(error, match=message):
         measured(tmp_path, **changes)
     assert not (tmp_path / "films").exists()
-
-
-@pytest.mark.parametrize("standardize", ["none", "lower", "strip_punctuation", "lower_and_strip_punctuation"])
-def test_words_are_those_of_keras(standardize: Any) -> None:
-    draw = random.Random(7)
-    letters = [chr(at) for at in range(1, 128)] + list("ÄÉßſıK\u00a0\u2003\u3000\u0085\u200b“”’–🎬") + [" "] * 40
-    texts = ["".join(draw.choices(letters, k=60)) for _ in range(300)] + ["", "   ", "L'Été (1995)"]
-    layer = layers.TextVectorization(
-        vocabulary=["a"], standardize=None if standardize == "none" else standardize, ragged=True
-    )
-    expected = [[word.decode() for word in row] for row in layer._preprocess(tf.constant(texts)).to_list()]
-    assert [words_of(text, standardize) for text in texts] == expected
