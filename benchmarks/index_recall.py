@@ -214,14 +214,14 @@ def print_release_times(bundle: Bundle) -> None:
         print("\nbuild and open, every checksum verified:\n\n| step | seconds |\n|---|---:|")
         print(f"| build ({manifest.kind}) | {built:.1f} |\n| open | {opened:.2f} |\n")
         calibration = Calibration(release.bundle, release.bundle.rows())
-        effort = release.index.effort
+        effort = release.manifest.effort
         head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
         print(f"| index | setting | bytes per label | build s |{head} queries/s | one by one |")
         print("|---|---|---:|---:|" + "---:|" * (len(calibration.places) + 2))
         setting = f"probes {effort.probes}, refine {effort.refine}"
-        size = release.index.bytes_per_label or 0
+        size = release.manifest.bytes_per_label or 0
         _print_row(f"banded {manifest.kind}", setting, size, built, calibration, release.searcher)
-        for trial in release.index.kinds:
+        for trial in release.manifest.kinds:
             print(trial.model_dump_json(exclude={"recall"}), f"lowest recall {trial.lowest.recall:.4f}")
 
 

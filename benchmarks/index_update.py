@@ -54,7 +54,7 @@ def row(labels: int, folder: Path) -> str:
     quick, updated, parts = timed(
         lambda tell: update(after, folder / "releases", source="before", name="updated", progress=tell)
     )
-    cells = Releases(folder / "releases").open("updated").index.partition
+    cells = Releases(folder / "releases").open("updated").manifest.partition
     assert cells is not None
     recalls = [min(at.recall for at in manifest.recall) for manifest in (rebuilt, updated)]
     shares = ", ".join(f"{name} {share:.0%}" for name, share in parts.items())

@@ -42,7 +42,6 @@ from longtail.bundle.manifest import (
     Manifest,
     Popularity,
 )
-from longtail.bundle.mapped_tables import MappedTables
 from longtail.bundle.priors import MAX_PRIORS, Prior, Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import (
@@ -93,7 +92,6 @@ __all__ = [
     "Labels",
     "Loss",
     "Manifest",
-    "MappedTables",
     "Popularity",
     "Prior",
     "Priors",

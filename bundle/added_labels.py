@@ -11,17 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Float32, Int8, Int64
-from longtail.bundle.bundle import LABEL_TOWER, Bundle
+from longtail.bundle.bundle import LABEL_TOWER, UNIT_NORM_TOLERANCE, Bundle
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
-from longtail.bundle.invariants import UNIT_NORM_TOLERANCE
 from longtail.bundle.label_changes import Upsert
 from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
@@ -66,66 +66,45 @@ class AddedLabels:
         return len(self.ids)
 
     def take(self, rows: Int64) -> AddedLabels:
-        """The labels at some rows 0..M−1, int64 [B], in that order."""
-        return AddedLabels(
-            [self.ids[row] for row in rows],
-            self.catalogue_rows[rows],
-            self.embeddings[rows],
-            self.counts[rows],
-            self.log_pn[rows],
-            None if self.log_popularity is None else self.log_popularity[rows],
-            self.buckets[rows],
-            None if self.bias is None else self.bias[rows],
-            [self.display[row] for row in rows],
-            {name: vectors[rows] for name, vectors in self.vectors.items()},
-            None if self.priors is None else self.priors[rows],
-        )
+        """Get the labels at some rows 0..M−1, int64 [B], in that order."""
+
+        def taken(column: Any) -> Any:
+            if isinstance(column, Mapping):
+                return {name: part[rows] for name, part in column.items()}
+            return (
+                [column[row] for row in rows] if isinstance(column, list) else None if column is None else column[rows]
+            )
+
+        return AddedLabels(**{name: taken(column) for name, column in vars(self).items()})
 
     def followed_by(self, more: AddedLabels) -> AddedLabels:
-        """These labels, then those of `more`."""
-        return AddedLabels(
-            self.ids + more.ids,
-            np.concatenate([self.catalogue_rows, more.catalogue_rows]),
-            np.concatenate([self.embeddings, more.embeddings]),
-            np.concatenate([self.counts, more.counts]),
-            np.concatenate([self.log_pn, more.log_pn]),
-            joined(self.log_popularity, more.log_popularity),
-            np.concatenate([self.buckets, more.buckets]),
-            joined(self.bias, more.bias),
-            self.display + more.display,
-            {name: np.concatenate([vectors, more.vectors[name]]) for name, vectors in self.vectors.items()},
-            joined(self.priors, more.priors),
-        )
+        """Get these labels, then those of `more`."""
+        return AddedLabels(**{name: joined(column, getattr(more, name)) for name, column in vars(self).items()})
 
 
-def joined(column: Float32 | None, more: Float32 | None) -> Float32 | None:
-    """A column [L] or [L, P] that a bundle may lack, and its continuation [M] or [M, P]."""
-    return None if column is None or more is None else np.concatenate([column, more])
+def joined(column: Any, more: Any) -> Any:
+    """Join a column [L] or [L, P], which a bundle may lack, or several by name, and its continuation [M] or [M, P]."""
+    if isinstance(column, Mapping):
+        return {name: joined(part, more[name]) for name, part in column.items()}
+    if isinstance(column, list) or column is None or more is None:
+        return None if column is None or more is None else column + more
+    return np.concatenate([column, more])
 
 
 class LabelAdder:
     """Makes rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record.
 
-    Args:
-        bundle: whose label tower embeds, and whose log ν, log π, buckets and display columns apply.
-        rows: row in the bundle of every label, by id.
-
     Attributes:
         data_until: `Manifest.data_until`: changes up to then are in the bundle, if it has the label.
     """
 
-    def __init__(self, bundle: Bundle, rows: Mapping[str, int]) -> None:
+    def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._rows = rows
+        self._rows = bundle.labels.row_of
         self._display = DisplayColumns(bundle.labels.display)
         self._rarest = int(bundle.labels.log_pi.argmin())
         self._priors = bundle.priors
         self.data_until = bundle.manifest.data_until
-
-    @cached_property
-    def own_id(self) -> str | None:
-        """The label tower's feature that is the label's own id, if it has one; FORMAT.md has the rule."""
-        return self._bundle.manifest.own_id
 
     def supersedes(self, id_: str, at: datetime) -> bool:
         """Whether a change to a label, made at a time, is superseded: the bundle has the label and is newer."""
@@ -276,7 +255,7 @@ class LabelAdder:
                 self._priors.check({name: value for name, value in record.priors.items() if name in names}, place)
 
     def _features(self, record: Upsert) -> Features:
-        own_id = self.own_id
+        own_id = self._bundle.manifest.own_id
         if own_id is None or record.features.get(own_id) is not None:
             return record.features
         return {**record.features, own_id: record.id}

@@ -61,9 +61,6 @@ class Augmentation:
             bias_L: biases in logits; ignored by a model without label bias.
             log_popularity_L: log π of every label, nats; ignored where log ν is log π.
             priors_LP: priors of every label; None where there are none.
-
-        Raises:
-            ValueError: no biases for a model with label bias, or no log π or priors where they have coordinates.
         """
         columns = [embeddings_LD, self.kappa * log_pn_L[:, None]]
         if self.kappa_bias is not None:
@@ -128,7 +125,6 @@ class Augmentation:
         that is the same for every label, such as log ν of uniform noise, changes no order: its κ is 1.
 
         Args:
-            temperature: T.
             embeddings_LD: float32, label embeddings.
             log_pn_L: float32, nats.
             bias_L: float32, logits, or None for a model without label bias.

@@ -1,4 +1,4 @@
-"""Write and load a bundle: the one contract between trainer, index and service.
+"""Write, load and check a bundle: the one contract between trainer, index and service.
 
 Legend: `L` labels, `D` embedding dimensions, `C` calibration queries.
 """
@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.augment import Augmentation
-from longtail.bundle.errors import BundleCorruptError
+from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
-from longtail.bundle.invariants import check_invariants
-from longtail.bundle.label_vectors import check_label_vectors
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
-from longtail.bundle.mapped_tables import MappedTables
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, sha256_of
-from longtail.bundle.tower_tables import check_tables, link_tables, read_table
+from longtail.bundle.tower_tables import link_tables, read_table
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -38,6 +36,11 @@ TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
 """Beside manifest, vocabularies, tables and label vectors; any other file is a report."""
+
+UNIT_NORM_TOLERANCE = 1e-3
+"""Distance from 1 of an embedding's norm, at most, where the similarity is cosine."""
+_LOGSUMEXP_TOLERANCE = 1e-4
+_ROWS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Bundle:
 
         Raises:
             BundleInvariantError: the bundle contradicts its contract; nothing is written.
-        BundleCorruptError: a file of its tables is gone, or no array.
+            BundleCorruptError: a file of its tables is gone, or no array.
             BundleExistsError: `target` is there already; nothing is changed.
             OSError: the disk is full or not writable; `target` stays absent.
         """
@@ -139,7 +142,7 @@ class Bundle:
             if self.vocabularies:
                 (working / VOCABULARIES).mkdir()
             for name, vocabulary in self.vocabularies.items():
-                vocabulary.write(working / VOCABULARIES / f"{name}.parquet")
+                vocabulary.write(working / VOCABULARIES / f"{name}.arrow")
             if self.label_vectors:
                 (working / LABEL_VECTORS).mkdir()
             for name, vectors in self.label_vectors.items():
@@ -158,16 +161,12 @@ class Bundle:
         return Bundle(**{**self.__dict__, "manifest": manifest, "tables": tables, "path": target})
 
     @classmethod
-    def load(
-        cls, path: Path, *, towers: bool = True, tables: MappedTables | None = None, verify: bool = True
-    ) -> Bundle:
-        """Read and check a bundle; embeddings and label vectors stay on disk, memory-mapped.
+    def load(cls, path: Path, *, towers: bool = True, verify: bool = True) -> Bundle:
+        """Read and check a bundle; embeddings, labels, vocabularies and label vectors stay on disk, memory-mapped.
 
         Args:
-            path: its directory.
             towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` are
                 their files, which a `Tower` maps.
-            tables: the vocabularies and what finds labels, as a release keeps them, to be mapped; None: read and made.
             verify: whether to read every byte and check every invariant; False of files that were so, and were not
                 written since. Their sizes are looked at all the same.
 
@@ -183,23 +182,17 @@ class Bundle:
                 raise BundleCorruptError(
                     f"{path / MANIFEST}: expected {name!r} among its files, found {sorted(manifest.files)}"
                 )
-        labels = Labels.read(path / LABELS, lookup=tables.lookup if tables else None, verify=verify)
-
-        def vocabulary(name: str) -> Vocabulary:
-            if tables:
-                return tables.vocabulary(name, labels, verify=verify)
-            # Queries are often histories of labels.
-            return Vocabulary.read(path / VOCABULARIES / f"{name}.parquet").sharing(labels)
-
         bundle = cls(
             manifest=manifest,
-            labels=labels,
+            labels=Labels.read(path / LABELS, verify=verify),
             embeddings=read_table(path / EMBEDDINGS),
             calibration_queries=read_table(path / CALIBRATION_QUERIES),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
             tables={name: path / file for name, file in _in(TABLES, manifest)},
-            vocabularies={name: vocabulary(name) for name, _ in _in(VOCABULARIES, manifest)},
+            vocabularies={
+                name: Vocabulary.read(path / file, verify=verify) for name, file in _in(VOCABULARIES, manifest)
+            },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
             label_vectors={name: read_table(path / file) for name, file in _in(LABEL_VECTORS, manifest)},
             path=path,
@@ -209,23 +202,155 @@ class Bundle:
         return bundle
 
     def validate(self) -> None:
-        """Check every invariant of FORMAT.md.
-
-        Raises:
-            BundleInvariantError: names the invariant, what it expects and what was found.
-        """
-        check_invariants(
-            self.manifest,
-            self.labels,
-            self.embeddings,
-            self.calibration_queries,
-            self.vocabularies,
-            self.proposal,
-        )
-        check_label_vectors(self.manifest, self.label_vectors)
-        check_tables(self.tables, self.vocabularies)
+        """Check every invariant of FORMAT.md; raises BundleInvariantError."""
+        _check(self)
 
 
 def _in(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
     """Names and files of a folder of the bundle."""
     return [(Path(file).stem, file) for file in manifest.files if file.startswith(f"{folder}/")]
+
+
+def _check(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    queries, shape = bundle.calibration_queries, (manifest.labels, manifest.dim)
+    _require_shape("embeddings.npy is float32 [labels, dim]", bundle.embeddings, shape)
+    fits = queries.dtype == np.float32 and queries.ndim == 2 and len(queries) > 0 and queries.shape[1] == manifest.dim
+    expected = f"float32 (C, {manifest.dim})"
+    require("calibration_queries.npy is float32 [C >= 1, dim]", fits, expected, f"{queries.dtype} {queries.shape}")
+    for name, array in (("embeddings.npy", bundle.embeddings), ("calibration_queries.npy", queries)):
+        _require_finite(name, array)
+        if manifest.similarity == "cosine":
+            norms = np.sqrt(np.einsum("ij,ij->i", array, array))
+            worst = int(np.abs(norms - 1).argmax())
+            require(
+                f"{name} has unit rows when similarity is cosine",
+                bool(abs(norms[worst] - 1) <= UNIT_NORM_TOLERANCE),
+                f"norm 1 ± {UNIT_NORM_TOLERANCE}",
+                f"norm {norms[worst]:.6g} in row {worst}",
+            )
+    _check_labels(bundle)
+    _check_features(bundle)
+    _check_label_vectors(bundle)
+    _check_tables(bundle)
+    if bundle.proposal is not None:
+        _check_proposal(bundle)
+
+
+def _check_labels(bundle: Bundle) -> None:
+    manifest, labels, count = bundle.manifest, bundle.labels, bundle.manifest.labels
+    require("labels.arrow has a row per label", len(labels.ids) == count, f"{count} rows", f"{len(labels.ids)} rows")
+    labels.row_of.check("labels.arrow")
+    require("counts are >= 0", bool((labels.counts >= 0).all()), ">= 0", labels.counts.min())
+    _require_distribution("log_pn", labels.log_pn)
+    found, expected = labels.log_popularity is not None, manifest.kappa_popularity is not None
+    invariant = "labels.arrow has a log_popularity column when kappa_popularity is set"
+    require(invariant, found == expected, expected, found)
+    if labels.log_popularity is not None:
+        _require_distribution("log_popularity", labels.log_popularity)
+    wrong = np.flatnonzero(manifest.buckets.assign(labels.counts) != labels.buckets)
+    others = f"{wrong.size} rows that differ, the first {wrong[:1].tolist()}"
+    require("buckets follow the manifest's thresholds", wrong.size == 0, "the thresholds' bucket in every row", others)
+    found, expected = labels.bias is not None, manifest.label_bias
+    require("labels.arrow has a bias column when label_bias is set", found == expected, expected, found)
+    if labels.bias is not None:
+        _require_finite("labels.arrow column bias", labels.bias)
+    shown = labels.display.column_names
+    require("display names the user's columns of labels.arrow", manifest.display == shown, manifest.display, shown)
+
+
+def _check_features(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    ids = [feature.name for feature in manifest.label_features if feature.kind == "id"]
+    own = manifest.own_id
+    require("own_id names an id among the label features", own is None or own in ids, ids, own)
+    features = (*manifest.query_features, *manifest.label_features)
+    names = {feature.vocabulary for feature in features if feature.vocabulary}
+    found = sorted(bundle.vocabularies)
+    require("every feature's vocabulary is in vocabularies/", names <= set(found), sorted(names), found)
+
+
+def _check_label_vectors(bundle: Bundle) -> None:
+    manifest, vectors = bundle.manifest, bundle.label_vectors
+    of_labels = {feature.name: feature for feature in manifest.label_features if feature.kind == "vector"}
+    readers = [feature for feature in manifest.query_features if feature.of_label is not None]
+    for feature in readers:
+        of_label = of_labels.get(str(feature.of_label))
+        require(
+            f"query feature {feature.name!r}: of_label names a vector among the label features, of as many dims",
+            of_label is not None and of_label.dims == feature.dims,
+            f"one of dims {feature.dims} of {sorted(of_labels) or 'none'}",
+            str(feature.of_label) + ("" if of_label is None else f" of dims {of_label.dims}"),
+        )
+    twice = [feature.name for feature in manifest.label_features if feature.of_label is not None]
+    require("of_label is of query features only", not twice, "query features", twice)
+    names, found = sorted({str(feature.of_label) for feature in readers}), sorted(vectors)
+    invariant = "label_vectors/ has a file for each label feature that of_label names, and no other"
+    require(invariant, names == found, names, found)
+    for name in names:
+        shape = manifest.labels, of_labels[name].dims
+        _require_shape(f"label_vectors/{name}.npy is float32 [labels, dims]", vectors[name], shape)
+        for start in range(0, manifest.labels, _ROWS_AT_ONCE):
+            part = vectors[name][start : start + _ROWS_AT_ONCE]
+            bad = ~np.isfinite(part).all(axis=1) & ~np.isnan(part).all(axis=1)
+            first = int(bad.argmax())
+            require(
+                f"label_vectors/{name}.npy is finite, or NaN in a whole row",
+                not bad.any(),
+                "finite values, or NaN",
+                f"{part[first][:4]} in row {start + first}",
+            )
+
+
+def _check_tables(bundle: Bundle) -> None:
+    for name, path in bundle.tables.items():
+        array = read_table(path)
+        contiguous = array.flags.c_contiguous
+        require(
+            f"tables/{name}.npy is float32 [rows, dims], row after row",
+            array.dtype == np.float32 and array.ndim == 2 and contiguous,
+            "float32 [rows, dims]",
+            f"{array.dtype} {list(array.shape)}" + ("" if contiguous else ", column after column"),
+        )
+        if name in bundle.vocabularies:
+            rows, invariant = bundle.vocabularies[name].rows, "has a row for each id of its vocabulary, and row 0"
+            require(f"tables/{name}.npy {invariant}", len(array) == rows, f"{rows} rows", f"{len(array)} rows")
+
+
+def _check_proposal(bundle: Bundle) -> None:
+    manifest, proposal = bundle.manifest, bundle.proposal
+    assert proposal is not None
+    proposal.validate(manifest.labels)
+    rows = {
+        feature.name: bundle.vocabularies[feature.vocabulary].rows if feature.vocabulary else feature.hash_rows or 1
+        for feature in manifest.query_features
+    }
+    found = {name: len(projection) for name, projection in proposal.projection.items()}
+    invariant = "proposal.npz projects query features, a row for each row of their tables"
+    require(invariant, found.items() <= rows.items(), f"some of {rows}", found)
+    least, invariant = (
+        manifest.bias_removal.minimum,
+        "a tree's dial does not go below 0, where no search finds the best labels",
+    )
+    require(invariant, least >= 0, "bias_removal.minimum >= 0", least)
+    invariant = "log_pn is log π beside a tree, which itself is the noise"
+    require(invariant, bundle.labels.log_popularity is None, "no column log_popularity", "one")
+
+
+def _require_shape(invariant: str, array: Float32, shape: tuple[Any, ...]) -> None:
+    fits = array.dtype == np.float32 and array.shape == shape
+    require(invariant, fits, f"float32 {shape}", f"{array.dtype} {array.shape}")
+
+
+def _require_distribution(name: str, log_p_L: Float32) -> None:
+    _require_finite(f"labels.arrow column {name}", log_p_L)
+    total = float(np.logaddexp.reduce(log_p_L.astype(np.float64)))
+    expected = f"logsumexp 0 ± {_LOGSUMEXP_TOLERANCE}"
+    require(f"{name} is a distribution (natural log)", abs(total) <= _LOGSUMEXP_TOLERANCE, expected, f"{total:.6g}")
+
+
+def _require_finite(name: str, array: Float32) -> None:
+    finite = np.isfinite(array)
+    if not finite.all():
+        row = int(np.argwhere(~finite)[0][0])
+        raise BundleInvariantError(f"{name} is finite", expected="finite values", found=f"{array[row]} in row {row}")

@@ -24,23 +24,13 @@ _DAY = 86_400
 
 
 def seconds_of(text: str) -> int:
-    """Seconds since 1970 of a date or time in ISO 8601; one without a zone is in UTC.
-
-    Raises:
-        ValueError: another text.
-    """
+    """Seconds since 1970 of a date or time in ISO 8601; one without a zone is in UTC."""
     at = datetime.fromisoformat(text)
     return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() // 1)
 
 
 def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:
-    """Rows of each part of some times, int32 [B, parts].
-
-    Args:
-        seconds_B: since 1970, UTC; `MISSING_DATE` for none.
-        parts: in the order of the columns.
-        reference: what `age` is counted from.
-    """
+    """Rows of each part of some times, int32 [B, parts]."""
     known_B = seconds_B != MISSING_DATE
     times_B = np.where(known_B, seconds_B, 0)
     days_B = times_B // _DAY

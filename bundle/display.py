@@ -22,14 +22,7 @@ _FLOAT16 = 1e-3
 
 
 class DisplayColumns:
-    """The display columns of one label table.
-
-    Args:
-        table: `Labels.display`.
-
-    Raises:
-        BundleInvariantError: a column of a type that JSON has no words for.
-    """
+    """The display columns of one label table."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -37,29 +30,13 @@ class DisplayColumns:
             json_ready(name, table[name].slice(0, 1))
 
     def shown(self, row: int) -> dict[str, JsonValue]:
-        """Display columns of one label as JSON values, by name.
-
-        Args:
-            row: row of the label in the table.
-
-        Raises:
-            BundleInvariantError: a value that has no string form, though the column's type has one.
-        """
+        """Display columns of one label as JSON values, by name."""
         return {
             name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
         }
 
     def complete(self, display: Display, known: Display, *, row: int = 0) -> dict[str, JsonValue]:
-        """Every column: as given, else as known, else null.
-
-        Args:
-            display: some columns of a label.
-            known: what is shown of it so far.
-            row: place of the label in its batch, for errors.
-
-        Raises:
-            DisplayError: a column that is not there, or a value that it cannot hold.
-        """
+        """Every column: as given, else as known, else null."""
         names = self._table.column_names
         given: dict[str, JsonValue] = {}
         for name, value in display.items():
@@ -95,11 +72,7 @@ def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     """One contiguous array [n] of a type that JSON has.
 
     Args:
-        name: the column's, for the error.
         column: of any type, [n].
-
-    Raises:
-        BundleInvariantError: a type that has no string form either.
     """
     array = in_one_piece(column)
     if pa.types.is_dictionary(array.type):

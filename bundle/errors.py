@@ -22,13 +22,7 @@ class BundleVersionError(BundleError):
 
 
 class BundleInvariantError(BundleError):
-    """Files are intact but contradict the contract of FORMAT.md.
-
-    Args:
-        invariant: the rule that broke, in words.
-        expected: what the rule asks for.
-        found: what is there.
-    """
+    """Files are intact but contradict the contract of FORMAT.md."""
 
     def __init__(self, invariant: str, *, expected: object, found: object) -> None:
         super().__init__(f"bundle invariant broken: {invariant}: expected {expected}, found {found}")
@@ -45,8 +39,6 @@ class InputError(BundleError, ValueError):
     """A value that somebody sent does not fit the bundle; nothing is wrong with the bundle.
 
     Args:
-        message: what was expected and what was received.
-        row: place of the query or label in its batch.
         field: dotted path within it, such as `features.history.3`.
     """
 

@@ -32,7 +32,6 @@ def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> li
 
     Args:
         exposures_L: times each label was shown, ≥ 0.
-        buckets_L: bucket of every label.
         sizes: labels in each bucket, int64 [4].
     """
     shown = np.bincount(buckets_L[exposures_L > 0], minlength=len(sizes))
@@ -64,10 +63,6 @@ def psi(counts: Counts, shares: Sequence[float]) -> float | None:
     """Population stability index Σ (p − q)·ln(p / q) of observed p against expected q [Siddiqi 2006, §8].
 
     The symmetric Kullback-Leibler divergence, in nats. By convention below 0.1 is stable, above 0.25 has shifted.
-
-    Args:
-        counts: observations per cell.
-        shares: q, expected share per cell.
 
     Returns:
         None below PSI_MINIMUM observations.

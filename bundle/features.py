@@ -40,13 +40,7 @@ _LONGEST_NAME = 100
 
 
 class FeatureReader:
-    """Reads batches of features for one tower. Thread-safe.
-
-    Args:
-        features: the tower's features, in order.
-        vocabularies: by name.
-        pad_to: P of the inputs that have a fixed one; others are as wide as the batch needs.
-    """
+    """Reads batches of features for one tower. Thread-safe."""
 
     def __init__(
         self,
@@ -61,9 +55,6 @@ class FeatureReader:
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
         """Return the tower's inputs for a batch.
-
-        Args:
-            features_B: each query's features by name; null or absent means missing.
 
         Returns:
             int32 rows and float32 weights or numbers, [B] or [B, P], by input name, as `Feature.inputs` says.

@@ -32,15 +32,7 @@ def filter_kind(type_: pa.DataType) -> FilterKind | None:
 
 
 def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]:
-    """The names, each once, if they are columns that can be filtered by.
-
-    Args:
-        display: `Labels.display`.
-        names: those declared.
-
-    Raises:
-        BundleInvariantError: a column that is not there, or of another type.
-    """
+    """The names, each once, if they are columns that can be filtered by."""
     kinds = {field.name: filter_kind(field.type) for field in display.schema}
     for name in names:
         if kinds.get(name) is None:

@@ -28,9 +28,6 @@ def log_frequencies(counts_L: Int64 | Float64, *, smoothing: float = 0.5) -> Flo
 
     Returns:
         float64 [L], natural log (nats); logsumexp is 0.
-
-    Raises:
-        ValueError: no label, a negative count, or a smoothing that is not positive.
     """
     if counts_L.size == 0:
         raise ValueError("log_frequencies: expected at least one label, received none")
@@ -68,11 +65,7 @@ class Buckets(BaseModel):
 
     @classmethod
     def by_count(cls, *, head_from: int = 100, torso_from: int = 20) -> Buckets:
-        """Head has at least `head_from` training pairs, torso at least `torso_from` [R21 §5.1].
-
-        Raises:
-            ValueError: not head_from > torso_from > 0.
-        """
+        """Head has at least `head_from` training pairs, torso at least `torso_from` [R21 §5.1]."""
         if not head_from > torso_from > 0:
             raise ValueError(
                 f"Buckets.by_count: expected head_from > torso_from > 0, received {head_from} and {torso_from}"

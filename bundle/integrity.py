@@ -52,13 +52,6 @@ def read_versioned_json(
     """Read a JSON file that has a schema_version, checking that before anything else.
 
     Args:
-        file: the file.
-        model: what it holds.
-        expected: its schema version; any other is refused.
-        missing: what to say when there is no such file.
-        remedy: what to do about another version.
-        corrupt: raised for a file that is missing, or not the JSON that it should be.
-        unread: raised for another schema version.
         verify: checks the file further, once its version is known and before its content is read.
     """
     try:
@@ -90,11 +83,7 @@ def _verify_manifest(path: Path) -> None:
 
 
 def check_names(root: Path, files: Iterable[str]) -> None:
-    """Check that files are below `root` by their names, before any is read or written there.
-
-    Raises:
-        BundleCorruptError: one is not.
-    """
+    """Check that files are below `root` by their names, before any is read or written there."""
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")
@@ -104,8 +93,6 @@ def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool =
     """Check that every named file below `root` is there and is what was written.
 
     Args:
-        root: a directory.
-        files: what was written below it, by path.
         content: whether to read them; else only their sizes are compared.
 
     Raises:

@@ -80,11 +80,7 @@ def replay(records: Iterable[LabelRecord]) -> LabelChanges:
 
 
 def record_json(record: LabelRecord) -> str:
-    """The record as JSON that reads back as the record.
-
-    Raises:
-        ValueError: JSON cannot hold its values: NaN, half a surrogate pair, an integer of thousands of digits.
-    """
+    """The record as JSON that reads back as the record."""
     content = record.model_dump_json()
     if _RECORD.validate_json(content) != record:
         raise ValueError("it reads back as something else")

@@ -5,23 +5,24 @@ The columns lie in the file as they are read, so it is mapped: processes share i
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
-from longtail.bundle.errors import BundleInvariantError
+from longtail.bundle.errors import require
 from longtail.bundle.id_rows import IdRows
-from longtail.bundle.lookup import Lookup
-from longtail.bundle.mapped_table import in_one_piece, map_table, write_table
+from longtail.bundle.mapped_table import ORDER, in_one_piece, map_table, write_table
 
 _COLUMNS = {
     "label_id": pa.string(),
     "count": pa.int64(),
     "log_pn": pa.float32(),
     "bucket": pa.int8(),
+    ORDER: pa.int32(),
+    "fingerprint": pa.uint32(),
 }
 _OPTIONAL_COLUMNS = ("bias", "log_popularity")
 RESERVED_COLUMNS = (*_COLUMNS, *_OPTIONAL_COLUMNS)
@@ -39,6 +40,7 @@ class Labels:
         bias: float32 [L] in logits, or None.
         display: the user's own columns (title, …), L rows.
         log_popularity: float32 [L], log π in nats, logsumexp 0; None where `log_pn` is it.
+        stored_rows: rows by id as a file has them, of these very ids; None: made when first needed.
     """
 
     ids: pa.Array
@@ -48,19 +50,13 @@ class Labels:
     bias: Float32 | None
     display: pa.Table
     log_popularity: Float32 | None = None
-
-    stored_lookup: Lookup | None = field(default=None, repr=False, compare=False)
+    stored_rows: IdRows | None = field(default=None, repr=False, compare=False)
 
     @cached_property
-    def lookup(self) -> Lookup:
-        """Get what finds labels by id: what a release keeps of these very ids, or a new one."""
-        stored = self.stored_lookup
-        return stored if stored is not None and stored.ids is self.ids else Lookup(self.ids)
-
-    @property
     def row_of(self) -> IdRows:
-        """Row of every label, by id."""
-        return self.lookup.row_of
+        """Get the row of every label by id, with the order and the fingerprints of the ids."""
+        stored = self.stored_rows
+        return stored if stored is not None and stored.ids is self.ids else IdRows(self.ids)
 
     @property
     def log_pi(self) -> Float32:
@@ -69,14 +65,13 @@ class Labels:
 
     def write(self, path: Path) -> None:
         """Write as an Arrow file; raises ValueError if a display column takes a reserved name."""
-        write_table(path, self._table())
-
-    def _table(self) -> pa.Table:
         columns: dict[str, pa.Array | Array] = {
             "label_id": self.ids,
             "count": self.counts,
             "log_pn": self.log_pn,
             "bucket": self.buckets,
+            ORDER: self.row_of.order,
+            "fingerprint": self.row_of.fingerprints,
         }
         if self.bias is not None:
             columns["bias"] = self.bias
@@ -86,43 +81,23 @@ class Labels:
             if name in RESERVED_COLUMNS:
                 raise ValueError(f"display column {name!r}: expected a name other than {', '.join(RESERVED_COLUMNS)}")
             columns[name] = self.display[name]
-        return pa.table(columns)
+        write_table(path, pa.table(columns))
 
     @classmethod
-    def read(cls, path: Path, *, lookup: Path | None = None, verify: bool = True) -> Labels:
-        """Map what `write` wrote.
-
-        Args:
-            path: labels.arrow.
-            lookup: lookup.arrow of the same labels, as `Lookup.write` wrote it, to be mapped.
-            verify: whether to read all of it, and see that no text ends beyond the file.
-
-        Raises:
-            BundleCorruptError: no Arrow file, or one whose columns point beyond it.
-            BundleInvariantError: a column is missing, has another type, or holds nulls, or the lookup is of other ids.
-        """
-        labels = cls._of(map_table(path, verify=verify), path.name)
-        if lookup is None:
-            return labels
-        return replace(labels, stored_lookup=Lookup.map(lookup, labels.ids, verify=verify))
-
-    @classmethod
-    def _of(cls, table: pa.Table, file: str) -> Labels:
+    def read(cls, path: Path, *, verify: bool = True) -> Labels:
+        """Map what `write` wrote, and with `verify` see that no text ends beyond the file."""
+        table = map_table(path, verify=verify)
         for name, expected in _COLUMNS.items():
             found = table.schema.field(name).type if name in table.column_names else "no such column"
-            if found != expected:
-                raise BundleInvariantError(f"{file} column {name!r}", expected=expected, found=found)
-            if table[name].null_count:
-                raise BundleInvariantError(
-                    f"{file} column {name!r}", expected="no nulls", found=f"{table[name].null_count} nulls"
-                )
+            require(f"{path.name} column {name!r}", found == expected, expected, found)
+            nulls = table[name].null_count
+            require(f"{path.name} column {name!r}", not nulls, "no nulls", f"{nulls} nulls")
         optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names]
         columns = {name: in_one_piece(table[name]) for name in (*_COLUMNS, *optional)}
-        numbers = {
-            name: column.to_numpy(zero_copy_only=False) for name, column in columns.items() if name != "label_id"
-        }
+        ids = columns.pop("label_id")
+        numbers = {name: column.to_numpy(zero_copy_only=False) for name, column in columns.items()}
         return cls(
-            ids=columns["label_id"],
+            ids=ids,
             counts=numbers["count"],
             log_pn=numbers["log_pn"],
             buckets=numbers["bucket"],
@@ -130,4 +105,5 @@ class Labels:
             # Combine chunks once, so later `combine_chunks` calls do not copy.
             display=table.drop_columns([*_COLUMNS, *optional]).combine_chunks(),
             log_popularity=numbers.get("log_popularity"),
+            stored_rows=IdRows(ids, numbers[ORDER], numbers["fingerprint"]),
         )

@@ -121,39 +121,32 @@ class Feature(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for kind, name in (("vector", "dims"), ("date", "parts"), ("date", "reference")):
-            if (self.kind == kind) != (getattr(self, name) is not None):
-                raise ValueError(f"feature {self.name!r} ({self.kind}): {name} belongs to {kind}, and only to it")
-        if self.of_label is not None and self.kind != "vector":
-            raise ValueError(f"feature {self.name!r} ({self.kind}): of_label belongs to vector, and only to it")
-        if self.times is not None and self.kind != "history":
-            raise ValueError(f"feature {self.name!r} ({self.kind}): times belong to history, and only to it")
-        if self.boundaries is not None and self.kind != "number":
-            raise ValueError(f"feature {self.name!r} ({self.kind}): boundaries belong to number, and only to it")
-        if (self.kind == "vector") > (self.missing is None) or (self.missing is None) > (
-            self.kind in ("number", "vector")
+        text, of_words = self.kind == "text", self.standardize is not None
+        needed = {
+            "dims belongs to vector": (self.dims, self.kind == "vector"),
+            "parts belongs to date": (self.parts, self.kind == "date"),
+            "reference belongs to date": (self.reference, self.kind == "date"),
+            "max_length belongs to history, bag and text": (self.max_length, self.kind in ("history", "bag", "text")),
+            "hash_rows belongs to text without standardize": (self.hash_rows, text and not of_words),
+            "vocabulary belongs to id, history, audience, bag and text with standardize": (
+                self.vocabulary,
+                self.kind in ("id", "history", "audience", "bag") or (text and of_words),
+            ),
+        }
+        allowed = {
+            "of_label belongs to vector": (self.of_label, self.kind == "vector"),
+            "times belongs to history": (self.times, self.kind == "history"),
+            "boundaries belongs to number": (self.boundaries, self.kind == "number"),
+            "standardize belongs to text with a vocabulary": (self.standardize, text and self.vocabulary is not None),
+        }
+        broken = [rule for rule, (value, fits) in needed.items() if fits != (value is not None)]
+        broken += [rule for rule, (value, fits) in allowed.items() if value is not None and not fits]
+        if (self.kind == "vector" and self.missing is not None) or (
+            self.missing is None and self.kind not in ("number", "vector")
         ):
-            raise ValueError(
-                f"feature {self.name!r} ({self.kind}): missing is null for vector, may be for number, and is not else"
-            )
-        if self.standardize is not None and (self.kind != "text" or self.vocabulary is None):
-            raise ValueError(
-                f"feature {self.name!r} ({self.kind}): standardize belongs to text with a vocabulary, and only to it"
-            )
-        of_words = self.standardize is not None
-        if (self.kind in ("id", "history", "audience", "bag") or of_words) != (self.vocabulary is not None):
-            raise ValueError(
-                f"feature {self.name!r} ({self.kind}): a vocabulary belongs to id, history, audience and bag, and "
-                "only to them, or to a text with standardize"
-            )
-        if (self.kind == "text" and not of_words) != (self.hash_rows is not None):
-            raise ValueError(
-                f"feature {self.name!r} ({self.kind}): hash_rows belongs to text, and only to it, without standardize"
-            )
-        if (self.kind in ("history", "bag", "text")) != (self.max_length is not None):
-            raise ValueError(
-                f"feature {self.name!r} ({self.kind}): max_length belongs to history, bag and text, and only to them"
-            )
+            broken.append("missing = null belongs to vector, may be of number, and is of no other")
+        if broken:
+            raise ValueError(f"feature {self.name!r} ({self.kind}): {broken[-1]}, and only to it")
         return self
 
 
@@ -184,30 +177,6 @@ class CurvePoint(Record):
     metrics: dict[str, Interval]
 
 
-class BiasRemoval(Record):
-    """The dial: the λ a request gets when it names none, and how every λ scored offline."""
-
-    noise: str = "π"
-    """Which noise ν λ multiplies the log of, in words [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the tree.
-    Beside a tree the name has its power in ν, 0 where training left none of it, and what ν has besides, for μ."""
-    default: float
-    minimum: float = -1.0
-    maximum: float = 2.0
-    chosen_by: str = "the recipe, for want of validation data"
-    """Split and metric that picked the default, e.g. `valid recall@20`."""
-    curve_split: str = "none"
-    """Split that the curve was measured on."""
-    curve: list[CurvePoint] = []
-
-    @model_validator(mode="after")
-    def _in_range(self) -> Self:
-        if not self.minimum <= self.default <= self.maximum:
-            raise ValueError(
-                f"bias_removal.default: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
-            )
-        return self
-
-
 class Popularity(Record):
     """The prior's dial: the weight μ of log π that a request gets when it names none, and its limits."""
 
@@ -219,9 +188,23 @@ class Popularity(Record):
     def _in_range(self) -> Self:
         if not self.minimum <= self.default <= self.maximum:
             raise ValueError(
-                f"popularity.default: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
+                f"default of a dial: expected {self.minimum} <= default <= {self.maximum}, received {self.default}"
             )
         return self
+
+
+class BiasRemoval(Popularity):
+    """The dial: the λ that a request gets when it names none, its limits, and how every λ scored offline."""
+
+    default: float
+    noise: str = "π"
+    """Which noise ν λ multiplies the log of, in words [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the tree.
+    Beside a tree the name has its power in ν, 0 where training left none of it, and what ν has besides, for μ."""
+    chosen_by: str = "the recipe, for want of validation data"
+    """Split and metric that picked the default, e.g. `valid recall@20`."""
+    curve_split: str = "none"
+    """Split that the curve was measured on."""
+    curve: list[CurvePoint] = []
 
 
 class FileRecord(Record):

@@ -8,8 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from longtail.bundle.arrays import Array, Int32
+from longtail.bundle.arrays import Array
 from longtail.bundle.errors import BundleCorruptError, require
+
+ORDER = "row_by_id"
+"""Column of the rows in the order of their ids."""
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -23,7 +26,6 @@ def map_table(path: Path, *, verify: bool = True) -> pa.Table:
     """Map what `write_table` wrote: its pages are shared with every process that does so.
 
     Args:
-        path: an Arrow file.
         verify: whether to read all of it, and see that no text ends beyond the file.
 
     Raises:
@@ -42,32 +44,12 @@ def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike, rows: int) -> Array:
-    """A column of numbers as it lies in the file, [rows].
-
-    Args:
-        table: of `map_table`.
-        name: the column's.
-        type_: of its numbers.
-        rows: how many there must be.
-
-    Raises:
-        BundleInvariantError: no such column, of another type or length, or with nulls.
-    """
+def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike) -> Array:
+    """Get a column of numbers as it lies in the file, [rows]."""
     expected = pa.from_numpy_dtype(np.dtype(type_))
     found = table.schema.field(name).type if name in table.column_names else "no such column"
     require(f"mapped column {name!r}", found == expected, expected, found)
     column = in_one_piece(table[name])
-    missing = f"{len(column)} rows, {column.null_count} nulls"
-    require(f"mapped column {name!r}", missing == f"{rows} rows, 0 nulls", f"{rows} rows, 0 nulls", missing)
+    require(f"mapped column {name!r}", column.null_count == 0, "no nulls", f"{column.null_count} nulls")
     numbers: Array = column.to_numpy(zero_copy_only=False)
     return numbers
-
-
-def check_rows(name: str, rows_L: Int32) -> None:
-    """Check that int32 [L] are the rows 0 … L − 1 in some order; raises BundleInvariantError."""
-    seen_L = np.zeros(len(rows_L), np.bool_)
-    inside = bool(((rows_L >= 0) & (rows_L < len(rows_L))).all())
-    if inside:
-        seen_L[rows_L] = True
-    require(name, inside and bool(seen_L.all()), f"rows 0 to {len(rows_L) - 1}, once each", "others")

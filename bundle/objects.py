@@ -65,9 +65,6 @@ def options_of(url: str) -> dict[str, Any]:
 class ObjectStore:
     """The objects below a URL. Every method raises StorageError where the store does not answer or refuses.
 
-    Args:
-        url: of a folder, there or not.
-
     Raises:
         StorageError: obstore is not installed, or does not know such a URL.
     """

@@ -23,15 +23,7 @@ _STYLE = {
 
 
 def page(title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str], body: str) -> bytes:
-    """One file of HTML.
-
-    Args:
-        title: plain text.
-        intro: HTML.
-        cards: name → value, plain text.
-        plots: of `plot`.
-        body: HTML below the plots.
-    """
+    """One file of HTML."""
     template = Template((files("longtail.bundle") / "page.html").read_text(encoding="utf-8"))
     made = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in cards.items()

@@ -84,15 +84,7 @@ class Priors:
         return np.array([asked.get(prior.name, prior.default) for prior in self.settings], np.float32)
 
     def check(self, given: Mapping[str, float], row: int) -> None:
-        """Refuse values that a label cannot have.
-
-        Args:
-            given: values by name.
-            row: the label's place, for the error.
-
-        Raises:
-            FeatureError: one of no prior of the release, or one beyond `Prior.largest`.
-        """
+        """Refuse values that a label cannot have."""
         largest = {prior.name: prior.largest for prior in self.settings}
         for name, value in given.items():
             if name not in largest:
@@ -105,12 +97,7 @@ class Priors:
                 )
 
     def of_added(self, rows_M: Int64, given_M: Sequence[Mapping[str, float]]) -> Float32:
-        """Values of labels that were added or embedded anew, float32 [M, P].
-
-        Args:
-            rows_M: row of a label that the release has, which keeps what is not given; below 0 of another.
-            given_M: values by name; of a prior that the release lacks, to no effect.
-        """
+        """Values of labels that were added or embedded anew, float32 [M, P]."""
         known_M = rows_M >= 0
         values_MP: Float32 = np.where(known_M[:, None], self.values_LP[np.where(known_M, rows_M, 0)], self.missing)
         for place, name in enumerate(self.names):

@@ -84,9 +84,6 @@ class Proposal:
         Args:
             inputs: the query tower's: `name` int32 [B]; or `name` int32 [B, P] with `name__weight` float32
                 [B, P]; or `name` float32 [B]. Features without a projection are ignored.
-
-        Raises:
-            KeyError: a projected feature is not among the inputs.
         """
         return project(inputs, self.projection, self.offset)
 
@@ -116,7 +113,6 @@ class Proposal:
         """The labels a beam search finds, best first; exact if `width` >= L.
 
         Args:
-            z_BK: projected queries.
             width: W >= 1, nodes kept on every level.
 
         Returns:
@@ -145,17 +141,6 @@ class Proposal:
             np.pad(np.take_along_axis(log_p_BN, order_BN, axis=1), missing, constant_values=-np.inf),
         )
 
-    def sample(self, z_BK: Float32, draws: int, rng: np.random.Generator) -> Int32:
-        """Labels drawn from p_n(·|x) with replacement, int32 [B, draws]: O(K · log L) each."""
-        labels_BM = np.empty((len(z_BK), draws), np.int32)
-        for rows in _chunks(len(z_BK), draws * self.weights.shape[1]):
-            heap_BM = np.ones(labels_BM[rows].shape, np.int64)
-            for _ in range(self.depth):
-                right_BM = rng.logistic(size=heap_BM.shape) < self._activations(z_BK[rows], heap_BM)
-                heap_BM = 2 * heap_BM + right_BM
-            labels_BM[rows] = self.leaf_labels[heap_BM - len(self.leaf_labels)]
-        return labels_BM
-
     def write(self, path: Path) -> None:
         """Write an uncompressed .npz: `offset`, `weights`, `biases`, `leaf_labels`, `projection/FEATURE`."""
         arrays: dict[str, Any] = {f"{_PROJECTION}{name}": rows for name, rows in self.projection.items()}
@@ -165,11 +150,7 @@ class Proposal:
 
     @classmethod
     def read(cls, path: Path) -> Proposal:
-        """Read what `write` wrote; `validate` checks what it says.
-
-        Raises:
-            BundleCorruptError: no such file, or not one that `write` wrote.
-        """
+        """Read what `write` wrote; `validate` checks what it says."""
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
                 arrays = dict(members)
@@ -185,15 +166,7 @@ class Proposal:
             raise BundleCorruptError(f"{path}: expected a proposal tree (.npz): {error}") from error
 
     def validate(self, labels: int) -> None:
-        """Check the tree and the projection.
-
-        Args:
-            labels: L of the catalogue.
-
-        Raises:
-            BundleInvariantError: arrays of other types or shapes, a value that is not finite, a label without
-                a leaf or with two, padding that could be drawn.
-        """
+        """Check the tree and the projection."""
         nodes, dims = 1 << max(labels - 1, 0).bit_length(), self.offset.size
         shapes: dict[str, tuple[npt.NDArray[Any], type, tuple[int, ...]]] = {
             "offset": (self.offset, np.float32, (dims,)),

@@ -11,14 +11,13 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from longtail.bundle.errors import BundleCorruptError, BundleError, BundleExistsError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, check_names, read_manifest, verify_files
-from longtail.bundle.manifest import FileRecord
+from longtail.bundle.manifest import FileRecord, Manifest
 from longtail.bundle.objects import ObjectStore, is_url, local_path
 from longtail.bundle.store import atomic_directory
 
@@ -28,12 +27,7 @@ _BUNDLE = "bundle"
 
 
 def copies_of(url: str, root: Path | None = None) -> Path:
-    """Get the directory of the local copies of what is at a URL; it need not exist.
-
-    Args:
-        url: of a bundle or of releases.
-        root: of all copies; by default LONGTAIL_CACHE, or `longtail` in the user's cache directory.
-    """
+    """Get the directory of the copies of what is at a URL, below a root, LONGTAIL_CACHE, or the user's cache."""
     if root is None:
         home = os.environ.get("XDG_CACHE_HOME")
         root = Path(os.environ.get(CACHE) or (Path(home) if home else Path.home() / ".cache") / "longtail")
@@ -69,31 +63,16 @@ def download_files(store: ObjectStore, prefix: str, records: Mapping[str, FileRe
 
 
 def upload_files(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
-    """Copy a folder to a store, whole or not at all; the same call goes on after a failure.
-
-    Args:
-        store: where to.
-        prefix: of the objects.
-        folder: what to copy.
-        files: names below it.
-        last: name of the manifest, which is written last.
+    """Copy files of a folder to a store, whole or not at all, and its manifest `last`; goes on after a failure.
 
     Raises:
         BundleExistsError: another folder is there, or somebody uploads one.
         StorageError: the store does not answer; then there is no such folder.
     """
     content = (folder / last).read_bytes()
-    said = {"sha256": hashlib.sha256(content).hexdigest(), "by": f"{socket.gethostname()}:{os.getpid()}"}
-    if not store.create(f"{prefix}{UPLOAD}", json.dumps(said).encode()):
-        try:
-            found = json.loads(store.read(f"{prefix}{UPLOAD}") or b"{}")
-        except ValueError:
-            found = None
-        found = found if isinstance(found, dict) else {}
-        if found.get("sha256") != said["sha256"]:
-            raise BundleExistsError(
-                f"{store.url}/{prefix}: expected a free place, found an upload of {found.get('by')}; nothing changed"
-            )
+    reservation = json.dumps({"sha256": hashlib.sha256(content).hexdigest()}).encode()
+    if not store.create(f"{prefix}{UPLOAD}", reservation):
+        raise BundleExistsError(f"{store.url}/{prefix}: expected a free place, found another upload; nothing changed")
     for name in files:
         store.upload(folder / name, f"{prefix}{name}")
     if not store.create(f"{prefix}{last}", content):
@@ -101,13 +80,7 @@ def upload_files(store: ObjectStore, prefix: str, folder: Path, files: Iterable[
 
 
 def upload_bundle(bundle: Path, url: str) -> None:
-    """Verify a bundle and copy it to a URL such as `s3://bucket/bundles/books`, where there is none yet.
-
-    Raises:
-        BundleError: it is not intact.
-        BundleExistsError: another bundle is there.
-        StorageError: the store does not answer, or refuses.
-    """
+    """Verify a bundle and copy it to a URL such as `s3://bucket/books`; raises BundleError or StorageError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
     store = ObjectStore(url)
@@ -117,13 +90,7 @@ def upload_bundle(bundle: Path, url: str) -> None:
 
 
 def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
-    """Get the directory of a bundle, or of a verified copy where the place is a URL.
-
-    Raises:
-        BundleError: there is no bundle.
-        StorageError: the store does not answer, or has other bytes.
-        OSError: the disk is full, or not writable.
-    """
+    """Get the directory of a bundle, or of a verified copy of one at a URL; raises BundleError or StorageError."""
     if not is_url(place):
         return local_path(place)
     store = ObjectStore(str(place))
@@ -135,7 +102,7 @@ def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
             raise BundleCorruptError(f"{place}: expected a bundle (a folder with {MANIFEST}), found none")
         if not _is_copy(target, content):
             with replacing(target) as working:
-                fetch_bundle(store, "", working)
+                download_files(store, "", fetch_manifest(store, "", working).files, working)
     return target
 
 
@@ -147,13 +114,12 @@ def _is_copy(target: Path, content: bytes) -> bool:
         return False
 
 
-def fetch_bundle(store: ObjectStore, prefix: str, target: Path, *, manifest_only: bool = False) -> None:
-    """Download the bundle whose objects begin with a prefix."""
+def fetch_manifest(store: ObjectStore, prefix: str, target: Path) -> Manifest:
+    """Download the manifest of the bundle whose objects begin with a prefix; raises BundleError or StorageError."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, MANIFEST_SHA256):
         content = store.read(f"{prefix}{name}")
         if content is None:
             raise BundleCorruptError(f"{store.url}/{prefix}{name}: expected a file of a bundle, found none")
         (target / name).write_bytes(content)
-    if not manifest_only:
-        download_files(store, prefix, read_manifest(target).files, target)
+    return read_manifest(target)

@@ -46,11 +46,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def working_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty hidden sibling of `target`, removed at the end, and after a crash by the next of its kind.
-
-    Args:
-        target: missing parents are made.
-    """
+    """Yield an empty hidden sibling of `target`, removed at the end, and after a crash by the next of its kind."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
     working = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".tmp", dir=target.parent))

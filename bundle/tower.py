@@ -26,10 +26,6 @@ class Tower(FeatureReader):
 
     Args:
         model: an ONNX model, float32 [B, dim] out, or its file, whose folder has its tables.
-        features: what the tower takes, in order.
-        vocabularies: by name.
-        dim: D.
-        file: the model's file name, for error messages.
 
     Raises:
         TowerError: no ONNX Runtime, not a model that it loads, or its inputs are not the features'.
@@ -51,9 +47,6 @@ class Tower(FeatureReader):
 
     def embed(self, inputs: Inputs) -> Float32:
         """Return embeddings, float32 [B, D].
-
-        Args:
-            inputs: from `read`.
 
         Raises:
             FeatureError: features that the tower turns into NaN or infinity; its field is `features`.
@@ -86,15 +79,7 @@ class Tower(FeatureReader):
 
 
 def onnx_session(model: bytes | Path, file: str) -> Any:
-    """An ONNX Runtime session on the CPU, with one thread for each call.
-
-    Args:
-        model: the ONNX model, or its file; tables in files of its folder are mapped.
-        file: the model's file name, for error messages.
-
-    Raises:
-        TowerError: ONNX Runtime is not installed, or does not load the model.
-    """
+    """An ONNX Runtime session on the CPU, with one thread for each call."""
     # Or its import, from 1.29 on, writes a session id into the temporary folder and reports usage to its vendor.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:

@@ -14,16 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from longtail.bundle.arrays import Float32
-from longtail.bundle.errors import BundleCorruptError, require
-from longtail.bundle.vocabulary import Vocabulary
+from longtail.bundle.errors import BundleCorruptError
 
 
 def read_table(path: Path) -> Float32:
-    """Rows of a table, float32 [rows, dims], memory-mapped.
-
-    Raises:
-        BundleCorruptError: no file, or not an array file of NumPy.
-    """
+    """Rows of a table, float32 [rows, dims], memory-mapped."""
     try:
         array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
@@ -31,35 +26,6 @@ def read_table(path: Path) -> Float32:
     except (ValueError, EOFError) as error:
         raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
     return array
-
-
-def check_tables(tables: Mapping[str, Path], vocabularies: Mapping[str, Vocabulary]) -> None:
-    """Compare tables with the vocabularies that say what their rows are.
-
-    Args:
-        tables: files by name; where a vocabulary is called so, its rows are the table's.
-        vocabularies: by name.
-
-    Raises:
-        BundleInvariantError: names the invariant, what it expects and what was found.
-    """
-    for name, path in tables.items():
-        array = read_table(path)
-        plain = array.dtype == np.float32 and array.ndim == 2 and array.flags.c_contiguous
-        require(
-            f"tables/{name}.npy is float32 [rows, dims], row after row",
-            plain,
-            "float32 [rows, dims]",
-            f"{array.dtype} {list(array.shape)}" + ("" if array.flags.c_contiguous else ", column after column"),
-        )
-        if name in vocabularies:
-            rows = vocabularies[name].rows
-            require(
-                f"tables/{name}.npy has a row for each id of its vocabulary, and row 0",
-                len(array) == rows,
-                f"{rows} rows",
-                f"{len(array)} rows",
-            )
 
 
 def link_tables(tables: Mapping[str, Path], folder: Path) -> None:

@@ -34,11 +34,7 @@ def bucket_rows(values: npt.NDArray[np.floating], boundaries: Sequence[float]) -
 
 
 def read_numbers(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
-    """The inputs of a `number`, [B].
-
-    Raises:
-        FeatureError: a value that is no finite number.
-    """
+    """The inputs of a `number`, [B]."""
     missing = feature.missing if feature.boundaries is None else float("nan")
     numbers_B = np.array(
         [
@@ -53,11 +49,7 @@ def read_numbers(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, A
 
 
 def read_vectors(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
-    """The inputs of a `vector`: float32 [B, D], zeros where there is none, and [B], 1 there.
-
-    Raises:
-        FeatureError: a value that is no list of D finite numbers.
-    """
+    """The inputs of a `vector`: float32 [B, D], zeros where there is none, and [B], 1 there."""
     vectors_BD = np.zeros((len(values_B), feature.dims or 0), np.float32)
     for row, value in enumerate(values_B):
         if value is not None:
@@ -66,11 +58,7 @@ def read_vectors(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, A
 
 
 def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
-    """The input of a `date`, int32 [B, parts].
-
-    Raises:
-        FeatureError: a value that is no date or time in ISO 8601.
-    """
+    """The input of a `date`, int32 [B, parts]."""
     seconds_B = np.full(len(values_B), MISSING_DATE, np.int64)
     for row, value in enumerate(values_B):
         if isinstance(value, str):
@@ -86,9 +74,6 @@ def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
 def read_ages(feature: Feature, values_B: Sequence[JsonValue]) -> tuple[list[JsonValue], list[list[int] | None]]:
     """The ids of a history with `times`, as they were given, and how many ticks before the request each entry was; None
     of a history without times.
-
-    Raises:
-        FeatureError: an object of another form, a time of another type, times that fall.
     """
     ids_B: list[JsonValue] = []
     ages_B: list[list[int] | None] = []

@@ -19,11 +19,9 @@ from longtail.index.errors import (
     DeviceError,
     EngineUnavailableError,
     FloorsError,
-    FloorsNotMetError,
-    IncompatibleReleaseError,
     LongtailIndexError,
     MergeError,
-    NotStagedError,
+    NotPublishableError,
     PriorsError,
     QueryError,
     RecallFloorError,
@@ -34,11 +32,11 @@ from longtail.index.errors import (
     ReleaseVersionError,
     SpecError,
 )
-from longtail.index.manifests import IndexManifest, RecallAt, ReleaseManifest
-from longtail.index.release.bucket_floors import BucketFloors, FloorsReport
-from longtail.index.release.compatibility import Compatibility, refused_features, refused_priors
-from longtail.index.release.merge import MergeReport, merge_labels
-from longtail.index.release.staged import StagedCounts, StagedFloors, StagedReport
+from longtail.index.manifests import RecallAt, ReleaseManifest
+from longtail.index.release.bucket_floors import BucketFloors
+from longtail.index.release.compatibility import losses, refused_features, refused_priors
+from longtail.index.release.merge import merge_labels
+from longtail.index.release.staged import StagedCounts, StagedFloors
 from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Condition, Filter, Selection, without_rows
@@ -64,24 +62,18 @@ __all__ = [
     "NO_ROW",
     "BucketFloors",
     "CollectionMismatchError",
-    "Compatibility",
     "Condition",
     "DeviceError",
     "EngineUnavailableError",
     "ExactRows",
     "Filter",
     "FloorsError",
-    "FloorsNotMetError",
-    "FloorsReport",
-    "IncompatibleReleaseError",
-    "IndexManifest",
     "IndexSpec",
     "Limits",
     "LongtailIndexError",
     "MergeError",
-    "MergeReport",
     "MilvusServer",
-    "NotStagedError",
+    "NotPublishableError",
     "PriorTable",
     "PriorsError",
     "QueryError",
@@ -100,9 +92,9 @@ __all__ = [
     "SpecError",
     "StagedCounts",
     "StagedFloors",
-    "StagedReport",
     "build",
     "kth_best",
+    "losses",
     "merge_labels",
     "no_results",
     "publish",

@@ -19,7 +19,7 @@ from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
-from longtail.index.manifests import Device, IndexManifest, RecallAt, ReleaseManifest
+from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.options import (
     BundleArgument,
     CountsOption,
@@ -30,6 +30,7 @@ from longtail.index.options import (
     NameArgument,
     NameOption,
     PriorOption,
+    PublishOption,
     ReleasesArgument,
     ReleasesOption,
     SourceOption,
@@ -39,7 +40,7 @@ from longtail.index.options import (
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
-from longtail.index.release.release import read_index_manifest, read_release_manifest
+from longtail.index.release.release import read_release_manifest
 from longtail.index.release.releases import Releases
 from longtail.state import Place, StoreError
 
@@ -64,7 +65,7 @@ def build(
         ),
     ] = "auto",
     name: NameOption = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
+    publish: PublishOption = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
     recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95,
     priors: Annotated[
@@ -82,16 +83,12 @@ def build(
     ] = None,
     bytes_per_label: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Most bytes of the approximate band's index file per label (default: any)."),
+        typer.Option(metavar="N", help="Most bytes of the index file per label (default: any)."),
     ] = None,
-    floor: FloorOption = None,
-    max_drop: MaxDropOption = None,
-    force: ForceOption = False,
     state: StateOption = None,
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
-    checked = _device(device)
-    floors = _floors(releases, publish, floor, max_drop, force)
+    checked, floors = _device(device), Releases(releases).floors() if publish else None
     table = _table_of(priors, prior, missing)
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the bundle") as status:
@@ -109,7 +106,7 @@ def build(
         )
     _report(releases, manifest, notes)
     if floors is not None:
-        _publish(releases, manifest.name, floors, force=force, state=place_of(state))
+        _publish(releases, manifest.name, floors, state=place_of(state))
 
 
 @app.command()
@@ -127,14 +124,11 @@ def update(
     ] = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
-    floor: FloorOption = None,
-    max_drop: MaxDropOption = None,
-    force: ForceOption = False,
+    publish: PublishOption = False,
     state: StateOption = None,
 ) -> None:
-    """Write a release of a bundle over the cells of one before, for labels that came, went or changed."""
-    floors = _floors(releases, publish, floor, max_drop, force)
+    """Write a release of a bundle over the lists of one before, for labels that came, went or changed."""
+    floors = Releases(releases).floors() if publish else None
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the bundle and the release") as status:
         manifest = building.update(
@@ -148,7 +142,7 @@ def update(
         )
     _report(releases, manifest, notes)
     if floors is not None:
-        _publish(releases, manifest.name, floors, force=force, state=place_of(state))
+        _publish(releases, manifest.name, floors, state=place_of(state))
 
 
 @app.command()
@@ -159,7 +153,7 @@ def priors(
     name: NameOption = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")] = False,
+    publish: PublishOption = False,
 ) -> None:
     """Write a release with the priors of a new table; neither the model nor the index is trained again."""
     notes: list[str] = []
@@ -173,7 +167,7 @@ def priors(
         )
     _report(releases, manifest, notes)
     if publish:
-        _publish(releases, manifest.name, Releases(releases).floors(), force=False, state=None)
+        _publish(releases, manifest.name)
 
 
 @app.command()
@@ -185,25 +179,23 @@ def publish(
     force: ForceOption = False,
     state: StateOption = None,
 ) -> None:
-    """Verify a release, hold it to the bucket floors of promise.toml and to what clients of CURRENT send, and point
-    CURRENT at it.
-    """
+    """Point CURRENT at a release that is intact, meets promise.toml, and takes what clients of CURRENT send."""
     floors = Releases(releases).floors(floor or (), max_drop)
     _publish(releases, name, floors, force=force, state=place_of(state))
 
 
 @app.command()
 def stage(releases: ReleasesArgument, name: NameArgument) -> None:
-    """Verify a release and have the service ask it, too, a share of live queries, unseen; publishes nothing."""
+    """Verify a release and have services send it a share of live queries as shadow traffic; publishes nothing."""
     Releases(releases).stage(name)
     print(f"staged: {name}")
 
 
 @app.command()
 def staged(releases: ReleasesArgument, state: CountsOption = None) -> None:
-    """Show what live queries have told of the staged release; exit code 1 while it falls short of promise.toml."""
+    """Show what shadow traffic has found; exit code 1 while the staged release falls short of promise.toml."""
     report = Releases(releases).staged_report(state=state)
-    for line in report.lines():
+    for line in report.lines:
         print(line)
     for sentence in report.unmet:
         print(f"not yet: {sentence}")
@@ -213,7 +205,7 @@ def staged(releases: ReleasesArgument, state: CountsOption = None) -> None:
 
 @app.command()
 def unstage(releases: ReleasesArgument) -> None:
-    """Have no release asked unseen any more."""
+    """End shadow traffic."""
     print(f"no longer staged: {Releases(releases).unstage() or 'nothing was'}")
 
 
@@ -294,7 +286,7 @@ def report(
     from longtail.index.release.report import release_report  # its plots are of another extra
 
     with Releases(releases).manifests(name) as path:
-        page = release_report(read_release_manifest(path), read_index_manifest(path))
+        page = release_report(read_release_manifest(path))
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_bytes(page)
     print(f"written: {out}")
@@ -319,37 +311,19 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _publish(releases: str, name: str, floors: BucketFloors, *, force: bool, state: Place | None) -> None:
-    compared = Releases(releases).compare(name, state=state) if force else None
+def _publish(
+    releases: str, name: str, floors: BucketFloors | None = None, *, force: bool = False, state: Place | None = None
+) -> None:
     own = os.environ.get("LONGTAIL_STATE")  # a replica's, where the state is a database
     counts = Path(own) if own and not isinstance(state, Path) else None
     report = Releases(releases).publish(name, floors=floors, force=force, state=state, counts=counts)
-    for line in report.lines():
+    for line in report.lines:
         print(line)
     if report.unmet:
-        print(f"longtail-index: BUCKET FLOORS NOT MET, {name} is published all the same (--force):", file=sys.stderr)
+        print(f"longtail-index: {name} IS PUBLISHED ALL THE SAME (--force):", file=sys.stderr)
         for sentence in report.unmet:
             print(f"  {sentence}", file=sys.stderr)
-    if compared is not None and (lost := compared.lines()):
-        print(
-            f"longtail-index: {name} WOULD NOT DO FOR CLIENTS OF {compared.before}, it is published all the same "
-            "(--force):",
-            file=sys.stderr,
-        )
-        for sentence in lost:
-            print(f"  {sentence}", file=sys.stderr)
     print(f"published: {name}")
-
-
-def _floors(
-    releases: str, publish: bool, floor: list[str] | None, max_drop: str | None, force: bool
-) -> BucketFloors | None:
-    """The floors to publish by; None where nothing is published."""
-    if publish:
-        return Releases(releases).floors(floor or (), max_drop)
-    if floor or max_drop or force:
-        raise LongtailIndexError("--floor, --max-drop and --force: expected --publish with them, received none")
-    return None
 
 
 def _table_of(path: Path | None, priors: list[str] | None, missing: str | None) -> PriorTable | None:
@@ -376,7 +350,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
     def tell(line: str) -> None:
         status.update(line)
-        if line.startswith(("priors: ", "cells of ")):
+        if line.startswith(("priors: ", "lists of ")):
             notes.append(line)
 
     return tell
@@ -386,10 +360,9 @@ def _report(releases: str, manifest: ReleaseManifest, notes: list[str]) -> None:
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
     for note in notes:
         print(note)
-    shelf = Releases(releases)
-    for line in _summary(read_index_manifest(shelf.root / manifest.name)):
+    for line in _summary(manifest):
         print(line)
-    print(f"written: {shelf}/{manifest.name}")
+    print(f"written: {Releases(releases)}/{manifest.name}")
 
 
 def _device(text: str) -> Device:
@@ -398,8 +371,8 @@ def _device(text: str) -> Device:
     return "gpu" if text == "gpu" else "cpu"
 
 
-def _summary(index: IndexManifest) -> list[str]:
-    """Recall, the kinds that `auto` measured, whose cells these are, and recall under filters."""
+def _summary(index: ReleaseManifest) -> list[str]:
+    """Recall, the kinds that `auto` measured, whose lists these are, and recall under filters."""
     lines = [f"recall@{index.recall_k} at λ: {_recalls_in_words(index.recall)}"]
     for trial in index.kinds:
         rate = "not timed" if trial.queries_per_second is None else f"{trial.queries_per_second:,.0f} queries/s"
@@ -407,10 +380,10 @@ def _summary(index: IndexManifest) -> list[str]:
             f"{'*' if trial.kind == index.kind else ' '} {trial.kind}: recall {trial.lowest.recall:.3f} or more, "
             f"{rate}, {trial.bytes_per_label:.1f} bytes per label"
         )
-    if (cells := index.partition) is not None:
+    if (lists := index.partition) is not None:
         lines.append(
-            f"cells trained by {cells.trained_by}: {cells.newer:,} labels came or were embedded anew since, "
-            f"imbalance {cells.imbalance:.2f}, {cells.imbalance_trained:.2f} then"
+            f"lists trained by {lists.trained_by}: {lists.newer:,} labels came or were embedded anew since, "
+            f"imbalance {lists.imbalance:.2f}, {lists.imbalance_trained:.2f} then"
         )
     if (filtered := index.filtered) is not None:
         lowest = [f"{selectivity:.1%} of the labels: {recall:.3f}" for selectivity, recall in filtered.lowest().items()]

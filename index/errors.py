@@ -14,31 +14,11 @@ class DeviceError(LongtailIndexError):
 
 
 class RecallFloorError(LongtailIndexError):
-    """No tried setting reaches the spec's recall floor; nothing was written.
-
-    Args:
-        message: λ and μ, measured recall, floor and what to do.
-        bias_removal: the λ with the lowest recall under the best setting.
-        popularity: and the μ.
-        recall: that recall.
-        floor: the spec's floor.
-    """
-
-    def __init__(self, message: str, *, bias_removal: float, popularity: float, recall: float, floor: float) -> None:
-        super().__init__(message)
-        self.bias_removal = bias_removal
-        self.popularity = popularity
-        self.recall = recall
-        self.floor = floor
+    """No tried setting reaches the spec's recall floor; nothing was written."""
 
 
 class EngineUnavailableError(LongtailIndexError):
-    """A search engine that is a server of its own, Milvus, does not answer, or has not what a release names.
-
-    Args:
-        message: which server, and what it said.
-        seconds: after which it may be asked again.
-    """
+    """A search engine that is a server of its own, Milvus, does not answer, or has not what a release names."""
 
     def __init__(self, message: str, *, seconds: float = 1.0) -> None:
         super().__init__(message)
@@ -77,36 +57,12 @@ class FloorsError(LongtailIndexError):
     """Bucket floors that cannot be read: promise.toml or an option with a wrong key or value."""
 
 
-class FloorsNotMetError(LongtailIndexError):
-    """A release that gives a bucket less than its floor; CURRENT is as it was.
-
-    Args:
-        message: every bucket, what was expected at least and what was found.
-        unmet: one sentence for each bucket that gets less than its floor.
-    """
+class NotPublishableError(LongtailIndexError):
+    """A release that gives buckets, shadow traffic or clients less than promised; CURRENT is as it was."""
 
     def __init__(self, message: str, *, unmet: list[str]) -> None:
         super().__init__(message)
         self.unmet = unmet
-
-
-class NotStagedError(LongtailIndexError):
-    """A release that has not shown on mirrored queries what promise.toml asks for; CURRENT is as it was."""
-
-
-class IncompatibleReleaseError(LongtailIndexError):
-    """A release that refuses what clients send, or drops labels that were added; CURRENT is as it was.
-
-    Args:
-        message: lists both.
-        features: query features that it refuses, one sentence each.
-        labels: added labels that it drops, and why, by id.
-    """
-
-    def __init__(self, message: str, *, features: list[str], labels: dict[str, str]) -> None:
-        super().__init__(message)
-        self.features = features
-        self.labels = labels
 
 
 class PublishedMeanwhileError(LongtailIndexError):

@@ -1,4 +1,4 @@
-"""index/manifest.json and release.json as typed records: they say all that opening a release needs."""
+"""release.json as typed records: it says all that opening a release needs."""
 
 from __future__ import annotations
 
@@ -67,24 +67,7 @@ class EffortAt(RecallAt):
 
 
 class Trial(Record):
-    """One setting that was measured while the index was built."""
-
-    kind: Kind
-    head: int = Field(ge=0)
-    """Labels in the exact head."""
-    effort: Effort
-    recall: list[RecallAt]
-    queries_per_second: float
-    """One batch of all calibration queries, on every thread of the building machine."""
-
-    @property
-    def lowest(self) -> RecallAt:
-        """The λ, μ and weights that this setting serves worst."""
-        return min(self.recall, key=lambda at: at.recall)
-
-
-class KindTrial(Record):
-    """One kind at one setting: what it recalls, how quick it is and what it takes."""
+    """One kind of index at one setting: what it recalls, how quick it is and what it takes."""
 
     kind: Kind
     head: int = Field(ge=0)
@@ -92,14 +75,14 @@ class KindTrial(Record):
     effort: Effort
     recall: list[RecallAt]
     queries_per_second: float | None
-    """Per second of CPU time, one query at a time, all places on the dials alike, timed in turns with the other kinds;
-    None where recall falls short."""
-    bytes_per_label: float
-    """As of `IndexManifest`."""
+    """Of `trials` in one batch of all calibration queries, on every thread of the building machine. Of `kinds` and
+    `curve` per second of CPU time, one query at a time, in turns with the others; None where recall falls short."""
+    bytes_per_label: float | None = None
+    """As of `ReleaseManifest`; None in `trials`."""
 
     @property
     def lowest(self) -> RecallAt:
-        """The λ, μ and weights that this kind serves worst."""
+        """The λ, μ and weights that this setting serves worst."""
         return min(self.recall, key=lambda at: at.recall)
 
 
@@ -149,14 +132,14 @@ class FilteredSearch(Record):
 
 
 class Partition(Record):
-    """Cells that the build of another release trained, and how far the labels have changed since."""
+    """Lists that the build of another release trained, and how far the labels have changed since."""
 
     trained_by: str
     """That release."""
     newer: int = Field(ge=0)
     """Labels that came, or were embedded anew, since then; one that did twice counts twice."""
     imbalance: float
-    """C·Σ (n / N)² over C cells of n labels, of N: 1 where all hold alike."""
+    """C·Σ (n / N)² over C lists of n labels, of N: 1 where all hold alike."""
     imbalance_trained: float
     """The same when they were trained."""
 
@@ -181,19 +164,23 @@ class CollectionRecord(Record):
     """Made of what it holds: the same rows and fields are the same collection."""
     head: int = Field(ge=0)
     """Most frequent labels, in the partition `head`, which is searched whole; 0: there are no partitions."""
-    cells: int = Field(ge=0)
+    lists: int = Field(ge=0)
     """Of each segment of the partition `tail`; 0: every search is exact."""
     columns: list[CollectionColumn]
     server: str
     """The version of the server that it was built on."""
 
 
-class IndexManifest(Record):
-    """The whole of index/manifest.json."""
+class ReleaseManifest(Record):
+    """The whole of release.json: which bundle, which index, what was measured of it, and what every file must be."""
 
     schema_version: int = SCHEMA_VERSION
+    name: str
+    created_at: datetime
+    bundle: str
+    """The bundle's name."""
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of the manifest.json of the bundle whose rows are indexed."""
+    """Of bundle/manifest.json, which in turn holds the sha256 of every other file of the bundle."""
     spec: str
     """As asked: auto, flat, …, or a factory string."""
     kind: Kind
@@ -220,9 +207,9 @@ class IndexManifest(Record):
     """Bytes of the FAISS file per label; None of a collection."""
     bytes_per_label_limit: float | None = None
     """What it was to be at most."""
-    kinds: list[KindTrial] = Field(default=[])
+    kinds: list[Trial] = Field(default=[])
     """What `auto` had to choose from, at settings that suffice everywhere; empty where it had no choice."""
-    curve: list[KindTrial] = Field(default=[])
+    curve: list[Trial] = Field(default=[])
     """What less and more effort recalls and costs, of every kind that was built."""
     recall: list[RecallAt]
     """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
@@ -233,26 +220,9 @@ class IndexManifest(Record):
     filtered: FilteredSearch | None = None
     """None of an exact index, and of one from before this was measured."""
     partition: Partition | None = None
-    """None of an index that was trained for these labels, or has no cells."""
+    """None of an index that was trained for these labels, or has no lists."""
     filterable: list[str] | None = None
     """Display columns that requests may filter by; None: whatever the service makes of them."""
-
-
-class ReleaseManifest(Record):
-    """The whole of release.json: which bundle, which index, and what every file must be."""
-
-    schema_version: int = SCHEMA_VERSION
-    name: str
-    created_at: datetime
-    bundle: str
-    """The bundle's name."""
-    bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of bundle/manifest.json, which in turn holds the sha256 of every other file of the bundle."""
-    labels: int = Field(ge=1)
-    spec: str
-    kind: Kind
-    recall_k: int = Field(ge=1)
-    recall: list[RecallAt]
     files: dict[str, FileRecord]
     """Every file of index/, by path below the release."""
     checksum: str = ""

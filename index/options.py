@@ -53,6 +53,7 @@ MissingOption = Annotated[
     typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."),
 ]
 
+PublishOption = Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")]
 SourceOption = Annotated[
     str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
 ]
@@ -60,11 +61,7 @@ NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and
 
 
 def place_of(state: str | None) -> Place | None:
-    """What `--state` names.
-
-    Raises:
-        typer.BadParameter: a URL that is none.
-    """
+    """What `--state` names."""
     try:
         return None if state is None else read_place(state)
     except ValueError as error:

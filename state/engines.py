@@ -30,9 +30,7 @@ def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL", *
     """An engine on an SQLite file in WAL mode; other processes' writes are waited for, up to 10 s.
 
     Args:
-        path: the file; made by the first transaction.
         synchronous: whether a commit is on disk when it returns (FULL), or after the next checkpoint.
-        read_only: the file is there, and nothing is written to it.
     """
     url = URL.create("sqlite", database=str(path))
     if read_only:
@@ -56,15 +54,7 @@ def _begin(connection: Connection) -> None:
 
 
 def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Engine:
-    """An engine on a schema, which need not be there yet; connections that were lost are made anew.
-
-    Args:
-        place: the schema.
-        synchronous: as of `sqlite_engine`; NORMAL: a crash may undo the commits of the last moment.
-
-    Raises:
-        StoreError: the extra `postgres` is not installed.
-    """
+    """An engine on a schema, which need not be there yet; connections that were lost are made anew."""
     milliseconds = 1000 * _SERVER_SECONDS
     options = {
         "search_path": place.schema,
@@ -121,7 +111,6 @@ def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
     """All of the block's writes or none, and on disk at its end.
 
     Args:
-        engine: of either kind.
         turns: a name whose writers of the schema take turns, so that the numbers that they give are in order;
             readers never wait. None: those who write the same row do. In SQLite all writers take turns anyway.
     """
@@ -152,15 +141,6 @@ def add_up(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any
         connection.execute(added, part)
 
 
-def put(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows; where one is there by its primary key, in its place."""
-    statement = _inserts(connection)(table)
-    rest = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
-    replaced = statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=rest)
-    for part in in_parts(rows):
-        connection.execute(replaced, part)
-
-
 def in_parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     """Some rows after the other: PostgreSQL is waited for only so long."""
     return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
@@ -171,15 +151,7 @@ def _inserts(connection: Connection) -> Any:
 
 
 def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, row: Mapping[str, Any]) -> None:
-    """Make a schema and tables that are not there yet; those who come first together take turns.
-
-    Args:
-        engine: on the schema.
-        place: the schema.
-        metadata: the tables.
-        mark: one of them, with one row if they are there.
-        row: that row, where they are not.
-    """
+    """Make a schema and tables that are not there yet; those who come first together take turns."""
     with engine.begin() as connection:
         if has_table(connection, place, mark):
             return
@@ -192,11 +164,7 @@ def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table
 
 
 def make_of_version(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, version: int, what: str) -> None:
-    """As `make_tables`, where the mark holds their version; raises StoreVersionError where they are of another.
-
-    Args:
-        what: is in the tables, in words.
-    """
+    """As `make_tables`, where the mark holds their version; raises StoreVersionError where they are of another."""
     make_tables(engine, place, metadata, mark, {"version": version})
     with looking(engine) as connection:
         found = connection.scalar(select(mark.c.version))

@@ -19,11 +19,7 @@ LABELS_FILE = "labels.sqlite"
 
 
 class LabelFile:
-    """The file of a state directory. Not thread-safe.
-
-    Args:
-        path: the file; its directory exists.
-    """
+    """The file of a state directory. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,12 +29,7 @@ class LabelFile:
         self._seen: int | None = None
 
     def engine(self, *, make: bool) -> Engine | None:
-        """The engine; None where there is no file yet, and none is to be made.
-
-        Raises:
-            StoreError, StoreCorruptError, StoreVersionError: it is damaged.
-            OSError: the disk.
-        """
+        """The engine; None where there is no file yet, and none is to be made."""
         if not self.path.exists():
             self.close()
             if not make:

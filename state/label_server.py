@@ -18,11 +18,7 @@ _POLL_SECONDS = 0.5
 
 
 class LabelServer:
-    """The tables of a schema. Not thread-safe.
-
-    Args:
-        place: the schema; made by the first who may.
-    """
+    """The tables of a schema. Not thread-safe."""
 
     def __init__(self, place: Postgres) -> None:
         self.place = place
@@ -35,9 +31,6 @@ class LabelServer:
     def engine(self, *, make: bool) -> Engine | None:
         """The engine; None where there are no tables yet, and none are to be made. They are not made again should they
         vanish.
-
-        Raises:
-            StoreError: the database cannot be reached, or the tables not be made.
         """
         self._engine = self._engine or postgres_engine(self.place)
         if not self._made:

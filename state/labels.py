@@ -53,11 +53,7 @@ class LabelRead(NamedTuple):
 
 
 class LabelStore:
-    """The label changes of one service, of any number of replicas. Safe to use from several threads and processes.
-
-    Args:
-        place: a state directory, which exists, or a database.
-    """
+    """The label changes of one service, of any number of replicas. Safe to use from several threads and processes."""
 
     def __init__(self, place: Place) -> None:
         self._backend = LabelServer(place) if isinstance(place, Postgres) else LabelFile(place / LABELS_FILE)
@@ -69,7 +65,6 @@ class LabelStore:
         """Write a batch; when this returns it is on disk, and until then no reader sees any of it.
 
         Args:
-            records: in their order.
             after: up to when the bundles know their labels that the change is made under (`Manifest.data_until`). With
                 it, a record that the clock dates no later than that, or than a record before it, is dated a microsecond
                 later than both. So the order of dates is that of the store and of releases, also where the clocks of
@@ -131,10 +126,6 @@ class LabelStore:
         """Forget changes that a later one of the same label has overtaken; readers go on where they are.
 
         Changes that the newest release has taken in stay: an older one may be published again.
-
-        Raises:
-            StoreError: the disk is full or not writable, or the database does not answer; all stays as it was.
-            StoreCorruptError, StoreVersionError: it cannot be read; it stays as it was.
         """
         with self._lock, self._told("expected to shorten it, found"):
             engine = self._backend.engine(make=False)
@@ -195,9 +186,6 @@ def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
 def read_label_changes(source: str | Place) -> LabelChanges:
     """Get what all changes of a service amount to; nothing is made.
 
-    Args:
-        source: its state directory or database.
-
     Raises:
         FileNotFoundError: there are none.
         ValueError: a URL that is none.
@@ -217,16 +205,7 @@ def read_label_changes(source: str | Place) -> LabelChanges:
 
 
 def copy_label_changes(source: str | Place, target: Place) -> int:
-    """Take label changes over into a place that has none; how many.
-
-    Args:
-        source: as of `read_label_changes`; it stays as it is.
-        target: a state directory or a database.
-
-    Raises:
-        FileNotFoundError, ValueError: as `read_label_changes`.
-        StoreError: either cannot be read or written, or the target has changes.
-    """
+    """Take label changes over into a place that has none; how many."""
     records = read_label_changes(source).records()
     store = LabelStore(target)
     try:

@@ -30,11 +30,7 @@ class Postgres:
 
     @classmethod
     def parse(cls, text: str) -> Postgres:
-        """Read `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`, each part but the first optional.
-
-        Raises:
-            ValueError: it is no such URL; the message shows no password.
-        """
+        """Read `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`, each part but the first optional."""
         try:
             url = make_url(text)
         except (ArgumentError, ValueError):
@@ -60,11 +56,7 @@ Place = Path | Postgres
 
 
 def read_place(text: str | Path | Postgres) -> Place:
-    """A state directory, or a database where the text is its URL; either of them as it is.
-
-    Raises:
-        ValueError: as `Postgres.parse`.
-    """
+    """A state directory, or a database where the text is its URL; either of them as it is."""
     if isinstance(text, str):
         return Postgres.parse(text) if "://" in text else Path(text)
     return text

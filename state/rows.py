@@ -24,11 +24,7 @@ def moment(at: int) -> datetime:
 
 
 def rows_of(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
-    """Their rows, in their order.
-
-    Raises:
-        StoreError: JSON cannot hold a record; one that did not read back would make all unreadable.
-    """
+    """Their rows, in their order."""
     rows = []
     for record in records:
         try:

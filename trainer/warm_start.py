@@ -1,7 +1,7 @@
 """Weights that a bundle keeps for the next training, and what of them a new model takes over.
 
 A bundle's ONNX towers cannot be trained further, so it keeps their weights beside them, as `weights.npz`: every
-embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.parquet`, the label biases, and the
+embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.arrow`, the label biases, and the
 towers' dense weights as `query/PLACE` and `label/PLACE`. Large tables are beside the towers already, as
 `tables/NAME.npy`. The optimisers' state may be kept too (`optimizer_state.py`).
 

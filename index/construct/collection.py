@@ -63,16 +63,7 @@ def write_rows(
     """Create, fill and index a collection; it is not loaded yet.
 
     Args:
-        bundle: whose augmented rows it gets.
-        record: what it is to be.
-        dim: coordinates of a row, E.
         head_N: int64, label rows of the partition `head`.
-        server: gets it.
-        progress: told how far it is, one line at a time.
-
-    Raises:
-        SpecError: ids, columns or values that Milvus has no room for.
-        EngineUnavailableError: the server does not answer.
     """
     name, labels = record.name, len(bundle.embeddings)
     server.ask(lambda client, seconds: _create(client, record, dim, seconds))
@@ -119,7 +110,7 @@ def _insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], whe
 
 def _index(client: MilvusClient, record: CollectionRecord, seconds: float) -> None:
     asked = client.prepare_index_params()
-    kind, parameters = ("IVF_FLAT", {"nlist": record.cells}) if record.cells else ("FLAT", {})
+    kind, parameters = ("IVF_FLAT", {"nlist": record.lists}) if record.lists else ("FLAT", {})
     asked.add_index(VECTOR, index_type=kind, metric_type="IP", params=parameters)
     client.create_index(record.name, asked, timeout=seconds, sync=False)
 
@@ -236,7 +227,7 @@ _LEAST_ROWS = 1_024
 _HEAD_SHARE, _MOST_HEAD = 0.01, 65_536
 """Of the labels, those that the partition `head` has."""
 _SEGMENT_ROWS = 250_000
-"""Rows of a segment, about, as Milvus seals it; each has cells of its own, as many where several are merged later."""
+"""Rows of a segment, about, as Milvus seals it; each has lists of its own, as many where several are merged later."""
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _QUERIES_AGAIN = 50
 """Of a release that is to be published, whose collection may not be what it was."""
@@ -251,16 +242,7 @@ def tune_collection(
     No more than a part of the rows is in memory at a time.
 
     Args:
-        bundle: whose augmented rows are indexed; it has a path.
-        spec: `milvus`, `milvus_flat` or `milvus_ivf_flat`, and the recall floor.
-        server: gets the collection, unless it has it.
         filterable: display columns that requests may filter by; None: all that filters are for.
-        progress: told what is being done, one line at a time.
-
-    Raises:
-        SpecError: columns, ids or values that Milvus has no room for.
-        EngineUnavailableError: the server does not answer.
-        RecallFloorError: the best setting stays below the floor.
     """
     started = time.perf_counter()
     labels, kind = len(bundle.embeddings), spec.kind(len(bundle.embeddings))
@@ -314,17 +296,7 @@ def _name(server: MilvusServer, building: str, name: str) -> None:
 
 
 def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSpec) -> None:
-    """Measure a collection again as it is now, with some of the calibration queries.
-
-    Args:
-        bundle: of its release.
-        searcher: over it.
-        spec: has the floor.
-
-    Raises:
-        RecallFloorError: it recalls less than the floor.
-        EngineUnavailableError: the server does not answer.
-    """
+    """Measure a collection again as it is now, with some of the calibration queries."""
     calibration = Calibration(bundle, None, _QUERIES_AGAIN)
     recall, _ = calibration.measure(searcher)
     check_floor(min(recall, key=lambda at: at.recall), spec, calibration, 1, _REMEDY)
@@ -344,10 +316,10 @@ def abandoned(server: MilvusServer) -> list[str]:
 def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server: MilvusServer) -> CollectionRecord:
     """What the collection is to be, and its name, which is of its content."""
     labels, display = len(bundle.embeddings), bundle.labels.display
-    head = cells = 0
+    head = lists = 0
     if kind == "milvus_ivf_flat":
         head = min(max(round(_HEAD_SHARE * labels), _LEAST_ROWS), _MOST_HEAD)
-        cells = max(1, round(4 * math.sqrt(min(labels - head, _SEGMENT_ROWS))))
+        lists = max(1, round(4 * math.sqrt(min(labels - head, _SEGMENT_ROWS))))
     names = display.column_names if filterable is None else filterable
     columns = [
         CollectionColumn(name=name, field=f"value_{place}", known=f"known_{place}", type=type_)
@@ -370,11 +342,11 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
             hashlib.sha256(bundle.priors.values_LP.tobytes()).hexdigest(),
         ],
         "head": head,
-        "cells": cells,
+        "lists": lists,
         "columns": [column.model_dump() for column in columns],
     }
     name = _PREFIX + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
-    return CollectionRecord(name=name, head=head, cells=cells, columns=columns, server=server.version())
+    return CollectionRecord(name=name, head=head, lists=lists, columns=columns, server=server.version())
 
 
 def _type_of(type_: pa.DataType) -> Any:
@@ -403,9 +375,9 @@ def _trials(
     record = collection.record
     collection.open(len(bundle.embeddings), ExactRows(bundle).dim)
     searcher, target = CollectionSearcher(bundle, collection, Effort()), max(TARGET, spec.recall_floor)
-    efforts = [probes for probes in _PROBES if probes < record.cells] if record.cells else []
+    efforts = [probes for probes in _PROBES if probes < record.lists] if record.lists else []
     trials = []
-    for probes in [*efforts, max(1, record.cells)]:
+    for probes in [*efforts, max(1, record.lists)]:
         effort = Effort(probes=probes)
         recall, rate = calibration.measure(searcher.at(effort))
         trials.append(

@@ -46,12 +46,7 @@ def tune_filtered(
     """Measure recall under filters, and look harder where it is below the floor.
 
     Args:
-        bundle: whose labels are indexed.
         rows_LE: float32, their augmented rows.
-        index: over them.
-        effort: how hard it is searched without filters.
-        spec: has the floor.
-        progress: called with what is being done, one line at a time.
     """
     trial = FilteredTrial(bundle, rows_LE)
     efforts: list[FilteredEffort] = []
@@ -74,7 +69,6 @@ class FilteredTrial:
     """Queries and selections that every effort is measured with.
 
     Args:
-        bundle: whose labels are indexed.
         rows_LE: float32, their augmented rows.
 
     Attributes:

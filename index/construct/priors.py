@@ -35,9 +35,6 @@ class Limits:
         minimum: the least.
         maximum: the largest.
         default: of a request that names none; within the limits.
-
-    Raises:
-        PriorsError: not finite, or out of order.
     """
 
     minimum: float
@@ -53,11 +50,7 @@ class Limits:
 
     @classmethod
     def parse(cls, text: str) -> tuple[str, Self]:
-        """A prior's name and limits, from `NAME=MIN:MAX` or `NAME=MIN:MAX:DEFAULT`.
-
-        Raises:
-            PriorsError: another form.
-        """
+        """A prior's name and limits, from `NAME=MIN:MAX` or `NAME=MIN:MAX:DEFAULT`."""
         name, _, limits = text.rpartition("=")
         try:
             minimum, maximum, *default = map(float, limits.split(":"))
@@ -88,11 +81,6 @@ class PriorTable:
 
     def read(self, bundle: Bundle, *, like: Priors | None = None, progress: Callable[[str], None]) -> Priors:
         """The priors of a bundle's labels.
-
-        Args:
-            bundle: whose labels are looked up.
-            like: priors whose coordinates are kept, with their scale and, but for those in `limits`, their limits.
-            progress: told how many labels were not found.
 
         Raises:
             PriorsError: no such file, another format, no column of ids or of numbers, an id twice, an infinite number,

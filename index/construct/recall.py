@@ -50,9 +50,7 @@ class Calibration:
     the default and the largest λ.
 
     Args:
-        bundle: has the queries.
         rows_LE: float32 [L, E], its augmented rows; None: read from it part by part, for what no memory holds.
-        queries: most of the bundle's calibration queries that are used, evenly spaced.
 
     Attributes:
         best_QK: label rows of the exact answers, int64 [Q, K], of the largest depth.
@@ -77,10 +75,9 @@ class Calibration:
         """Recall@k at every place on the dials, and queries per second in one batch.
 
         A label that is found counts when its exact score reaches the exact k-th best: ties count. What a search fills
-        up exactly does not: where the cells hold fewer than k labels, recall would be 1 at k and low below it.
+        up exactly does not: where the lists hold fewer than k labels, recall would be 1 at k and low below it.
 
         Args:
-            searcher: over the rows that the exact answers are of.
             k: one of `depths`; None: the largest.
         """
         started = time.perf_counter()
@@ -112,7 +109,6 @@ class Calibration:
 
         Args:
             labels_L: bool [L], which.
-            rows_QK, hits_QK: what `found` found.
         """
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
         found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)

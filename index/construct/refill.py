@@ -78,16 +78,8 @@ def refill_index(
     Effort begins where the index stands, and grows until recall reaches the floor.
 
     Args:
-        bundle: whose augmented rows are indexed; coordinates as before.
-        spec: what the index was built to, with its recall floor.
-        index: read into memory of its own; its content is replaced.
-        effort: the index's.
-        progress: called with what is being done, one line at a time.
         changes: which labels differ from the index's; others stay in their lists, and new ones are not of the head.
             None: the labels are the same, and every list is found again.
-
-    Raises:
-        RecallFloorError: the best effort stays below the floor.
     """
     started = time.perf_counter()
     rows_LE = bundle.rows()

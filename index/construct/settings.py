@@ -13,7 +13,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.index.construct.recall import Calibration, Progress
-from longtail.index.manifests import Effort, EffortAt, Kind, KindTrial, Trial
+from longtail.index.manifests import Effort, EffortAt, Kind, Trial
 from longtail.index.search.faiss_index import SCANNED_PER_CANDIDATE, FaissIndex, probes_name
 from longtail.index.search.searcher import Searcher
 
@@ -143,17 +143,8 @@ def curve_of(
     trials: Sequence[Trial],
     calibration: Calibration,
     bytes_per_label: float,
-) -> list[KindTrial]:
-    """Measure recall and speed of every effort that was tried with the chosen head, and of the next two.
-
-    Args:
-        bundle: whose labels are indexed.
-        index: with the chosen head.
-        chosen: the chosen setting.
-        trials: every setting that was tried, of any kind.
-        calibration: measures recall, and has the queries that are timed.
-        bytes_per_label: of the kind.
-    """
+) -> list[Trial]:
+    """Measure recall and speed of every effort that was tried with the chosen head, and of the next two."""
     tried = list(_of(chosen, trials))
     if chosen.kind == "factory":  # its wrappers have one effort at a time
         tried = [chosen]
@@ -163,20 +154,13 @@ def curve_of(
         tried += [trial_at(bundle, calibration, index, effort) for effort in beyond[:_MORE]]
     searcher = Searcher(bundle, index, chosen.effort)
     speeds = rates([searcher.at(trial.effort) for trial in tried], calibration)
-    return [kind_trial(trial, speed, bytes_per_label) for trial, speed in zip(tried, speeds, strict=True)]
+    return [timed(trial, speed, bytes_per_label) for trial, speed in zip(tried, speeds, strict=True)]
 
 
-def kind_trial(trial: Trial, speed: float | None, bytes_per_label: float) -> KindTrial:
-    """Create the record of a setting with its queries per CPU second."""
-    assert trial.kind is not None
-    return KindTrial(
-        kind=trial.kind,
-        head=trial.head,
-        effort=trial.effort,
-        recall=trial.recall,
-        queries_per_second=None if speed is None else round(speed, 1),
-        bytes_per_label=bytes_per_label,
-    )
+def timed(trial: Trial, speed: float | None, bytes_per_label: float) -> Trial:
+    """Get a trial with its queries per CPU second."""
+    rate = None if speed is None else round(speed, 1)
+    return trial.model_copy(update={"queries_per_second": rate, "bytes_per_label": bytes_per_label})
 
 
 def rates(
@@ -187,8 +171,6 @@ def rates(
     They take turns, and the quickest of a query's turns counts: other load slows none of them more.
 
     Args:
-        searchers: over the same labels.
-        calibration: has the queries.
         clock: returns seconds of this process's CPU time.
     """
     places = np.linspace(0, len(calibration.queries_QE) - 1, min(_TIMED, len(calibration.queries_QE)))

@@ -19,17 +19,17 @@ FLAT_UP_TO = 50_000
 """Catalogues for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a
 millisecond on one core, and exact search needs no tuning and answers every filter exactly."""
 
-_POINTS_PER_CELL = 39
+_POINTS_PER_LIST = 39
 """FAISS wants at least this many training rows per k-means centroid."""
-_LABELS_PER_CELL = 250
-_CODED_CELLS = 1_000
-"""Cells from which on centroids are found by codes of four bits a coordinate, of which the best few are compared
-exactly: the same cells in half the time of four thousand, for a query as for the row that a build assigns."""
+_LABELS_PER_LIST = 250
+_CODED_LISTS = 1_000
+"""Lists from which on centroids are found by codes of four bits a coordinate, of which the best few are compared
+exactly: the same lists in half the time of four thousand, for a query as for the row that a build assigns."""
 _PQ_CODES = 256
-_PQ_LEAST_LABELS = _POINTS_PER_CELL * _PQ_CODES
+_PQ_LEAST_LABELS = _POINTS_PER_LIST * _PQ_CODES
 _PQ_DIMS_PER_BYTE = 4
 _FASTSCAN_CODES = 16
-_FASTSCAN_LEAST_LABELS = _POINTS_PER_CELL * _FASTSCAN_CODES
+_FASTSCAN_LEAST_LABELS = _POINTS_PER_LIST * _FASTSCAN_CODES
 _FASTSCAN_DIMS = 2
 """Coordinates that share a code of four bits."""
 _SQ_STEP = 16
@@ -120,57 +120,51 @@ class IndexSpec:
         """Labels outside the head that its codes are trained with, at the least."""
         return {"ivf_fastscan": _FASTSCAN_LEAST_LABELS, "ivf_pq": _PQ_LEAST_LABELS}.get(self.text, 1)
 
-    def factory(self, labels: int, dim: int, device: Device = "cpu", cells_known: int | None = None) -> tuple[str, int]:
+    def factory(self, labels: int, dim: int, device: Device = "cpu", lists_known: int | None = None) -> tuple[str, int]:
         """FAISS factory string for a band of `labels` rows of `dim` coordinates, and the width it takes.
 
         A width beyond `dim` means rows and queries are padded with zeros, which changes no score.
 
         Args:
-            labels: rows of the band.
-            dim: coordinates of a row.
-            device: which trains it; a GPU takes no codes of centroids.
-            cells_known: of an inverted file; None: as many as befit the labels.
-
-        Raises:
-            SpecError: ivf_fastscan or ivf_pq with too few labels to train its codes; or what is not FAISS's.
+            lists_known: of an inverted file; None: as many as befit the labels.
         """
-        count = cells_known or max(1, min(_cells(labels), labels // _POINTS_PER_CELL))
+        count = lists_known or max(1, min(_lists(labels), labels // _POINTS_PER_LIST))
 
-        def cells(width: int) -> str:
-            return f"IVF{count}" + (f"(PQ{width}x4fs,RFlat)" if count >= _CODED_CELLS and device == "cpu" else "")
+        def lists(width: int) -> str:
+            return f"IVF{count}" + (f"(PQ{width}x4fs,RFlat)" if count >= _CODED_LISTS and device == "cpu" else "")
 
         match self.kind(labels):
             case "flat":
                 return "Flat", dim
             case "ivf_flat":
-                return f"{cells(dim)},Flat", dim
+                return f"{lists(dim)},Flat", dim
             case "hnsw":
                 return f"HNSW{_HNSW_LINKS},Flat", dim
             case "ivf_sq":
                 width = _SQ_STEP * math.ceil(dim / _SQ_STEP)
-                return f"{cells(width)},SQ8", width
+                return f"{lists(width)},SQ8", width
             case "ivf_fastscan":
                 _check_labels("ivf_fastscan", labels, self.least_labels())
                 codes = math.ceil(dim / _FASTSCAN_DIMS)
-                # "r": codes are of what a row adds to its cell's centroid.
+                # "r": codes are of what a row adds to the centroid of its list.
                 width = codes * _FASTSCAN_DIMS
-                return f"{cells(width)},PQ{codes}x4fsr", width
+                return f"{lists(width)},PQ{codes}x4fsr", width
             case "ivf_pq":
                 _check_labels("ivf_pq", labels, self.least_labels())
                 code_bytes = _pq_bytes(dim)
                 # "np" skips polysemous training, which takes minutes and which no search here makes use of.
                 width = code_bytes * _PQ_DIMS_PER_BYTE
-                return f"{cells(width)},PQ{code_bytes}np", width
+                return f"{lists(width)},PQ{code_bytes}np", width
             case "factory":
                 return self.text, dim
             case "milvus_flat" | "milvus_ivf_flat":
                 raise SpecError(f"index spec {self.text!r}: expected one that FAISS builds, received one of Milvus")
 
 
-def _cells(labels: int) -> int:
+def _lists(labels: int) -> int:
     """Four times √N; beyond a million labels one for 250, up to eight times √N: codes of centroids are quickly read."""
     root = math.sqrt(labels)
-    return round(min(max(4 * root, labels / _LABELS_PER_CELL), 8 * root))
+    return round(min(max(4 * root, labels / _LABELS_PER_LIST), 8 * root))
 
 
 def _pq_bytes(dim: int) -> int:

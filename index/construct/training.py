@@ -31,9 +31,7 @@ def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) 
     That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most.
 
     Args:
-        bundle: whose labels are ordered.
         rows_LE: float32 [L, E], its augmented rows; None: read from it part by part.
-        calibration: knows the places.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
     if bundle.priors is None:
@@ -71,11 +69,8 @@ def make_index(
     """Train and fill the index of a spec, without a head.
 
     Args:
-        spec: what to build.
         rows_LE: float32 [L, E], augmented rows.
-        device: where FAISS trains.
         outside: int64, rows to train with: those outside the smallest head, whose log ν differs most; None: all.
-        like: an inverted file of the same rows, whose lists are kept.
     """
     kind, lists = spec.kind(len(rows_LE)), None
     training = len(rows_LE) if outside is None else len(outside)
@@ -107,16 +102,10 @@ def train_index(
     """Train and fill a FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
 
     Args:
-        factory: FAISS factory string.
-        width: coordinates the index takes; rows are padded with zeros up to it.
         rows_LE: float32 [L, E], E <= width.
-        device: where to train and add; a GPU's index comes back to the CPU, which serves it.
         training_RE: float32, rows to train with; None: all.
         centroids_CE: float32, of an inverted file's lists; None: they are trained.
         lists_L: int32, the list of every row, of kinds in `ASSIGNABLE`; None: the nearest.
-
-    Raises:
-        SpecError: FAISS refuses the string, the rows, or the device.
     """
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
@@ -153,9 +142,7 @@ def add_to_lists(index: Any, rows_LE: Float32, lists_L: Int32 | Int64) -> None:
     """Add rows to given lists of a trained, empty inverted file whose kind is one of `ASSIGNABLE`.
 
     Args:
-        index: of FAISS, an `IndexIVF`.
         rows_LE: float32, as wide as the index, contiguous.
-        lists_L: the list of each.
     """
     ids_L, given_L = np.arange(len(rows_LE)), np.ascontiguousarray(lists_L, np.int64)
     index.add_core(len(rows_LE), faiss.swig_ptr(rows_LE), faiss.swig_ptr(ids_L), faiss.swig_ptr(given_L))

@@ -28,9 +28,9 @@ from longtail.index.construct.settings import (
     efforts_at,
     efforts_of,
     half_decades,
-    kind_trial,
     rates,
     rows_scored,
+    timed,
     trial_at,
 )
 from longtail.index.construct.spec import IndexSpec
@@ -43,7 +43,6 @@ from longtail.index.manifests import (
     EffortAt,
     FilteredSearch,
     Kind,
-    KindTrial,
     Partition,
     RecallAt,
     Trial,
@@ -90,8 +89,8 @@ class TunedIndex:
     recall_queries: int
     seconds: float
     bytes_per_label: float | None
-    kinds: list[KindTrial] = field(default_factory=list)
-    curve: list[KindTrial] = field(default_factory=list)
+    kinds: list[Trial] = field(default_factory=list)
+    curve: list[Trial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
     partition: Partition | None = None
     collection: CollectionRecord | None = None
@@ -123,12 +122,6 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
 
     An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest.
-
-    Args:
-        bundle: whose augmented rows are indexed.
-        spec: the kind, the recall floor and the memory.
-        device: where FAISS trains and adds.
-        progress: called with what is being done, one line at a time.
 
     Raises:
         SpecError: the spec does not fit the catalogue, FAISS refuses it, or every kind takes too many bytes.
@@ -211,20 +204,12 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
 
 
 def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:
-    """Refuse the best of some settings where its recall is below the spec's floor.
-
-    Raises:
-        RecallFloorError: it is.
-    """
+    """Refuse the best of some settings where its recall is below the spec's floor."""
     if lowest.recall < spec.recall_floor:
         raise RecallFloorError(
             f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
             f"every place on the dials, measured {lowest.recall:.4f} at {lowest.where} with the best of {trials} "
-            f"settings; nothing was written. {remedy}, or lower --recall-floor",
-            bias_removal=lowest.bias_removal,
-            popularity=lowest.popularity,
-            recall=lowest.recall,
-            floor=spec.recall_floor,
+            f"settings; nothing was written. {remedy}, or lower --recall-floor"
         )
 
 
@@ -249,12 +234,7 @@ def choose_head(
     other kinds the mean over the places decides. Where no size suffices the smallest is taken.
 
     Args:
-        bundle: whose labels are indexed.
-        index: without a head.
-        sizes: to choose from, smallest first.
         order_L: int64 [L], label rows, those of the head first.
-        calibration: has the queries and their exact answers.
-        target: recall of the most results that are measured.
     """
     rank_L = np.empty(len(order_L), np.int64)
     rank_L[order_L] = np.arange(len(order_L))
@@ -277,12 +257,8 @@ def choose_head(
     return sizes[int(least_rows.mean(axis=1).argmin())]
 
 
-def choose(trials: Sequence[KindTrial]) -> int:
-    """Choose the first kind, unless others are quicker by `MARGIN`; then the quickest of them.
-
-    Args:
-        trials: the plainest first; those that recall too little have no rate.
-    """
+def choose(trials: Sequence[Trial]) -> int:
+    """Choose the first kind, unless others are quicker by `MARGIN`; then the quickest of them."""
     speeds = [trial.queries_per_second or 0.0 for trial in trials]
     quickest = max(range(len(speeds)), key=speeds.__getitem__)
     return quickest if speeds[quickest] >= MARGIN * speeds[0] else 0
@@ -290,22 +266,18 @@ def choose(trials: Sequence[KindTrial]) -> int:
 
 def _timed(
     bundle: Bundle, calibration: Calibration, target: float, tried: Sequence[_Tuned], progress: Progress
-) -> list[KindTrial]:
+) -> list[Trial]:
     """The kinds that were tried, those timed that recall as much as is looked for, or as the plainest does."""
     least = min(target, tried[0].chosen.lowest.recall)
     enough = [tuned for tuned in tried if tuned.chosen.lowest.recall >= least]
     progress(f"queries per second of {', '.join(tuned.index.kind for tuned in enough)}")
     searchers = [Searcher(bundle, tuned.index, tuned.chosen.effort) for tuned in enough]
     speeds = dict(zip([tuned.index.kind for tuned in enough], rates(searchers, calibration), strict=True))
-    return [kind_trial(tuned.chosen, speeds.get(tuned.index.kind), tuned.bytes) for tuned in tried]
+    return [timed(tuned.chosen, speeds.get(tuned.index.kind), tuned.bytes) for tuned in tried]
 
 
 def _fitting(spec: IndexSpec, device: Device, labels: int, dim: int) -> list[IndexSpec]:
-    """The candidates that may fit; an exact index alone where it does.
-
-    Raises:
-        SpecError: none does.
-    """
+    """The candidates that may fit; an exact index alone where it does."""
     candidates = spec.candidates(labels, device)
     if spec.bytes_per_label is not None:
         least = {candidate.kind(labels): candidate.least_bytes(labels, dim) for candidate in candidates}

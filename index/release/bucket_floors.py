@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import Manifest, dial_words
-from longtail.index.errors import FloorsError, FloorsNotMetError
+from longtail.index.errors import FloorsError
 from longtail.index.release.staged import StagedFloors
 
 FLOORS_FILE = "promise.toml"
@@ -52,16 +52,7 @@ class BucketFloors(BaseModel):
 
     @classmethod
     def read(cls, root: Path, *, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
-        """The floors of a directory of releases, and what a command line changes about them.
-
-        Args:
-            root: where `promise.toml` may be.
-            floors: `BUCKET=VALUE` each; other buckets keep the file's.
-            max_drop: `10%` or `0.1`.
-
-        Raises:
-            FloorsError: a key or value that there is not; names the file or the option.
-        """
+        """Read `promise.toml` in a directory, and `BUCKET=VALUE` and `10%` or `0.1` of a command line over it."""
         file = root / FLOORS_FILE
         try:
             asked = _checked(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
@@ -80,122 +71,74 @@ class BucketFloors(BaseModel):
             asked = asked.model_copy(update={"max_drop": option_floors.max_drop})
         return asked
 
-    @property
-    def empty(self) -> bool:
-        """Whether no floor and no largest drop of offline recall is set."""
-        return self.max_drop is None and not self.floors
-
     def __str__(self) -> str:
-        if self.empty:
+        if self.max_drop is None and not self.floors:
             return "none configured"
         parts = [f"{bucket} at least {self.floors[bucket]:g}" for bucket in BUCKET_NAMES if bucket in self.floors]
         if self.max_drop is not None:
             parts.append(f"none of {', '.join(_COMPARED)} more than {_percent(self.max_drop)} below CURRENT's")
         return f"{self.metric}: {', '.join(parts)}"
 
-    def compare(self, after: BucketMetrics, before: BucketMetrics | None) -> FloorsReport:
-        """Compare a release with its floors.
-
-        Args:
-            after: the release.
-            before: CURRENT's; None if nothing is published or CURRENT cannot be read.
-        """
+    def compare(self, after: Manifest, before: Manifest | None) -> Report:
+        """Compare the bundle of a release with its floors, and CURRENT's, unless it cannot be read."""
+        where, found, known = _at_default(after, self.metric)
+        old = {} if before is None else _at_default(before, self.metric)[1]
         unmet = []
-        compared = _COMPARED if self.max_drop is not None else ()
-        for bucket in (bucket for bucket in BUCKET_NAMES if bucket in compared or bucket in self.floors):
+        for bucket in BUCKET_NAMES:
             bounds = [(self.floors[bucket], "the floor")] if bucket in self.floors else []
-            if bucket in compared and self.max_drop is not None and before is not None and bucket in before.buckets:
-                was = before.buckets[bucket]
-                bounds.append((was * (1 - self.max_drop), f"{_percent(self.max_drop)} below {before.name}'s {was:.4g}"))
-            found = after.buckets.get(bucket)
-            if found is None:
-                unmet.append(
-                    f"expected {self.metric}/{bucket} in the release's curve, found {', '.join(after.known) or 'none'}"
-                )
-            elif bounds and found < max(bounds)[0] - _ROUNDING:
+            compared = self.max_drop is not None and bucket in _COMPARED
+            if compared and self.max_drop is not None and bucket in old:
+                least = old[bucket] * (1 - self.max_drop)
+                bounds.append((least, f"{_percent(self.max_drop)} below CURRENT's {old[bucket]:.4g}"))
+            if (bounds or compared) and bucket not in found:
+                unmet.append(f"expected {self.metric}/{bucket} in the curve, found {', '.join(known) or 'none'}")
+            elif bounds and found[bucket] < max(bounds)[0] - _ROUNDING:
                 least, why = max(bounds)
-                unmet.append(f"{bucket} expected at least {least:.4g} ({why}), found {found:.4g}")
-        return FloorsReport(self, after, before, unmet)
+                unmet.append(
+                    f"{bucket}: expected {self.metric} of at least {least:.4g} ({why}), found {found[bucket]:.4g} at "
+                    f"{where}"
+                )
+        lines = [f"bucket floors: {self}"]
+        if found:
+            figures = [
+                f"{bucket} {f'{old[bucket]:.4f} → ' if bucket in old else ''}{value:.4f}"
+                for bucket, value in found.items()
+            ]
+            lines.append(f"{self.metric} at {where}: {', '.join(figures)}")
+        if self.max_drop is not None and not old:
+            lines.append(f"no drop can be told: nothing is published that has {self.metric} by bucket")
+        return Report(lines, unmet)
 
 
 @dataclass(frozen=True)
-class BucketMetrics:
-    """One metric of a release, by bucket, at its default λ and μ.
+class Report:
+    """What a check of a release has found.
 
     Attributes:
-        name: the release's name.
-        where: λ of the curve's nearest point, and its μ unless it is 0, in words; None without a curve.
-        buckets: the metric by bucket; empty where the curve does not have it.
-        known: the metrics by bucket that the curve has instead, such as `recall@10`.
+        lines: figures, for people.
+        unmet: what falls short, expected and found, one sentence each.
     """
 
-    name: str
-    where: str | None
-    buckets: dict[str, float]
-    known: list[str]
-
-    @classmethod
-    def at_default(cls, name: str, bundle: Manifest, metric: str) -> BucketMetrics:
-        """Read a release's offline curve at the point nearest its default λ and μ."""
-        dial, prior = bundle.bias_removal, bundle.popularity
-        if not dial.curve:
-            return cls(name, None, {}, [])
-        point = min(
-            dial.curve,
-            key=lambda point: abs(point.bias_removal - dial.default) + abs(point.popularity - prior.default),
-        )
-        buckets = {
-            bucket: point.metrics[f"{metric}/{bucket}"].value
-            for bucket in BUCKET_NAMES
-            if f"{metric}/{bucket}" in point.metrics
-        }
-        where = dial_words(point.bias_removal, point.popularity)
-        return cls(name, where, buckets, sorted({key.partition("/")[0] for key in point.metrics if "/" in key}))
-
-
-@dataclass(frozen=True)
-class FloorsReport:
-    """How a release stands to its floors.
-
-    Attributes:
-        floors: what was asked.
-        after: the release's figures.
-        before: CURRENT's, if there are any.
-        unmet: what is below its floor, expected and found, one sentence for each bucket; empty if nothing is.
-    """
-
-    floors: BucketFloors
-    after: BucketMetrics
-    before: BucketMetrics | None
+    lines: list[str]
     unmet: list[str]
 
-    def check(self) -> None:
-        """Refuse a release that is below a floor.
 
-        Raises:
-            FloorsNotMetError: names every bucket that gets less than its floor.
-        """
-        if self.unmet:
-            at = "" if self.after.where is None else f" at {self.after.where}"
-            raise FloorsNotMetError(
-                f"{self.after.name} is below its bucket floors, {self.floors.metric}{at}: {'; '.join(self.unmet)}; "
-                "CURRENT stays as it was, and --force publishes all the same",
-                unmet=self.unmet,
-            )
-
-    def lines(self) -> list[str]:
-        """The floors and every bucket's figure, old → new, for people."""
-        lines = [f"bucket floors: {self.floors}"]
-        old = {} if self.before is None else self.before.buckets
-        figures = [
-            f"{bucket} {f'{old[bucket]:.4f} → ' if bucket in old else ''}{value:.4f}"
-            for bucket, value in self.after.buckets.items()
-        ]
-        if figures:
-            lines.append(f"{self.floors.metric} at {self.after.where}: {', '.join(figures)}")
-        if self.floors.max_drop is not None and not old:
-            lines.append(f"no drop can be told: nothing is published that has {self.floors.metric} by bucket")
-        return lines
+def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], list[str]]:
+    """Get where the offline curve is nearest the default λ and μ, the metric there by bucket, and other metrics."""
+    dial, prior = bundle.bias_removal, bundle.popularity
+    if not dial.curve:
+        return "", {}, []
+    point = min(
+        dial.curve,
+        key=lambda point: abs(point.bias_removal - dial.default) + abs(point.popularity - prior.default),
+    )
+    found = {
+        bucket: point.metrics[f"{metric}/{bucket}"].value
+        for bucket in BUCKET_NAMES
+        if f"{metric}/{bucket}" in point.metrics
+    }
+    known = sorted({key.partition("/")[0] for key in point.metrics if "/" in key})
+    return dial_words(point.bias_removal, point.popularity), found, known
 
 
 def _checked(content: dict[str, Any], where: str) -> BucketFloors:

@@ -2,10 +2,9 @@
 
 NAME/
   bundle/         every file of the bundle, hard-linked where the disk allows it
-  index/          manifest.json; index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
-                  head.rows.npy and head.vectors.npy, the exact head; with priors priors.npy; what finds labels
-                  and vocabularies' ids, lookup.arrow and vocabularies/
-  release.json    which bundle, which index, the sha256 of every file of index/
+  index/          index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
+                  head.rows.npy and head.vectors.npy, the exact head; with priors priors.npy
+  release.json    which bundle, which index, what was measured of it, the sha256 of every file of index/
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import faiss
+
 from longtail.bundle import Bundle, Priors, atomic_directory, sha256_of
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.remote import local_bundle
@@ -29,45 +30,45 @@ from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
 from longtail.index.manifests import Device, Partition, ReleaseManifest
-from longtail.index.release.index_files import manifest_bytes, write_file, write_index
+from longtail.index.release.index_files import write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
 from longtail.index.search.collection import CollectionSearcher
 from longtail.state import read_label_changes
+
+_MEASURED = (
+    *("kind", "dim", "collection", "efforts", "recall_k", "recall_queries", "bytes_per_label", "kinds", "curve"),
+    *("recall", "trials", "filtered", "partition"),
+)
+"""What a manifest says as the build found it."""
 
 
 def build(
     bundle: Bundle | str | Path,
     releases: str | Path,
     *,
-    spec: IndexSpec | str | None = None,
+    spec: IndexSpec | str = "auto",
     name: str | None = None,
     device: Device = "cpu",
     priors: PriorTable | str | Path | None = None,
     progress: Progress = lambda _: None,
     filterable: Sequence[str] | None = None,
-    bytes_per_label: float | None = None,
 ) -> ReleaseManifest:
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
     Args:
         bundle: a bundle that was written or loaded, or its directory or URL; read and verified from there.
         releases: directory of releases, made if missing, or URL.
-        spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`; `auto` when None.
+        spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`.
         name: the release's name; UTC time and the bundle's name when None.
         device: where FAISS trains.
         priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.
-        progress: told what is being done, one line at a time.
+        progress: called with what is being done, one line at a time.
         filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
             filters are for, but strings of very many values.
-        bytes_per_label: as of `IndexSpec`, which may say it itself.
-
-    Returns:
-        What release.json says: the name, the kind of index, its recall at every measured λ.
 
     Raises:
-        LongtailIndexError: the spec, the device, the name, the priors or the measured recall, or a `Bundle` without a
-            path; nothing is left behind.
+        LongtailIndexError: the spec, the device, the name, the priors or the measured recall; nothing is left behind.
         BundleError: the bundle is not intact, the release exists, or a column that cannot be filtered by.
         OSError: the disk is full or not writable; nothing is left behind.
 
@@ -89,35 +90,19 @@ def build(
         60
     """
     path, there = path_of(bundle), Releases(releases)
-    if not isinstance(spec, IndexSpec):
-        spec = IndexSpec() if spec is None else IndexSpec(spec)
-    if bytes_per_label is not None:
-        spec = replace(spec, bytes_per_label=bytes_per_label)
+    spec = spec if isinstance(spec, IndexSpec) else IndexSpec(spec)
     source = Bundle.load(path)
-    created_at = datetime.now(UTC)
-    name = _unused_name(there.root, created_at, source.manifest.name) if name is None else check_name(name)
-    there.shelf.refuse_existing(name)
+    name = _free_name(there, name, source.manifest.name)
     if filterable is not None:
         filterable = check_filterable(source.labels.display, filterable)
     if priors is not None:
-        table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
-        source = replace(source, priors=table.read(source, progress=progress))
-    tuned = _tuned(source, spec, device, filterable, there, progress)
-    return _write(there, name, created_at, source, tuned, spec, device, filterable, progress)
-
-
-def _tuned(
-    bundle: Bundle,
-    spec: IndexSpec,
-    device: Device,
-    filterable: Sequence[str] | None,
-    there: Releases,
-    progress: Progress,
-) -> TunedIndex:
-    """An index over a bundle's labels: FAISS's, or a collection of Milvus."""
-    if spec.milvus:
-        return tune_collection(bundle, spec, there.milvus(), filterable, progress)
-    return tune_index(bundle, spec, device, progress)
+        source = replace(source, priors=_table(priors).read(source, progress=progress))
+    tuned = (
+        tune_collection(source, spec, there.milvus(), filterable, progress)
+        if spec.milvus
+        else tune_index(source, spec, device, progress)
+    )
+    return _write(there, name, source, tuned, spec, filterable, progress, device)
 
 
 def refresh_priors(
@@ -128,35 +113,20 @@ def refresh_priors(
     name: str | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """A new release of the same bundle and index whose priors are read anew; publishes nothing.
+    """Write a release of the bundle and index of another, by default CURRENT, with the priors of a new table.
 
     Neither the model nor the index is trained again: every label's row is moved to where it belongs now, and recall is
-    measured again.
-
-    Args:
-        releases: directory or URL of releases.
-        priors: a table with the same priors, or what to make of one.
-        source: the release with the priors of before; CURRENT when None.
-        name: the new release's name; UTC time and the bundle's name when None.
-        progress: told what is being done, one line at a time.
-
-    Raises:
-        LongtailIndexError: no such release, one without priors, the table, or a recall below the release's floor;
-            nothing is left behind.
-        BundleError: the release's bundle is not intact, or the new release exists.
-        OSError: the disk is full or not writable; nothing is left behind.
+    measured again. Raises as `build`.
     """
     there = Releases(releases)
     before = there.verify(source or _current(there))
     if before.bundle.priors is None:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
-    created_at = datetime.now(UTC)
-    name = _unused_name(there.root, created_at, before.manifest.bundle) if name is None else check_name(name)
-    there.shelf.refuse_existing(name)
-    table = priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
-    bundle = replace(before.bundle, priors=table.read(before.bundle, like=before.bundle.priors, progress=progress))
+    name = _free_name(there, name, before.manifest.bundle)
+    table = _table(priors).read(before.bundle, like=before.bundle.priors, progress=progress)
+    bundle = replace(before.bundle, priors=table)
     tuned = _refilled(before, bundle, None, there, progress)
-    return _write_like(before, there, name, created_at, bundle, tuned, progress)
+    return _write(there, name, bundle, tuned, before.spec, before.manifest.filterable, progress)
 
 
 def update(
@@ -169,34 +139,26 @@ def update(
     log: str | Path | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """A new release of a bundle over the cells of one before, where labels came, went or changed; publishes nothing.
+    """Write a release of a bundle over the lists of another, where labels came, went or changed; publishes nothing.
 
-    Of a release whose rows Milvus holds, a new collection is written.
-
-    Nothing is clustered: a label whose embedding is what it was stays in its cell, others go to the nearest. The exact
-    head keeps its labels. Recall is measured again, held to the release's floor, and effort grows where it has to.
+    Nothing is clustered: a label whose embedding is what it was stays in its list, others go to the nearest. The exact
+    head keeps its labels. Recall is measured again, held to the release's floor, and effort grows where it has to. Of a
+    release whose rows Milvus holds, a new collection is written.
 
     Args:
         bundle: what to index, such as `merge_labels` or a further epoch of training writes it; read and verified.
         releases: directory or URL of releases.
-        source: the release whose cells are kept; CURRENT when None.
+        source: the release whose lists are kept; CURRENT when None.
         name: the new release's name; UTC time and the bundle's name when None.
         priors: a table with the priors of the release, or what to make of one. None: labels keep their values, and new
             ones get each prior's `missing`.
         log: label changes that were merged into the bundle, as `merge_labels` takes them, in place of a table: labels
             get the priors that they came with.
-        progress: told what is being done, one line at a time.
-
-    Returns:
-        What release.json says.
+        progress: called with what is being done, one line at a time.
 
     Raises:
-        LongtailIndexError: no such release, rows of another width, the priors, or a recall
-            below the release's floor; nothing is left behind.
+        LongtailIndexError, BundleError, OSError: as `build`, or rows of another width.
         StoreError: as `merge_labels`.
-        BundleError: the bundle or the release's is not intact, the new release exists, or the bundle lacks a
-            column that requests filter by.
-        OSError: the disk is full or not writable; nothing is left behind.
 
     Example:
         >>> from longtail.index import build, publish, update
@@ -208,9 +170,7 @@ def update(
     path, there = path_of(bundle), Releases(releases)
     taken = Bundle.load(path)
     before = there.verify(source or _current(there))
-    created_at = datetime.now(UTC)
-    name = _unused_name(there.root, created_at, taken.manifest.name) if name is None else check_name(name)
-    there.shelf.refuse_existing(name)
+    name = _free_name(there, name, taken.manifest.name)
     if _width(taken) != _width(before.bundle):
         asked, given = (
             "{} dimensions and {} more coordinates".format(*_width(each)) for each in (before.bundle, taken)
@@ -219,16 +179,20 @@ def update(
             f"update: expected embeddings of {asked}, for λ, μ and label biases, as {before.name} has them, received "
             f"{given}: build a release of their own"
         )
-    if before.index.filterable is not None:
-        check_filterable(taken.labels.display, before.index.filterable)
+    if before.manifest.filterable is not None:
+        check_filterable(taken.labels.display, before.manifest.filterable)
     changes = Changes.between(before.bundle, taken)
     taken = replace(taken, priors=_priors_after(before, taken, changes, priors, log, progress))
     progress(
-        f"cells of {before.name}: {changes.added:,} labels added, {changes.moved:,} embedded anew, "
+        f"lists of {before.name}: {changes.added:,} labels added, {changes.moved:,} embedded anew, "
         f"{changes.removed:,} removed"
     )
     tuned = _refilled(before, taken, changes, there, progress)
-    return _write_like(before, there, name, created_at, taken, tuned, progress)
+    return _write(there, name, taken, tuned, before.spec, before.manifest.filterable, progress)
+
+
+def _table(priors: PriorTable | str | Path) -> PriorTable:
+    return priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
 
 
 def _width(bundle: Bundle) -> tuple[int, int]:
@@ -239,12 +203,12 @@ def _width(bundle: Bundle) -> tuple[int, int]:
 def _refilled(
     before: Release, bundle: Bundle, changes: Changes | None, there: Releases, progress: Progress
 ) -> TunedIndex:
-    """The index of a release over the labels of a bundle; Milvus trains cells of its own."""
-    spec, searcher, kept = before.spec, before.searcher, before.index.partition
+    """The index of a release over the labels of a bundle; Milvus trains lists of its own."""
+    spec, searcher, kept = before.spec, before.searcher, before.manifest.partition
     if isinstance(searcher, CollectionSearcher):
-        return tune_collection(bundle, spec, there.milvus(), before.index.filterable, progress)
+        return tune_collection(bundle, spec, there.milvus(), before.manifest.filterable, progress)
     trained = imbalance_of(searcher.index)
-    tuned = refill_index(bundle, spec, searcher.index, before.index.effort, progress, changes)
+    tuned = refill_index(bundle, spec, searcher.index, before.manifest.effort, progress, changes)
     if changes is None:
         return replace(tuned, partition=kept)
     now = None if tuned.index is None else imbalance_of(tuned.index)
@@ -263,12 +227,7 @@ def _priors_after(
     log: str | Path | None,
     progress: Progress,
 ) -> Priors | None:
-    """The priors of a release for another bundle's labels.
-
-    Raises:
-        PriorsError: a table for a release without priors, one that does not have its priors, a table and a log, or no
-            such log.
-    """
+    """The priors of a release for another bundle's labels."""
     had = before.bundle.priors
     if table is not None and log is not None:
         raise PriorsError(
@@ -283,63 +242,47 @@ def _priors_after(
             raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
         return None
     if table is not None:
-        table = table if isinstance(table, PriorTable) else PriorTable(Path(table))
-        return table.read(bundle, like=had, progress=progress)
+        return _table(table).read(bundle, like=had, progress=progress)
     given = [came[id_].priors if id_ in came else {} for id_ in bundle.labels.ids.to_pylist()]
     return Priors(had.settings, had.of_added(changes.before_L, given))
-
-
-def _write_like(
-    before: Release,
-    there: Releases,
-    name: str,
-    created_at: datetime,
-    bundle: Bundle,
-    tuned: TunedIndex,
-    progress: Progress,
-) -> ReleaseManifest:
-    """Write a release built like one before."""
-    return _write(there, name, created_at, bundle, tuned, before.spec, "cpu", before.index.filterable, progress)
 
 
 def _write(
     there: Releases,
     name: str,
-    created_at: datetime,
     bundle: Bundle,
     tuned: TunedIndex,
     spec: IndexSpec,
-    device: Device,
     filterable: Sequence[str] | None,
     progress: Progress,
+    device: Device = "cpu",
 ) -> ReleaseManifest:
     """Write a bundle and its index as a release, whole or not at all, and upload it where releases are at a URL."""
     progress(f"write {name} to {there}")
     with there.collections.held(name, tuned.collection), atomic_directory(there.root / name) as working:
         _link_bundle(path_of(bundle), bundle, working / BUNDLE)
-        bundle_sha256 = sha256_of(working / BUNDLE_MANIFEST)
-        index, files = write_index(
-            working,
-            tuned,
-            spec=spec,
-            bundle=bundle,
-            bundle_sha256=bundle_sha256,
-            device=device,
-            filterable=filterable,
-        )
+        files = write_index(working, tuned.index, bundle.priors)
         manifest = ReleaseManifest(
             name=name,
-            created_at=created_at,
+            created_at=datetime.now(UTC),
             bundle=bundle.manifest.name,
-            bundle_sha256=bundle_sha256,
-            labels=index.labels,
-            spec=index.spec,
-            kind=index.kind,
-            recall_k=index.recall_k,
-            recall=index.recall,
+            bundle_sha256=sha256_of(working / BUNDLE_MANIFEST),
+            spec=spec.text,
+            labels=len(bundle.embeddings),
+            priors=[] if bundle.priors is None else list(bundle.priors.settings),
+            factory=None if tuned.index is None else tuned.index.factory,
+            head=tuned.chosen.head,
+            effort=tuned.chosen.effort,
+            recall_floor=spec.recall_floor,
+            bytes_per_label_limit=spec.bytes_per_label,
+            device=device,
+            build_seconds=round(tuned.seconds, 2),
+            faiss=faiss.__version__,
+            filterable=None if filterable is None else list(filterable),
             files=files,
+            **{name: getattr(tuned, name) for name in _MEASURED},
         ).sealed()
-        write_file(working / RELEASE_MANIFEST, manifest_bytes(manifest))
+        (working / RELEASE_MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
     there.shelf.complete(name)
     return manifest
 
@@ -374,12 +317,14 @@ def _current(there: Releases) -> str:
     return name
 
 
-def _unused_name(releases: Path, created_at: datetime, bundle_name: str) -> str:
-    """UTC time and the bundle's name, and a number where that release exists."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle_name)[:64]
-    base = f"{created_at:%Y%m%dT%H%M%SZ}-{plain}"
-    name, again = base, 1
-    while (releases / name).exists():
-        again += 1
-        name = f"{base}-{again}"
+def _free_name(there: Releases, name: str | None, bundle_name: str) -> str:
+    """Check that a name is free; None: make one of UTC time and the bundle's name, with a number where that exists."""
+    if name is None:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle_name)[:64]
+        name = base = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plain}"
+        again = 1
+        while (there.root / name).exists():
+            again += 1
+            name = f"{base}-{again}"
+    there.shelf.refuse_existing(check_name(name))
     return name

@@ -17,7 +17,7 @@ from longtail.bundle import BundleError
 from longtail.index.construct.collection import abandoned, check_collection
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import CollectionRecord
-from longtail.index.release.release import Release, read_index_manifest
+from longtail.index.release.release import Release, read_release_manifest
 from longtail.index.search.collection import HELD_BY, Collection, CollectionSearcher, drop
 from longtail.index.search.milvus import MilvusServer
 
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
 
 
 class HeldCollections:
-    """The collections of the releases of one place.
-
-    Args:
-        place: directory or URL.
-        server: gives the server; asked only where a release has a collection. Raises SpecError where none is named.
-    """
+    """The collections of the releases of one place."""
 
     def __init__(self, place: str, server: Callable[[], MilvusServer]) -> None:
         self._place = place
@@ -44,11 +39,7 @@ class HeldCollections:
         return f"longtail_{plain}_{_digest(self._place)[:8]}"
 
     def hold(self, name: str, record: CollectionRecord | None) -> None:
-        """Keep the collection of a release, if it has one, until `drop_unheld` of it.
-
-        Raises:
-            EngineUnavailableError: the server does not answer, or has the collection no more.
-        """
+        """Keep the collection of a release, if it has one, until `drop_unheld` of it."""
         if record is not None:
             Collection(self._server(), record).point(self._alias(name))
 
@@ -65,12 +56,7 @@ class HeldCollections:
             raise
 
     def check(self, release: Release) -> None:
-        """Measure the recall of a release as its collection is now.
-
-        Raises:
-            RecallFloorError: it is below the floor.
-            EngineUnavailableError: the server does not answer.
-        """
+        """Measure the recall of a release as its collection is now."""
         if isinstance(release.searcher, CollectionSearcher):
             check_collection(release.bundle, release.searcher, release.spec)
 
@@ -81,29 +67,17 @@ class HeldCollections:
             release.searcher.collection.point(self.published)
 
     def named(self, names: Iterable[str], manifests: Callable[[str], AbstractContextManager[Path]]) -> dict[str, str]:
-        """The collections that releases name, by release; of one that cannot be read none is known.
-
-        Args:
-            names: of releases.
-            manifests: the directory of a release's manifests.
-        """
+        """The collections that releases name, by release; of one that cannot be read none is known."""
         found = {}
         for name in names:
             with suppress(LongtailIndexError, BundleError), manifests(name) as path:
-                if (record := read_index_manifest(path).collection) is not None:
+                if (record := read_release_manifest(path).collection) is not None:
                     found[name] = record.name
         return found
 
     def drop_unheld(self, collections: dict[str, str]) -> None:
         """Let go of the collections of releases that are deleted, drop those that no other release holds, and what
         builds of more than a day ago left.
-
-        Args:
-            collections: as of `named`.
-
-        Raises:
-            EngineUnavailableError: the server does not answer; some may be there still.
-            SpecError: no server is named.
         """
         if not collections:
             return

@@ -1,4 +1,4 @@
-"""The files of an index/: a FAISS index, its exact head, the bundle's tables, and manifest.json.
+"""The files of an index/: a FAISS index, its exact head, and priors.
 
 Legend: `L` labels, `H` labels of the head, `E` coordinates of an augmented row.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,19 +17,15 @@ import faiss
 import numpy as np
 from pydantic import BaseModel
 
-from longtail.bundle import Bundle, FileRecord, MappedTables, Priors, sha256_of
+from longtail.bundle import Bundle, FileRecord, Priors
 from longtail.bundle.arrays import Array
-from longtail.bundle.integrity import read_versioned_json
-from longtail.index.construct.spec import IndexSpec
-from longtail.index.construct.tuning import TunedIndex
-from longtail.index.errors import ReleaseCorruptError, ReleaseVersionError, SpecError
-from longtail.index.manifests import SCHEMA_VERSION, Device, IndexManifest
+from longtail.index.errors import ReleaseCorruptError, SpecError
+from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.search.faiss_index import LISTS as LISTS_KINDS
 from longtail.index.search.faiss_index import ON_GPU, FaissIndex, Head
 from longtail.index.search.gpu import GpuIndex
 
 INDEX = "index"
-INDEX_MANIFEST = f"{INDEX}/manifest.json"
 PRIORS = f"{INDEX}/priors.npy"
 FAISS_FILE, LISTS = f"{INDEX}/index.faiss", f"{INDEX}/lists.npy"
 HEAD_ROWS, HEAD_VECTORS = f"{INDEX}/head.rows.npy", f"{INDEX}/head.vectors.npy"
@@ -45,25 +41,14 @@ read into memory of the process by either (1.15). A FAISS without the flag reads
 _reading = threading.Lock()
 
 
-def write_index(
-    root: Path,
-    tuned: TunedIndex,
-    *,
-    spec: IndexSpec,
-    bundle: Bundle,
-    bundle_sha256: str,
-    device: Device,
-    filterable: Sequence[str] | None = None,
-) -> tuple[IndexManifest, dict[str, FileRecord]]:
-    """Write `root/index/`; returns its manifest and the record of every file, by path below `root`.
+def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> dict[str, FileRecord]:
+    """Write `root/index/`; returns the record of every file, by path below `root`.
 
     Raises:
         SpecError: an index that a factory string can build but FAISS cannot write.
-        OSError: the disk is full or not writable.
     """
     (root / INDEX).mkdir()
     files: dict[str, FileRecord] = {}
-    index = tuned.index
     if index is not None:
         files[FAISS_FILE] = _write_faiss(root / FAISS_FILE, index.index)
         if index.has_lists:
@@ -71,60 +56,19 @@ def write_index(
         if index.head is not None:
             files[HEAD_ROWS] = _write_array(root / HEAD_ROWS, index.head.rows_H)
             files[HEAD_VECTORS] = _write_array(root / HEAD_VECTORS, index.head.vectors_HE)
-    priors = bundle.priors
     if priors is not None:
         files[PRIORS] = _write_array(root / PRIORS, priors.values_LP)
-    for name in MappedTables.write(root / INDEX, bundle.labels, bundle.vocabularies).names:
-        file = root / INDEX / name
-        files[f"{INDEX}/{name}"] = FileRecord(sha256=sha256_of(file), bytes=file.stat().st_size)
-    manifest = IndexManifest(
-        bundle_sha256=bundle_sha256,
-        spec=spec.text,
-        kind=tuned.kind,
-        labels=len(bundle.embeddings),
-        dim=tuned.dim,
-        priors=[] if priors is None else list(priors.settings),
-        factory=None if index is None else index.factory,
-        head=tuned.chosen.head,
-        collection=tuned.collection,
-        effort=tuned.chosen.effort,
-        efforts=tuned.efforts,
-        recall_k=tuned.recall_k,
-        recall_queries=tuned.recall_queries,
-        recall_floor=spec.recall_floor,
-        bytes_per_label=tuned.bytes_per_label,
-        bytes_per_label_limit=spec.bytes_per_label,
-        kinds=tuned.kinds,
-        curve=tuned.curve,
-        recall=tuned.recall,
-        trials=tuned.trials,
-        device=device,
-        build_seconds=round(tuned.seconds, 2),
-        faiss=faiss.__version__,
-        filtered=tuned.filtered,
-        partition=tuned.partition,
-        filterable=None if filterable is None else list(filterable),
-    )
-    files[INDEX_MANIFEST] = write_file(root / INDEX_MANIFEST, manifest_bytes(manifest))
-    return manifest, files
+    return files
 
 
 def read_index(
-    root: Path, manifest: IndexManifest, bundle: Bundle, *, device: Device = "cpu", mapped: bool = True
+    root: Path, manifest: ReleaseManifest, bundle: Bundle, *, device: Device = "cpu", mapped: bool = True
 ) -> FaissIndex:
     """Open the index of a release whose files were verified.
 
     Args:
-        root: the release.
-        manifest: the manifest of the release's index.
-        bundle: the bundle of the release.
-        device: on `gpu` flat and IVF indexes are copied to the GPU; HNSW and factory strings stay on the CPU.
         mapped: share the files' pages with every process that opens them so. Files that are deleted meanwhile stay
             readable; they must never be written again in place.
-
-    Raises:
-        ReleaseCorruptError: files that do not fit the bundle's labels, or FAISS cannot read one.
-        DeviceError: FAISS cannot move the index to the GPU.
     """
     labels, dim = bundle.embeddings.shape[0], bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
     # FAISS (1.15) copies the blocks of `ivf_fastscan`: from mapped pages a disk gives them one by one.
@@ -149,16 +93,11 @@ def read_index(
     )
 
 
-def read_priors(root: Path, manifest: IndexManifest, *, verify: bool = True) -> Priors | None:
+def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -> Priors | None:
     """The priors of a release whose files were verified; their values stay on disk, memory-mapped.
 
     Args:
-        root: the release.
-        manifest: the manifest of the release's index.
         verify: whether to look at every value.
-
-    Raises:
-        ReleaseCorruptError: values of another shape or type than the manifest says, or not finite.
     """
     if not manifest.priors:
         return None
@@ -171,35 +110,6 @@ def read_priors(root: Path, manifest: IndexManifest, *, verify: bool = True) -> 
             f"found {values_LP.dtype} {list(values_LP.shape)}"
         )
     return Priors(tuple(manifest.priors), values_LP)
-
-
-def read_manifest_file(path: Path, model: type[_Manifest]) -> _Manifest:
-    """A manifest of this room, its version checked before anything else.
-
-    Raises:
-        ReleaseCorruptError: missing, or not the JSON that it should be.
-        ReleaseVersionError: another schema version than this installation writes.
-    """
-    return read_versioned_json(
-        path,
-        model,
-        SCHEMA_VERSION,
-        missing=f"{path}: expected a manifest, found none",
-        remedy="build the release again",
-        corrupt=ReleaseCorruptError,
-        unread=ReleaseVersionError,
-    )
-
-
-def manifest_bytes(manifest: BaseModel) -> bytes:
-    """A manifest as it is written: indented JSON, one final newline."""
-    return (manifest.model_dump_json(indent=2) + "\n").encode()
-
-
-def write_file(path: Path, content: bytes) -> FileRecord:
-    """Write a small file; returns its size and sha256."""
-    path.write_bytes(content)
-    return FileRecord(sha256=hashlib.sha256(content).hexdigest(), bytes=len(content))
 
 
 def _write_faiss(path: Path, index: Any) -> FileRecord:
@@ -275,4 +185,5 @@ def _read_array(path: Path) -> Any:
 def _write_array(path: Path, array: Array) -> FileRecord:
     content = io.BytesIO()
     np.save(content, array, allow_pickle=False)
-    return write_file(path, content.getvalue())
+    path.write_bytes(content.getbuffer())
+    return FileRecord(sha256=hashlib.sha256(content.getbuffer()).hexdigest(), bytes=content.tell())

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from longtail.bundle import refuse_existing, remove_stale
+from longtail.bundle import refuse_existing, remove_stale, replace_file
 from longtail.index.errors import LongtailIndexError, ReleaseNotFoundError
-from longtail.index.release.pointers import PointerFile
-from longtail.index.release.release import check_name
+from longtail.index.release.pointers import Move, Pointers
+from longtail.index.release.release import CURRENT, check_name
+
+_LOCK = ".lock"
 
 
 class LocalReleases:
-    """The releases in a directory.
-
-    Args:
-        directory: it may not exist yet, and then holds no release.
-
-    Attributes:
-        directory: as given.
-        pointers: which of them serves.
-    """
+    """The releases in a directory, which may not exist yet, and then holds none."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.pointers = PointerFile(directory)
 
     def __str__(self) -> str:
         return str(self.directory)
@@ -38,6 +32,23 @@ class LocalReleases:
             return []
         return sorted(path.name for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith("."))
 
+    def pointers(self) -> Pointers:
+        """Read `CURRENT`; raises ReleaseCorruptError, or OSError where it cannot be read."""
+        try:
+            content = (self.directory / CURRENT).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return Pointers()
+        return Pointers.parse(content, str(self.directory / CURRENT))
+
+    @contextmanager
+    def turn(self) -> Iterator[tuple[Pointers, Move]]:
+        """Read `CURRENT` to change it, after waiting for others; raises ReleaseNotFoundError without a directory."""
+        if not self.directory.is_dir():
+            raise ReleaseNotFoundError(f"{self}: expected a directory of releases, found none")
+        with (self.directory / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield self.pointers(), lambda after: replace_file(self.directory / CURRENT, after.content())
+
     def fetch(self, name: str) -> Path:
         """Get the directory of a release; raises ReleaseNameError or ReleaseNotFoundError."""
         path = self.directory / check_name(name)
@@ -47,7 +58,7 @@ class LocalReleases:
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
-        """As `fetch`."""
+        """Yield the directory of a release, as `fetch`."""
         yield self.fetch(name)
 
     def refuse_existing(self, name: str) -> None:

@@ -74,8 +74,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
             f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
             "the new labels among the data; hidden labels stay hidden by the service's state"
         )
-    rows = {id_: row for row, id_ in enumerate(source.labels.ids.to_pylist())}
-    adder = LabelAdder(source, rows)
+    rows, adder = source.labels.row_of, LabelAdder(source)
     upserts = [record for record in changes.upserts.values() if not adder.supersedes(record.id, record.at)]
     added, skipped = adder.add(upserts)
     removed = np.array([rows[id_] for id_ in changes.hidden if id_ in rows], np.int64)

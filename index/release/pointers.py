@@ -7,29 +7,17 @@ it has read, by ETag, and comes too late if somebody else has replaced it meanwh
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from collections.abc import Callable
+from typing import Annotated, Literal
 from uuid import uuid4
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from longtail.bundle import replace_file
-from longtail.bundle.objects import ObjectStore, Version
-from longtail.index.errors import (
-    LongtailIndexError,
-    PublishedMeanwhileError,
-    ReleaseCorruptError,
-    ReleaseNotFoundError,
-)
-from longtail.index.release.release import CURRENT, check_name
+from longtail.index.errors import ReleaseCorruptError
+from longtail.index.release.release import check_name
 
-_LOCK = ".lock"
-_PROBE = f"{CURRENT}.probe"
 _LONGEST_HISTORY = 100
 
 Name = Annotated[str, AfterValidator(check_name)]
@@ -76,102 +64,3 @@ class Pointers(BaseModel):
 
 Move = Callable[[Pointers], None]
 """Writes what is pointed to from now on."""
-
-
-class PointerStore(Protocol):
-    """Where `CURRENT` is."""
-
-    def read(self) -> Pointers:
-        """Read it; raises ReleaseCorruptError, or OSError where it cannot be read."""
-
-    def turn(self) -> AbstractContextManager[tuple[Pointers, Move]]:
-        """Read it to change it, with nobody else changing it in between.
-
-        Raises:
-            ReleaseNotFoundError: there is no such directory.
-            PublishedMeanwhileError: on moving: somebody else has.
-            LongtailIndexError: on moving: the store cannot keep two from doing so at once.
-            OSError: it cannot be read, or written.
-        """
-
-
-class PointerFile:
-    """`CURRENT` in a directory of releases.
-
-    Args:
-        root: the directory; without one nothing is published.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def read(self) -> Pointers:
-        """As `PointerStore.read`."""
-        try:
-            content = (self._root / CURRENT).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return Pointers()
-        return Pointers.parse(content, str(self._root / CURRENT))
-
-    @contextmanager
-    def turn(self) -> Iterator[tuple[Pointers, Move]]:
-        """As `PointerStore.turn`; waits for others."""
-        if not self._root.is_dir():
-            raise ReleaseNotFoundError(f"{self._root}: expected a directory of releases, found none")
-        with (self._root / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield self.read(), lambda after: replace_file(self._root / CURRENT, after.content())
-
-
-class PointerObject:
-    """`CURRENT` at an object store.
-
-    Args:
-        store: of the releases.
-    """
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def read(self) -> Pointers:
-        """As `PointerStore.read`, by one request."""
-        return self._parsed(self._store.read_version(CURRENT))
-
-    @contextmanager
-    def turn(self) -> Iterator[tuple[Pointers, Move]]:
-        """As `PointerStore.turn`; waits for nobody, and the second to move is refused."""
-        found = self._store.read_version(CURRENT)
-
-        def move(after: Pointers) -> None:
-            self._check_store()
-            content = after.content()
-            written = (
-                self._store.create(CURRENT, content)
-                if found is None
-                else self._store.replace(CURRENT, content, found.tag)
-            )
-            if not written:
-                raise PublishedMeanwhileError(
-                    f"{self._store.url}: somebody else has changed what is published meanwhile; nothing was changed, "
-                    "look at it and run this again"
-                )
-
-        yield self._parsed(found), move
-
-    def _parsed(self, found: Version | None) -> Pointers:
-        return Pointers() if found is None else Pointers.parse(found.content, f"{self._store.url}/{CURRENT}")
-
-    def _check_store(self) -> None:
-        """Refuse a store that ignores conditions of a write: two could publish at once."""
-        content = uuid4().hex.encode()
-        self._store.create(_PROBE, content)
-        refused = not self._store.create(_PROBE, content[::-1]) and not self._store.replace(
-            _PROBE,
-            content[::-1],
-            {"e_tag": '"0"', "version": "1"},  # S3 and Azure compare the one, GCS the other
-        )
-        if not refused:
-            raise LongtailIndexError(
-                f"{self._store.url}: the object store must refuse to overwrite an object on condition (If-None-Match, "
-                "If-Match); this one overwrote a test object. Nothing was published."
-            )

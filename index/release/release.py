@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from collections.abc import Collection as Several
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from longtail.bundle import (
     Bundle,
     BundleCorruptError,
     Manifest,
-    MappedTables,
     read_manifest,
     sha256_of,
     verify_files,
 )
+from longtail.bundle.integrity import read_versioned_json
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import (
     ReleaseCorruptError,
     ReleaseMismatchError,
     ReleaseNameError,
+    ReleaseVersionError,
 )
-from longtail.index.manifests import Device, IndexManifest, ReleaseManifest
+from longtail.index.manifests import SCHEMA_VERSION, Device, ReleaseManifest
 from longtail.index.release.index_files import (
-    INDEX,
-    INDEX_MANIFEST,
     read_index,
-    read_manifest_file,
     read_priors,
 )
 from longtail.index.release.verified import verifying
@@ -54,25 +50,21 @@ class Release:
     Attributes:
         name: the release's name, which is that of its directory.
         path: the release's directory.
-        created_at: when it was built, UTC.
         bundle: the model, with the priors that its index was built with; its embeddings and labels are memory-mapped.
         searcher: the index, or of a collection of Milvus what asks it.
         manifest: release.json.
-        index: index/manifest.json.
     """
 
     name: str
     path: Path
-    created_at: datetime
     bundle: Bundle
     searcher: Searcher | CollectionSearcher
     manifest: ReleaseManifest
-    index: IndexManifest
 
     @property
     def spec(self) -> IndexSpec:
         """What its index was built to."""
-        return IndexSpec(self.index.spec, self.index.recall_floor, self.index.bytes_per_label_limit)
+        return IndexSpec(self.manifest.spec, self.manifest.recall_floor, self.manifest.bytes_per_label_limit)
 
 
 def open_release(
@@ -87,10 +79,7 @@ def open_release(
     """Verify every file of a release and load it.
 
     Args:
-        path: the release's directory.
-        device: where it searches.
         mapped: whether its index is mapped and shared with other processes, or read into memory.
-        towers: as of `Bundle.load`.
         state: directory of a service that notes what it verified; of unchanged files only the sizes are then compared.
             None: every byte is read.
         milvus: gives the server of a release whose rows are there; by default that of the environment.
@@ -118,29 +107,24 @@ def _open(
     path: Path, device: Device, milvus: Callable[[], MilvusServer], *, mapped: bool, towers: bool, verify: bool
 ) -> Release:
     manifest = read_release_manifest(path)
-    tables = _tables_in(path, manifest)
-    mapped_files = sorted(f"{INDEX}/{name}" for name in tables.names)
-    _verify_index(path, manifest, mapped_files, content=verify)
     with ThreadPoolExecutor(1) as pool:
-        rest = [name for name in manifest.files if name not in mapped_files]
-        others = pool.submit(_verify_index, path, manifest, rest, content=verify)
-        bundle = Bundle.load(path / BUNDLE, towers=towers, tables=tables, verify=verify)
-        others.result()
-    index = read_index_manifest(path)
-    if index.bundle_sha256 != manifest.bundle_sha256:
-        raise _mismatch(path / INDEX_MANIFEST, index.bundle_sha256, manifest.bundle_sha256)
-    bundle = replace(bundle, priors=read_priors(path, index, verify=verify))
+        verified = pool.submit(verify_files, path, manifest.files, content=verify)
+        bundle = Bundle.load(path / BUNDLE, towers=towers, verify=verify)
+        try:
+            verified.result()
+        except BundleCorruptError as error:
+            raise ReleaseCorruptError(str(error)) from error
+    bundle = replace(bundle, priors=read_priors(path, manifest, verify=verify))
     searcher: Searcher | CollectionSearcher
-    if index.collection is not None:
-        collection = Collection(milvus(), index.collection)
-        collection.open(index.labels, index.dim)
-        searcher = CollectionSearcher(bundle, collection, index.effort)
+    if manifest.collection is not None:
+        collection = Collection(milvus(), manifest.collection)
+        collection.open(manifest.labels, manifest.dim)
+        searcher = CollectionSearcher(bundle, collection, manifest.effort)
     else:
-        opened = read_index(path, index, bundle, device=device, mapped=mapped)
-        searcher = Searcher(
-            bundle, opened, index.effort, index.filtered.efforts if index.filtered else (), index.efforts
-        )
-    return Release(path.name, path, manifest.created_at, bundle, searcher, manifest, index)
+        opened = read_index(path, manifest, bundle, device=device, mapped=mapped)
+        filtered = manifest.filtered.efforts if manifest.filtered else ()
+        searcher = Searcher(bundle, opened, manifest.effort, filtered, manifest.efforts)
+    return Release(path.name, path, bundle, searcher, manifest)
 
 
 def read_bundle_manifest(path: Path) -> Manifest:
@@ -148,32 +132,22 @@ def read_bundle_manifest(path: Path) -> Manifest:
     return read_manifest(path / BUNDLE)
 
 
-def read_index_manifest(path: Path) -> IndexManifest:
-    """index/manifest.json of a release; raises as `read_manifest_file`."""
-    return read_manifest_file(path / INDEX_MANIFEST, IndexManifest)
-
-
-def read_prior_names(path: Path) -> list[str]:
-    """Names of the priors that a release was built with.
-
-    Raises:
-        ReleaseCorruptError, ReleaseVersionError: as `open_release`.
-    """
-    return [prior.name for prior in read_index_manifest(path).priors]
-
-
 def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:
     """Read release.json alone and check its version, checksum, name, and that the bundle beside it is its own.
 
     Args:
-        path: the release's directory.
         name: the release's name; that of the directory when None.
-
-    Raises:
-        ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError: as `open_release`.
     """
     file = path / RELEASE_MANIFEST
-    manifest = read_manifest_file(file, ReleaseManifest)
+    manifest = read_versioned_json(
+        file,
+        ReleaseManifest,
+        SCHEMA_VERSION,
+        missing=f"{file}: expected a manifest, found none",
+        remedy="build the release again",
+        corrupt=ReleaseCorruptError,
+        unread=ReleaseVersionError,
+    )
     if manifest.checksum != manifest.expected_checksum():
         raise ReleaseCorruptError(
             f"{file}: expected checksum {manifest.expected_checksum()} for its content, found {manifest.checksum!r}"
@@ -190,33 +164,13 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
 
 
 def check_name(name: str) -> str:
-    """The name, if it is one path component of plain characters that does not start with a dot.
-
-    Raises:
-        ReleaseNameError: it is not.
-    """
+    """The name, if it is one path component of plain characters that does not start with a dot."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise ReleaseNameError(
             "release name: expected 1 to 128 letters, digits, dots, dashes or underscores, the first a letter or "
             f"digit, and none of {', '.join(_RESERVED)}; received {name!r}"
         )
     return name
-
-
-def _tables_in(path: Path, manifest: ReleaseManifest) -> MappedTables:
-    """Get the bundle's tables that a release keeps."""
-    inside = f"{INDEX}/"
-    names = {
-        name.removeprefix(inside) for name in manifest.files if name.startswith(inside) and name.endswith(".arrow")
-    }
-    return MappedTables(path / INDEX, frozenset(names))
-
-
-def _verify_index(path: Path, manifest: ReleaseManifest, names: Several[str], *, content: bool = True) -> None:
-    try:
-        verify_files(path, {name: manifest.files[name] for name in names}, content=content)
-    except BundleCorruptError as error:
-        raise ReleaseCorruptError(str(error)) from error
 
 
 def _mismatch(file: Path, found: str, expected: str) -> ReleaseMismatchError:

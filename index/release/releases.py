@@ -8,37 +8,36 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from longtail.bundle import Bundle, BundleError, BundleVersionError
+from longtail.bundle import BundleError, BundleVersionError, Manifest
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import is_url, local_path
 from longtail.bundle.remote import downloading
 from longtail.index.errors import (
     LongtailIndexError,
-    NotStagedError,
+    NotPublishableError,
     PublishedMeanwhileError,
     ReleaseCorruptError,
     ReleaseMismatchError,
     ReleaseNotFoundError,
 )
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, BucketMetrics, FloorsReport
+from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, Report
 from longtail.index.release.collections import HeldCollections
-from longtail.index.release.compatibility import Compatibility, compare_releases
+from longtail.index.release.compatibility import dropped_labels, losses, refused_features, refused_priors
 from longtail.index.release.local import LocalReleases
-from longtail.index.release.pointers import Pointers, PointerStore
+from longtail.index.release.pointers import Pointers
 from longtail.index.release.release import (
     BUNDLE,
     Release,
     check_name,
     open_release,
     read_bundle_manifest,
-    read_prior_names,
     read_release_manifest,
 )
 from longtail.index.release.remote import RemoteReleases
-from longtail.index.release.staged import StagedCounts, StagedReport
+from longtail.index.release.staged import StagedCounts
 from longtail.index.search.milvus import MilvusServer
-from longtail.state import Place, Postgres, read_place
+from longtail.state import Place, Postgres, StoreError, read_label_changes, read_place
 
 
 class Releases:
@@ -54,9 +53,6 @@ class Releases:
         root: the directory, or that of the copies.
         shelf: what is there, and how releases come and go.
         collections: those of releases whose rows Milvus holds.
-
-    Raises:
-        StorageError: a URL that cannot be opened. Of a place at one, every method that looks at it.
     """
 
     def __init__(self, place: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
@@ -64,7 +60,6 @@ class Releases:
             RemoteReleases(str(place), cache) if is_url(place) else LocalReleases(local_path(place))
         )
         self.root = self.shelf.directory
-        self._pointers: PointerStore = self.shelf.pointers
         self._milvus = milvus
         self.collections = HeldCollections(str(self) if is_url(place) else str(self.root.resolve()), self.milvus)
 
@@ -83,12 +78,8 @@ class Releases:
         return self.shelf.names()
 
     def pointers(self) -> Pointers:
-        """Get the published, forced and staged release, all of one moment.
-
-        Raises:
-            ReleaseNameError, ReleaseCorruptError: CURRENT holds something else.
-        """
-        return self._pointers.read()
+        """Get the published, forced and staged release, all of one moment; raises ReleaseCorruptError."""
+        return self.shelf.pointers()
 
     def current(self) -> str | None:
         """Get the published release's name; None when nothing is published; raises as `pointers`."""
@@ -103,15 +94,12 @@ class Releases:
 
         Args:
             name: the release's name.
-            device: `gpu` searches flat and IVF bands on the first visible GPU, one caller at a time.
-            towers: as of `Bundle.load`.
-            state: a service's state directory: files that it has verified before, and that are unchanged, are not read
-                again.
+            device: `gpu` searches flat and IVF indexes on the first visible GPU, one caller at a time.
+            towers: whether to read the towers, as `Bundle.load`.
+            state: a service's state directory: files that it has verified and that are unchanged are not read again.
 
         Raises:
-            DeviceError: the device is not there, or too small.
-            ReleaseNameError, ReleaseNotFoundError: no such release.
-            ReleaseCorruptError, ReleaseVersionError, ReleaseMismatchError, BundleError: it is not what was built.
+            LongtailIndexError, BundleError: no such release or device, or it is not what was built.
         """
         return self._opened(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
 
@@ -131,11 +119,7 @@ class Releases:
             yield path
 
     def floors(self, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
-        """Get what `promise.toml` beside the releases says, and what a command line changes about it.
-
-        Raises:
-            FloorsError: an unknown key or value; names the file or the option.
-        """
+        """Get what `promise.toml` beside the releases says, as `BucketFloors.read`."""
         return BucketFloors.read(self.beside(FLOORS_FILE).parent, floors=floors, max_drop=max_drop)
 
     def beside(self, file: str) -> Path:
@@ -144,25 +128,16 @@ class Releases:
         return self.root / file
 
     def upload(self, release: Path) -> None:
-        """Verify a release and copy it to the object store, whole or not at all; publishes nothing.
-
-        Raises:
-            LongtailIndexError, BundleError: it is not what was built, or the store has another one by its name.
-            StorageError: the store does not answer; then there is no such release, and the same call goes on.
-        """
+        """Verify a release and copy it to the object store, whole or not at all; goes on after a StorageError."""
         opened = open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus)
         # Held on if the upload fails: it goes on later, or there is such a release already.
-        self.collections.hold(opened.name, opened.index.collection)
+        self.collections.hold(opened.name, opened.manifest.collection)
         self.shelf.upload(opened.path)
 
     def stage(self, name: str) -> None:
-        """Verify a release and have services send it a share of live queries as shadow traffic.
-
-        Raises:
-            LongtailIndexError, BundleError: as `open`; or it is CURRENT already.
-        """
+        """Verify a release and have services send it a share of live queries as shadow traffic."""
         check_name(name)
-        with self._pointers.turn() as (now, move):
+        with self.shelf.turn() as (now, move):
             if name == now.current:
                 raise LongtailIndexError(f"stage: expected another release than CURRENT, received {name!r}")
             self._refuse_deleted(name, now)
@@ -171,22 +146,20 @@ class Releases:
 
     def unstage(self) -> str | None:
         """End shadow traffic; returns the release that got it."""
-        with self._pointers.turn() as (now, move):
+        with self.shelf.turn() as (now, move):
             if now.staged is not None:
                 move(now.model_copy(update={"staged": None}))
             return now.staged
 
-    def staged_report(self, name: str | None = None, *, state: Place | None = None) -> StagedReport:
-        """Get what shadow traffic has shown of a release beside CURRENT.
+    def staged_report(self, name: str | None = None, *, state: Place | None = None) -> Report:
+        """Get what shadow traffic has shown of a release, by default the staged one, beside CURRENT.
 
         Args:
-            name: the release's name; the staged one's when None.
             state: the service's state directory; by default `.state` of this one.
 
         Raises:
             ReleaseNotFoundError: nothing is staged, or nothing published.
-            NotStagedError: a database was given, which holds no counts.
-            FloorsError: promise.toml cannot be read.
+            LongtailIndexError: a database was given, which holds no counts, or promise.toml cannot be read.
         """
         now = self.pointers()
         name, current = name or now.staged, now.current
@@ -196,29 +169,13 @@ class Releases:
                 f"{current or 'none'}"
             )
         if isinstance(state, Postgres):
-            raise NotStagedError(
+            raise LongtailIndexError(
                 f"{name}: a database holds no counts of a staged release: each replica keeps its own in its directory "
                 "(LONGTAIL_STATE); give that directory as --state"
             )
         counts = StagedCounts.read_all(state or self.root / ".state", name, current)
-        return StagedReport(counts, self.floors().staged)
-
-    def compare(self, name: str, *, state: Place | None = None) -> Compatibility | None:
-        """Get what clients of the published release would lose by another; None if nothing else is published.
-
-        A published release that cannot be read must not hold up the next: then there is nothing to compare.
-
-        Args:
-            name: the other release's name.
-            state: the service's state, for the labels added to it; by default the directory `.state` of this one.
-
-        Raises:
-            LongtailIndexError, BundleError: as `open`, of the other one.
-        """
-        try:
-            return self._compared(self.current(), name, Bundle.load(self.shelf.fetch(name) / BUNDLE), state)
-        except StorageError:
-            return None
+        floors = self.floors().staged
+        return Report(counts.lines(), [] if floors is None else floors.unmet(counts))
 
     def publish(
         self,
@@ -228,40 +185,42 @@ class Releases:
         force: bool = False,
         state: Place | None = None,
         counts: Path | None = None,
-    ) -> FloorsReport:
+    ) -> Report:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
             name: the release's name.
             floors: what its buckets must be given; by default what `promise.toml` says.
-            force: publish a release that is below a floor, or takes something away from clients, too.
+            force: publish a release that falls short of its floors, or takes something away from clients, too.
             state: the service's state, for the labels added to it; by default the directory `.state` of this one.
             counts: directory of the replica whose shadow traffic counts; by default the state, if that is one.
 
         Returns:
-            The floors and how the release stands to them.
+            The figures of its buckets, and by force what falls short.
 
         Raises:
             FloorsError: promise.toml cannot be read.
-            FloorsNotMetError: a bucket gets less than its floor.
-            NotStagedError: shadow traffic has not shown what promise.toml asks for.
-            IncompatibleReleaseError: it refuses query features that the published release takes, or drops labels that
-                were added while serving.
+            NotPublishableError: a bucket gets less than its floor, shadow traffic has not shown what promise.toml asks
+                for, or it refuses features that CURRENT takes, or drops labels that were added while serving.
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
-        with self._pointers.turn() as (now, move):
+        with self.shelf.turn() as (now, move):
             self._refuse_deleted(name, now)
             floors = floors or self.floors()
             release = self.verify(name)
-            after = BucketMetrics.at_default(name, release.bundle.manifest, floors.metric)
-            report = floors.compare(after, self._metrics_of(now.current, floors.metric, force=force))
-            if not force:
-                report.check()
-                if floors.staged is not None and now.current not in (None, name):
-                    StagedReport(self.staged_report(name, state=counts or state).counts, floors.staged).check(name)
-                if (compared := self._compared(now.current, name, release.bundle, state)) is not None:
-                    compared.check()
+            report = floors.compare(release.bundle.manifest, self._manifest_of(now.current, force=force))
+            unmet = [*report.unmet]
+            if now.current not in (None, name):
+                if floors.staged is not None and not force:
+                    unmet += self.staged_report(name, state=counts or state).unmet
+                unmet += self._lost(str(now.current), release, state, force=force)
+            if unmet and not force:
+                raise NotPublishableError(
+                    f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; --force publishes all the "
+                    "same",
+                    unmet=unmet,
+                )
             self.collections.check(release)
             update: dict[str, object] = {"current": name, "forced": name if force else None}
             if name != now.current:
@@ -270,18 +229,14 @@ class Releases:
                 update["staged"] = None
             move(now.model_copy(update=update))
             self.collections.publish(release)
-            return report
+            return Report(report.lines, unmet)
 
     def rollback(self) -> str:
         """Point CURRENT back at the release published before, skipping deleted ones; returns its name.
 
         It is held to no floors, and may refuse what clients have begun to send since.
-
-        Raises:
-            ReleaseNotFoundError: nothing is published, or nothing was before.
-            LongtailIndexError, BundleError: as `open`, if that release is damaged; CURRENT stays as it was.
         """
-        with self._pointers.turn() as (now, move):
+        with self.shelf.turn() as (now, move):
             history = self._history_before(now)
             if not history:
                 raise ReleaseNotFoundError(
@@ -298,14 +253,10 @@ class Releases:
 
         In use are the current, the staged, and the one that `rollback` would go to.
         Unreadable releases count as oldest. Leftovers of killed builds are deleted too.
-
-        Raises:
-            LongtailIndexError: keep < 1.
-            ReleaseNotFoundError: there is no such directory.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
-        with self._pointers.turn() as (now, move):
+        with self.shelf.turn() as (now, move):
             needed = {now.current, now.staged, *self._history_before(now)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
             old = [name for name in newest_first[keep:] if name not in needed]
@@ -320,7 +271,7 @@ class Releases:
                 for name in gone:
                     self.shelf.delete(name)
         while gone:
-            with suppress(PublishedMeanwhileError), self._pointers.turn() as (now, move):
+            with suppress(PublishedMeanwhileError), self.shelf.turn() as (now, move):
                 move(now.model_copy(update={"deleting": tuple(name for name in now.deleting if name not in gone)}))
                 break
         return gone
@@ -345,13 +296,13 @@ class Releases:
                 shutil.rmtree(path, ignore_errors=True)
             return open_(self.shelf.fetch(name))
 
-    def _metrics_of(self, current: str | None, metric: str, *, force: bool) -> BucketMetrics | None:
-        """Get CURRENT's figures; None where it cannot be read, by force also where the store does not answer."""
+    def _manifest_of(self, current: str | None, *, force: bool) -> Manifest | None:
+        """Get CURRENT's bundle manifest; None where it cannot be read, by force also where the store fails."""
         if current is None:
             return None
         try:
             with self.manifests(current) as path:
-                return BucketMetrics.at_default(current, read_bundle_manifest(path), metric)
+                return read_bundle_manifest(path)
         except (BundleError, LongtailIndexError):
             return None
         except StorageError:
@@ -359,17 +310,27 @@ class Releases:
                 return None
             raise
 
-    def _compared(self, current: str | None, name: str, bundle: Bundle, state: Place | None) -> Compatibility | None:
-        """Get what clients of CURRENT would lose by a release; None where there is no other that can be read."""
-        if current in (None, name):
-            return None
+    def _lost(self, current: str, release: Release, state: Place | None, *, force: bool) -> list[str]:
+        """Get what clients of CURRENT would lose by a release; nothing where CURRENT cannot be read."""
         try:
-            before, after = self.shelf.fetch(str(current)), self.shelf.fetch(name)
-            priors = read_prior_names(before), read_prior_names(after)
-            place = state or self.root / ".state"
-            return compare_releases((str(current), before / BUNDLE), (name, bundle), place, priors)
+            before = self.shelf.fetch(current)
+            manifests = read_release_manifest(before), release.manifest
+            priors = ([prior.name for prior in manifest.priors] for manifest in manifests)
+            features = refused_features(read_bundle_manifest(before), release.bundle.manifest)
+            features += refused_priors(*priors)
         except (BundleError, LongtailIndexError):
-            return None
+            return []
+        except StorageError:
+            if force:
+                return []
+            raise
+        try:
+            upserts = read_label_changes(state or self.root / ".state").upserts.values()
+            return losses(features, dropped_labels(before / BUNDLE, release.bundle, list(upserts)))
+        except FileNotFoundError:
+            return features
+        except (BundleError, StoreError, OSError) as error:
+            return [*features, f"labels added while serving cannot be compared: {error}"]
 
     def _refuse_deleted(self, name: str, now: Pointers) -> None:
         if name in now.deleting:
@@ -398,19 +359,8 @@ def publish(
     floors: BucketFloors | None = None,
     force: bool = False,
     state: str | Path | None = None,
-) -> FloorsReport:
-    """Verify a release and make it the one that serves, as `Releases.publish`.
-
-    Args:
-        releases: directory or URL of releases.
-        name: name of a release there.
-        floors: what its buckets must be given; by default what `promise.toml` beside them says.
-        force: publish a release that is below a floor, or takes something away from clients, too.
-        state: the service's state directory or database, for the labels added to it; by default `.state` of the
-            releases'.
-
-    Returns:
-        The floors and how the release stands to them.
+) -> Report:
+    """Verify a release in a directory or at a URL, and make it the one that serves, as `Releases.publish`.
 
     Example:
         >>> from longtail.index import BucketFloors, Releases, build, publish
@@ -421,7 +371,7 @@ def publish(
         'first'
         >>> publish("releases", "first", floors=BucketFloors(floors={"tail": 0.02}))
         Traceback (most recent call last):
-        longtail.index.errors.FloorsNotMetError: first is below its bucket floors, recall@20: expected ...
+        longtail.index.errors.NotPublishableError: first is not published, CURRENT stays as it was: expected ...
     """
     place = None if state is None else read_place(state)
     return Releases(releases).publish(name, floors=floors, force=force, state=place)

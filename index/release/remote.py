@@ -14,17 +14,25 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from uuid import uuid4
 
-from longtail.bundle import BundleExistsError, FileRecord, read_manifest, remove_stale, replace_file
+from longtail.bundle import BundleExistsError, read_manifest, remove_stale, replace_file
 from longtail.bundle.errors import StorageError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import UPLOAD, copies_of, download_files, downloading, fetch_bundle, replacing, upload_files
-from longtail.index.errors import ReleaseNotFoundError
+from longtail.bundle.remote import (
+    UPLOAD,
+    copies_of,
+    download_files,
+    downloading,
+    fetch_manifest,
+    replacing,
+    upload_files,
+)
+from longtail.index.errors import LongtailIndexError, PublishedMeanwhileError, ReleaseNotFoundError
 from longtail.index.manifests import ReleaseManifest
-from longtail.index.release.index_files import INDEX_MANIFEST
-from longtail.index.release.pointers import PointerObject
-from longtail.index.release.release import BUNDLE, RELEASE_MANIFEST, check_name, read_release_manifest
+from longtail.index.release.pointers import Move, Pointers
+from longtail.index.release.release import BUNDLE, CURRENT, RELEASE_MANIFEST, check_name, read_release_manifest
 
 _ABANDONED = timedelta(days=1)
 """Age of an unfinished upload from which on nobody is at it."""
@@ -37,16 +45,13 @@ class RemoteReleases:
 
     Args:
         url: such as `s3://bucket/releases`.
-        cache: root of all copies, as of `copies_of`.
 
     Attributes:
         directory: of the copies, each as in a directory of releases.
-        pointers: which of them serves.
     """
 
     def __init__(self, url: str, cache: Path | None = None) -> None:
         self.store = ObjectStore(url)
-        self.pointers = PointerObject(self.store)
         self.directory = copies_of(self.store.url, cache)
 
     def __str__(self) -> str:
@@ -56,6 +61,42 @@ class RemoteReleases:
         """Get every release's name, sorted; raises StorageError."""
         return _whole(self.store.list())
 
+    def pointers(self) -> Pointers:
+        """Read `CURRENT` by one request; raises ReleaseCorruptError or StorageError."""
+        content = self.store.read(CURRENT)
+        return Pointers() if content is None else Pointers.parse(content, f"{self}/{CURRENT}")
+
+    @contextmanager
+    def turn(self) -> Iterator[tuple[Pointers, Move]]:
+        """Read `CURRENT` to change it; waits for nobody.
+
+        Raises:
+            PublishedMeanwhileError: on moving: somebody else has.
+            LongtailIndexError: on moving: the store cannot keep two from doing so at once.
+        """
+        found = self.store.read_version(CURRENT)
+
+        def move(after: Pointers) -> None:
+            self._check_store()
+            content, tag = after.content(), None if found is None else found.tag
+            if not (self.store.create(CURRENT, content) if tag is None else self.store.replace(CURRENT, content, tag)):
+                raise PublishedMeanwhileError(
+                    f"{self}: somebody else has changed what is published meanwhile; nothing was changed, look at it "
+                    "and run this again"
+                )
+
+        yield Pointers() if found is None else Pointers.parse(found.content, f"{self}/{CURRENT}"), move
+
+    def _check_store(self) -> None:
+        """Refuse a store that ignores conditions of a write: two could publish at once."""
+        content, probe = uuid4().hex.encode(), f"{CURRENT}.probe"
+        self.store.create(probe, content)
+        if self.store.create(probe, content[::-1]) or self.store.replace(probe, content[::-1], {"e_tag": '"0"'}):
+            raise LongtailIndexError(
+                f"{self}: the object store must refuse to overwrite an object on condition (If-None-Match, If-Match); "
+                "this one overwrote a test object. Nothing was published."
+            )
+
     def fetch(self, name: str) -> Path:
         """Get the directory of a copy of a release, every file of which was verified when it was downloaded.
 
@@ -63,7 +104,6 @@ class RemoteReleases:
             ReleaseNotFoundError: there is no such release.
             LongtailIndexError, BundleError: what is there is none.
             StorageError: the store does not answer, or has other bytes.
-            OSError: the disk is full, or not writable.
         """
         target = self.directory / check_name(name)
         with downloading(self.directory):
@@ -72,9 +112,10 @@ class RemoteReleases:
             if not here.is_file() or here.read_bytes() != content:
                 remove_stale(self.directory)
                 with replacing(target) as working:
-                    manifest = self._fetch_manifests(name, working)
-                    fetch_bundle(self.store, f"{name}/{BUNDLE}/", working / BUNDLE)
+                    manifest = self._fetch_manifests(name, content, working)
                     download_files(self.store, f"{name}/", manifest.files, working)
+                    bundle = working / BUNDLE
+                    download_files(self.store, f"{name}/{BUNDLE}/", read_manifest(bundle).files, bundle)
             os.utime(target)
             return target
 
@@ -84,7 +125,6 @@ class RemoteReleases:
         A copy that was fetched within the last minutes stays, too: a command may be opening it.
 
         Args:
-            needed: names of releases.
             published: names that were at the store once.
         """
         paths = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
@@ -102,7 +142,7 @@ class RemoteReleases:
         with TemporaryDirectory() as folder:
             copy = Path(folder) / check_name(name)
             copy.mkdir()
-            self._fetch_manifests(name, copy)
+            self._fetch_manifests(name, self._release_manifest(name), copy)
             yield copy
 
     def upload(self, path: Path) -> None:
@@ -163,7 +203,7 @@ class RemoteReleases:
             replace_file(here, content)
 
     def _refuse_deleted(self, name: str) -> None:
-        if name in self.pointers.read().deleting:
+        if name in self.pointers().deleting:
             raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune deletes")
 
     def _release_manifest(self, name: str) -> bytes:
@@ -172,16 +212,10 @@ class RemoteReleases:
             raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
         return content
 
-    def _fetch_manifests(self, name: str, target: Path) -> ReleaseManifest:
-        fetch_bundle(self.store, f"{name}/{BUNDLE}/", target / BUNDLE, manifest_only=True)
-        (target / RELEASE_MANIFEST).write_bytes(self._release_manifest(name))
-        manifest = read_release_manifest(target, name)
-        download_files(self.store, f"{name}/", _only(manifest, INDEX_MANIFEST), target)
-        return manifest
-
-
-def _only(manifest: ReleaseManifest, file: str) -> dict[str, FileRecord]:
-    return {file: manifest.files[file]} if file in manifest.files else {}
+    def _fetch_manifests(self, name: str, content: bytes, target: Path) -> ReleaseManifest:
+        fetch_manifest(self.store, f"{name}/{BUNDLE}/", target / BUNDLE)
+        (target / RELEASE_MANIFEST).write_bytes(content)
+        return read_release_manifest(target, name)
 
 
 def _whole(paths: Collection[str]) -> list[str]:

@@ -9,19 +9,14 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
-from longtail.index.manifests import IndexManifest, KindTrial, RecallAt, ReleaseManifest
+from longtail.index.manifests import RecallAt, ReleaseManifest, Trial
 
 _COLOURS = (BLUE, AMBER, GREEN, INK)
 _SELECTIONS = {"random": "of random labels", "near": "near one query", "rare": "of the least popular"}
 
 
-def release_report(release: ReleaseManifest, index: IndexManifest) -> bytes:
-    """One file of HTML that needs no network.
-
-    Args:
-        release: says what was indexed.
-        index: what was measured of it.
-    """
+def release_report(index: ReleaseManifest) -> bytes:
+    """Create one file of HTML that needs no network."""
     points = index.curve
     plots, body = [], ""
     if points:
@@ -33,21 +28,21 @@ def release_report(release: ReleaseManifest, index: IndexManifest) -> bytes:
         plots.append(plot(partial(_filters, index=index), "Lowest recall under filters, by the share of the labels"))
     if index.efforts:
         body += _efforts_table(index)
-    return page(f"{release.name}: index", _intro(index), _facts(release, index), plots, body)
+    return page(f"{index.name}: index", _intro(index), _facts(index), plots, body)
 
 
-def _intro(index: IndexManifest) -> str:
+def _intro(index: ReleaseManifest) -> str:
     return html.escape(
         f"Recall@{index.recall_k} is of {index.recall_queries} calibration queries against exact search, at every "
         "place on the dials. Queries per second are of one core, one query at a time, all places alike."
     )
 
 
-def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
+def _facts(index: ReleaseManifest) -> dict[str, str]:
     lowest = min(index.recall, key=lambda at: at.recall)
     served = next((point for point in index.curve if _is_served(point, index)), None)
     facts = {
-        "Bundle": release.bundle,
+        "Bundle": index.bundle,
         "Labels": f"{index.labels:,} × {index.dim} coordinates",
         "Index": index.kind if index.kind == index.spec else f"{index.kind}, of {index.spec}",
         "Exact head": f"{index.head:,} labels" if index.head else "",
@@ -64,11 +59,11 @@ def _facts(release: ReleaseManifest, index: IndexManifest) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _is_served(point: KindTrial, index: IndexManifest) -> bool:
+def _is_served(point: Trial, index: ReleaseManifest) -> bool:
     return (point.kind, point.effort) == (index.kind, index.effort)
 
 
-def _speed(axes: Axes, index: IndexManifest) -> None:
+def _speed(axes: Axes, index: ReleaseManifest) -> None:
     kinds = list(dict.fromkeys(point.kind for point in index.curve))
     for colour, kind in zip(_COLOURS, kinds, strict=False):
         points = [point for point in index.curve if point.kind == kind]
@@ -85,20 +80,20 @@ def _speed(axes: Axes, index: IndexManifest) -> None:
     axes.legend(fontsize=8)
 
 
-def _recall_and_speed(points: Sequence[KindTrial]) -> tuple[list[float], list[float]]:
+def _recall_and_speed(points: Sequence[Trial]) -> tuple[list[float], list[float]]:
     return [point.lowest.recall for point in points], [point.queries_per_second or 0.0 for point in points]
 
 
-def _undominated(points: Sequence[KindTrial]) -> list[KindTrial]:
+def _undominated(points: Sequence[Trial]) -> list[Trial]:
     """Those that no other beats in both recall and speed, by recall."""
-    best: list[KindTrial] = []
+    best: list[Trial] = []
     for point in sorted(points, key=lambda point: (point.lowest.recall, point.queries_per_second or 0.0), reverse=True):
         if not best or (point.queries_per_second or 0.0) > (best[-1].queries_per_second or 0.0):
             best.append(point)
     return best[::-1]
 
 
-def _dials(axes: Axes, index: IndexManifest) -> None:
+def _dials(axes: Axes, index: ReleaseManifest) -> None:
     points = [point for point in index.curve if point.kind == index.kind]
     names = [_place(at) for at in points[0].recall]
     for shade, point in enumerate(points, start=1):
@@ -115,7 +110,7 @@ def _place(at: RecallAt) -> str:
     return at.where.replace(", ", "\n")
 
 
-def _filters(axes: Axes, index: IndexManifest) -> None:
+def _filters(axes: Axes, index: ReleaseManifest) -> None:
     measured = index.filtered.recall if index.filtered else []
     for colour, (selection, words) in zip(_COLOURS, _SELECTIONS.items(), strict=False):
         lowest: dict[float, float] = {}
@@ -132,7 +127,7 @@ def _filters(axes: Axes, index: IndexManifest) -> None:
     axes.legend(fontsize=8)
 
 
-def _curve_table(index: IndexManifest) -> str:
+def _curve_table(index: ReleaseManifest) -> str:
     places = index.curve[0].recall
     head = "".join(
         f"<th>{html.escape(name)}</th>"
@@ -148,7 +143,7 @@ def _curve_table(index: IndexManifest) -> str:
     return f"<h2>Every setting, recall@{index.recall_k}</h2>{scrolled(head, rows)}"
 
 
-def _efforts_table(index: IndexManifest) -> str:
+def _efforts_table(index: ReleaseManifest) -> str:
     head = "".join(f"<th>{name}</th>" for name in ("place on the dials", "the best", "effort", "recall"))
     rows = "".join(
         f"<tr><td>{html.escape(at.where)}</td><td>{at.k}</td><td>{at.effort.words}</td><td>{at.recall:.4f}</td></tr>"

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES, replace_file
-from longtail.index.errors import NotStagedError
 
 STAGED_COUNTS = "staged"
 """Directory of the counts in a service's state."""
@@ -84,13 +82,7 @@ class StagedCounts(BaseModel):
 
     @classmethod
     def read_all(cls, state: Path, staged: str, current: str) -> StagedCounts:
-        """Get the counts of one release against another, of all processes of a service.
-
-        Args:
-            state: the service's state directory.
-            staged: the staged release's name.
-            current: the serving one's.
-        """
+        """Get the counts of one release against another, of all processes of a service."""
         total = cls(staged=staged, current=current)
         for path in sorted((state / STAGED_COUNTS).glob("*.json")):
             found = cls.read(path)
@@ -117,6 +109,30 @@ class StagedCounts(BaseModel):
             },
             "shadow_recall": {bucket: self._recall(places) for bucket, places in _PLACES.items()},
         }
+
+    def lines(self) -> list[str]:
+        """Write the figures for people."""
+        answered = self.queries - self.refused
+        lines = [f"{self.staged} beside {self.current}: {self.queries:,} queries mirrored, {self.refused:,} refused"]
+        if self.skipped:
+            lines.append(f"{self.skipped:,} more were left out: the mirror was busy")
+        if self.reason:
+            lines.append(f"first refusal: {self.reason}")
+        if answered:
+            low, high = self.overlap_interval or (math.nan, math.nan)
+            lines.append(f"overlap: {self.overlap / answered:.3f} [{low:.3f}, {high:.3f}]")
+            lines.append(f"score shift: {self.shift / answered:+.3f}; {self.seconds / answered * 1e3:.2f} ms a query")
+            shares = [
+                f"{bucket} {_percent(self.exposures_of_current, place)} → {_percent(self.exposures, place)}"
+                for place, bucket in enumerate(BUCKET_NAMES)
+            ]
+            lines.append(f"exposure: {', '.join(shares)}")
+        for bucket, places in _PLACES.items():
+            if (change := self.recall_change(places)) is not None:
+                positives = sum(self.positives[place] for place in places)
+                difference = f"{change[0]:.4f} {change[1]:+.4f} ± {change[2]:.4f}"
+                lines.append(f"shadow recall, {bucket}: {difference} ({positives:,} choices)")
+        return lines
 
     @property
     def overlap_interval(self) -> list[float] | None:
@@ -208,64 +224,6 @@ class StagedFloors(BaseModel):
                     f"{change[1]:+.4f} ± {change[2]:.4f}"
                 )
         return found
-
-
-@dataclass(frozen=True)
-class StagedReport:
-    """A staged release's counts and how they stand to the promise.
-
-    Attributes:
-        counts: of the mirrored queries.
-        floors: `[staged]` of promise.toml; None without it.
-    """
-
-    counts: StagedCounts
-    floors: StagedFloors | None
-
-    @property
-    def unmet(self) -> list[str]:
-        """What falls short, one sentence each; empty without a promise."""
-        return [] if self.floors is None else self.floors.unmet(self.counts)
-
-    def check(self, name: str) -> None:
-        """Hold a release to the promise.
-
-        Raises:
-            NotStagedError: it falls short.
-        """
-        if self.unmet:
-            raise NotStagedError(
-                f"{name} has not shown on mirrored queries what promise.toml asks for: {'; '.join(self.unmet)}; "
-                "CURRENT stays as it was, longtail-index stage has it asked, and --force publishes all the same"
-            )
-
-    def lines(self) -> list[str]:
-        """The figures for people."""
-        counts, answered = self.counts, self.counts.queries - self.counts.refused
-        lines = [
-            f"{counts.staged} beside {counts.current}: {counts.queries:,} queries mirrored, {counts.refused:,} refused"
-        ]
-        if counts.skipped:
-            lines.append(f"{counts.skipped:,} more were left out: the mirror was busy")
-        if counts.reason:
-            lines.append(f"first refusal: {counts.reason}")
-        if answered:
-            low, high = counts.overlap_interval or (math.nan, math.nan)
-            lines.append(f"overlap: {counts.overlap / answered:.3f} [{low:.3f}, {high:.3f}]")
-            lines.append(
-                f"score shift: {counts.shift / answered:+.3f}; {counts.seconds / answered * 1e3:.2f} ms a query"
-            )
-            shares = [
-                f"{bucket} {_percent(counts.exposures_of_current, place)} → {_percent(counts.exposures, place)}"
-                for place, bucket in enumerate(BUCKET_NAMES)
-            ]
-            lines.append(f"exposure: {', '.join(shares)}")
-        for bucket, places in _PLACES.items():
-            if (change := counts.recall_change(places)) is not None:
-                positives = sum(counts.positives[place] for place in places)
-                difference = f"{change[0]:.4f} {change[1]:+.4f} ± {change[2]:.4f}"
-                lines.append(f"shadow recall, {bucket}: {difference} ({positives:,} choices)")
-        return lines
 
 
 def _share(counts: list[int], place: int) -> float | None:

@@ -22,10 +22,6 @@ def verifying(release: Path, state: Path) -> Iterator[bool]:
 
     A file that is written, replaced or copied has another size, inode or time: the release is verified again.
     Of several workers one verifies while the others wait.
-
-    Args:
-        release: its directory.
-        state: directory of the service that serves it.
     """
     record, handle = state / "verified" / f"{release.name}.json", os.open(release, os.O_RDONLY)
     try:

@@ -24,7 +24,6 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
     Args:
         scores: the scores of each source, float32 [B, C_i]; −inf for a candidate that does not count.
         rows: the candidates' label rows, int64 [B, C_i].
-        k: results per query.
 
     Returns:
         scores float32 [B, k] and rows int64 [B, k]; −inf and `NO_ROW` (−1) where there are fewer.

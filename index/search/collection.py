@@ -160,15 +160,11 @@ AT_ONCE = 256
 _AT_A_TIME = 16
 """Requests of one release under way for batches of several filters."""
 WHOLE = 1 << 16
-"""Cells to visit for every cell: the most that Milvus takes, and more than a segment has."""
+"""Lists to visit for every list: the most that Milvus takes, and more than a segment has."""
 
 
 class Collection:
     """The rows of a release in a collection, which never change. Thread-safe.
-
-    Args:
-        server: that has it.
-        record: of the release.
 
     Attributes:
         server, record: as given.
@@ -183,16 +179,7 @@ class Collection:
         self.pool = ThreadPoolExecutor(_AT_A_TIME, "milvus")
 
     def open(self, labels: int, dim: int) -> None:
-        """Load it, and check that it is what the release says.
-
-        Args:
-            labels: L.
-            dim: E.
-
-        Raises:
-            EngineUnavailableError: the server does not answer, has no such collection, or has not loaded it in time.
-            CollectionMismatchError: it holds other rows.
-        """
+        """Load it, and check that it is what the release says."""
         name = self.record.name
         described = self._ask(lambda client, seconds: client.describe_collection(name, timeout=seconds))
         self.server.wait_until(self._is_loaded, self.server.loading_seconds, self._about)
@@ -208,9 +195,6 @@ class Collection:
 
         Args:
             queries_bE: float32, augmented queries.
-            k: results of each, up to 16,384.
-            probes: cells to visit of every segment of the tail.
-            expression: of Milvus; empty: all rows.
 
         Returns:
             −inf and −1 where fewer are found.
@@ -231,11 +215,7 @@ class Collection:
         return self.server.problem(self._about)
 
     def probe(self) -> None:
-        """Check that the server has it in memory; one that has let go of it loads it again.
-
-        Raises:
-            EngineUnavailableError: it has not yet; or as `MilvusServer.ask`.
-        """
+        """Check that the server has it in memory; one that has let go of it loads it again."""
 
         def look(client: MilvusClient, seconds: float) -> None:
             if not self._is_loaded(client, seconds):
@@ -273,9 +253,9 @@ class Collection:
         self, client: MilvusClient, seconds: float, queries_bE: Float32, k: int, probes: int, expression: str
     ) -> tuple[Float32, Int64]:
         """Both partitions at once, each as hard as it takes."""
-        cells = self.record.cells
+        lists = self.record.lists
         asked: list[tuple[list[str] | None, int]] = [(None, min(probes, WHOLE))]
-        if self.record.head and probes < cells:
+        if self.record.head and probes < lists:
             asked = [([HEAD], WHOLE), ([TAIL], probes)]
         futures = [
             client.search(
@@ -284,7 +264,7 @@ class Collection:
                 filter=expression,
                 limit=k,
                 output_fields=[],
-                search_params={"metric_type": "IP", "params": {"nprobe": nprobe} if cells else {}},
+                search_params={"metric_type": "IP", "params": {"nprobe": nprobe} if lists else {}},
                 timeout=seconds,
                 partition_names=partitions,
                 anns_field=VECTOR,
@@ -345,11 +325,6 @@ class CollectionSearcher(Searcher):
     Lists of labels are scored here, exactly, from the bundle's own rows, and so is what is asked for beyond Milvus's
     16,384 results. Everything else the server finds, by its index and by expressions over its fields.
 
-    Args:
-        bundle: the labels' rows, popularity and buckets.
-        collection: has the same rows.
-        effort: how many cells of the tail a search visits, wherever the dials stand.
-
     Attributes:
         labels: L.
         collection, effort: as given.
@@ -406,7 +381,7 @@ class CollectionSearcher(Searcher):
     def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
         if not eligible.count:
             return no_results(len(queries_bE), k)
-        share = eligible.share if self.collection.record.cells else 1.0
+        share = eligible.share if self.collection.record.lists else 1.0
         visible = max(1 - len(eligible.but_R) / self.labels, _LEAST_VISIBLE)
         fetch = math.ceil(k / visible) + min(len(eligible.but_R), _MARGIN)
         if fetch > MOST_RESULTS:

@@ -1,6 +1,6 @@
 """How hard to search for each query: what its own λ, μ and weights of priors take, at its own k.
 
-How many cells hold the best depends on how much of the score the added coordinates decide. So a build measures the
+How many lists hold the best depends on how much of the score the added coordinates decide. So a build measures the
 least effort of every place on the dials, and a query takes the hardest of the places around its own: the corners of the
 smallest box of measured places that holds it. Where one was not measured, it takes the effort that suffices everywhere.
 
@@ -25,13 +25,7 @@ _REMEMBERED = 4_096
 
 
 class DialEfforts:
-    """The effort of every query. Thread-safe.
-
-    Args:
-        bundle: knows the coordinates of a place on the dials.
-        hardest: what suffices at every place, and at all depths that were measured.
-        measured: the least effort of each place and depth; none: `hardest` for all.
-    """
+    """The effort of every query. Thread-safe."""
 
     def __init__(self, bundle: Bundle, hardest: Effort, measured: Sequence[EffortAt] = ()) -> None:
         self._hardest = hardest

@@ -23,8 +23,6 @@ class Eligible:
 
     Args:
         bits: uint8 [⌈L / 8⌉], little-endian; those beyond L are 0.
-        labels: L.
-        expression: the same labels for Milvus, without `but_R`; empty: all.
         but_R: int64, ascending, rows that the expression does not rule out.
 
     Attributes:
@@ -87,7 +85,6 @@ class Eligible:
 
         Args:
             lists_L: the list of every row, int32.
-            lists: C.
         """
         if self._per_list_C is None:
             self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)

@@ -20,9 +20,6 @@ _CHUNK_FLOATS = 1 << 24
 class ExactRows:
     """Augmented rows of a bundle, by label row, and their exact scores.
 
-    Args:
-        bundle: its embeddings and labels' columns are read row by row.
-
     Attributes:
         dim: coordinates of an augmented row, E.
     """

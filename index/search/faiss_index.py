@@ -95,9 +95,6 @@ class Head:
 
         Args:
             queries_BE: float32, augmented queries.
-            k: results of each.
-            size: labels of the head to score.
-            eligible: labels that may be found.
             scores_BC: float32, exact scores of the candidates; changed.
             rows_BC: int64, their rows.
         """
@@ -219,10 +216,6 @@ class FaissIndex:
 
         Args:
             queries_BE: float32, augmented queries.
-            k: results wanted of each.
-            effort: how hard to look where all labels may be found.
-            eligible: labels that may be found.
-            boost: how many times as hard to look where they are not all.
         """
         share = self.share_outside_head(eligible)
         filtered = share < NEARLY_WHOLE
@@ -266,10 +259,6 @@ class FaissIndex:
 
         Args:
             queries_BE: float32, as wide as the index.
-            k: results wanted of each.
-            probes: lists that a search of all labels for `MEASURED_DEPTH` results visits.
-            eligible: labels that may be found.
-            boost: how many times as many eligible labels to see as the depth takes.
         """
         counts_C = eligible.per_list(self.lists, self.index.nlist)
         products_BC = queries_BE @ self.centroids.T

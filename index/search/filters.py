@@ -21,11 +21,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 def check_rows(where: str, rows_R: Int64, labels: int) -> None:
-    """Refuse anything but an array of existing label rows, of any integer type [R]; it may be empty.
-
-    Raises:
-        QueryError: another shape or type, or a row that does not exist; begins with `where`.
-    """
+    """Refuse anything but an array of existing label rows, of any integer type [R]; it may be empty."""
     if rows_R.size == 0:
         return
     if rows_R.dtype.kind not in "iu" or rows_R.ndim != 1:
@@ -111,11 +107,7 @@ class Filter:
         return _NO_ROWS if self.exclude is None else self.exclude
 
     def check(self, labels: int, query: int) -> None:
-        """Refuse rows and buckets that do not exist.
-
-        Raises:
-            QueryError: names the query, the field and the value.
-        """
+        """Refuse rows and buckets that do not exist."""
         for name, rows_R in (("exclude", self.exclude), ("allow", self.allow)):
             if rows_R is not None:
                 check_rows(f"query {query}, filter {name}", rows_R, labels)
@@ -141,11 +133,7 @@ class Filter:
         return mask_L
 
     def allowed(self, buckets_L: Int8) -> Int64:
-        """Get the labels that pass a filter with `allow`, int64, ascending; the work is the lists' alone.
-
-        Args:
-            buckets_L: every label's bucket.
-        """
+        """Get the labels that pass a filter with `allow`, int64, ascending; the work is the lists' alone."""
         rows_R = without_rows(_NO_ROWS if self.allow is None else self.allow, self.excluded)
         if self.selection is not None:
             rows_R = rows_R[self.selection.mask[rows_R]]

@@ -19,17 +19,13 @@ from longtail.index.errors import DeviceError
 from longtail.index.manifests import Device
 
 GPU_MAX_RESULTS = 2_048
-"""Results, and IVF cells, that one search may ask for."""
+"""Results, and IVF lists, that one search may ask for."""
 
 _searching = threading.Lock()
 
 
 def check_device(device: Device) -> None:
-    """Refuse a device that this installation or machine lacks.
-
-    Raises:
-        DeviceError: names what is missing.
-    """
+    """Refuse a device that this installation or machine lacks."""
     if device == "cpu":
         return
     if not hasattr(faiss, "StandardGpuResources"):
@@ -42,53 +38,44 @@ def check_device(device: Device) -> None:
 
 
 class GpuIndex:
-    """The copy of a CPU index on the first visible GPU; safe for concurrent callers, who take turns.
-
-    Args:
-        index: a flat or IVF index.
-
-    Raises:
-        DeviceError: FAISS cannot move it, for want of memory above all.
-    """
+    """The copy of a CPU index on the first visible GPU; safe for concurrent callers, who take turns."""
 
     def __init__(self, index: Any) -> None:
         try:
-            with _searching, _plain_cells(index):
+            with _searching, _plain_lists(index):
                 self._index = faiss.index_cpu_to_gpu(_resources(), 0, index)
         except RuntimeError as error:
             raise DeviceError(
                 f"device gpu: expected FAISS {faiss.__version__} to take an index of {index.ntotal:,} rows of "
                 f"{index.d} coordinates, it answered: {' '.join(str(error).split())}"
             ) from error
-        self._has_cells = hasattr(index, "nprobe")
+        self._has_lists = hasattr(index, "nprobe")
 
     def search(self, queries_BE: Float32, fetch: int, probes: int) -> tuple[Float32, Int64]:
         """Scores float32 [B, fetch], descending, and ids int64 [B, fetch]; −1 where there are fewer.
 
         Args:
             queries_BE: float32, as wide as the index.
-            fetch: at most `GPU_MAX_RESULTS`.
-            probes: IVF cells to visit, at most `GPU_MAX_RESULTS`.
         """
         with _searching:
-            if self._has_cells:
+            if self._has_lists:
                 self._index.nprobe = probes
             scores_BF, ids_BF = self._index.search(queries_BE, fetch)
         return scores_BF, ids_BF
 
 
 @contextmanager
-def _plain_cells(index: Any) -> Iterator[None]:
+def _plain_lists(index: Any) -> Iterator[None]:
     """An inverted file without the codes of its centroids, which FAISS moves to no GPU; nobody searches it yet."""
-    cells = faiss.downcast_index(index.quantizer) if isinstance(index, faiss.IndexIVF) else None
-    if not isinstance(cells, faiss.IndexRefine):
+    lists = faiss.downcast_index(index.quantizer) if isinstance(index, faiss.IndexIVF) else None
+    if not isinstance(lists, faiss.IndexRefine):
         yield
         return
-    index.quantizer = cells.refine_index
+    index.quantizer = lists.refine_index
     try:
         yield
     finally:
-        index.quantizer = cells
+        index.quantizer = lists
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A Milvus server or cluster: requests with a deadline, a budget of retries and a circuit breaker, its errors ours.
+"""A Milvus server or cluster: requests with a deadline, retries and a circuit breaker, its errors ours.
 
 `LONGTAIL_MILVUS` names the proxy of a cluster. The calls are those that versions 2.3 to 2.6 have in common.
 """
@@ -25,15 +25,13 @@ _FAILURES = 3
 """In a row, after which the circuit opens."""
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 5.0
 """For which it stays open; twice as long after every trial that fails."""
-_RETRY_SHARE, _MOST_RETRIES = 0.1, 10.0
-"""Retries per request, and how many are saved up."""
 
 
 class Circuit:
-    """A circuit breaker with a budget of retries. Thread-safe.
+    """A circuit breaker. Thread-safe.
 
     After some failures in a row no request is sent for a while; then one tries, and the others once it succeeds. A
-    request that fails may be tried again as long as few others were, so that retries never add to an overload.
+    request that fails may be tried again until then, so that retries never add to an overload.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -42,8 +40,6 @@ class Circuit:
         self._failures = 0
         self._opened_at = self._open_until = -inf
         self._open_seconds = _FIRST_SECONDS
-        self._trying_until = -inf
-        self._retries = _MOST_RETRIES
 
     def admit(self, seconds: float) -> tuple[float, float]:
         """Begin a request of at most so many seconds, if the circuit is closed or this one is to try.
@@ -53,26 +49,15 @@ class Circuit:
         """
         with self._lock:
             now = self._clock()
-            if self._failures < _FAILURES:
-                self._retries = min(_MOST_RETRIES, self._retries + _RETRY_SHARE)
-                return 0.0, now
-            wait = max(self._open_until, self._trying_until) - now
-            if wait <= 0:
-                self._trying_until = now + seconds
-            return max(wait, 0.0), now
-
-    def may_retry(self) -> bool:
-        """Count a retry, if one is allowed."""
-        with self._lock:
-            if self._failures >= _FAILURES or self._retries < 1:
-                return False
-            self._retries -= 1
-            return True
+            wait = max(0.0, self._open_until - now)
+            if self._failures >= _FAILURES and not wait:
+                self._open_until = now + seconds
+            return wait, now
 
     def succeeded(self) -> None:
         """Close the circuit after an answer."""
         with self._lock:
-            self._failures, self._open_seconds, self._trying_until = 0, _FIRST_SECONDS, -inf
+            self._failures, self._open_seconds, self._open_until = 0, _FIRST_SECONDS, -inf
 
     def failed(self, began: float) -> None:
         """Count a request without an answer; one that `began` before the circuit opened says nothing new."""
@@ -84,7 +69,6 @@ class Circuit:
                 self._opened_at = self._clock()
                 self._open_until = self._opened_at + self._open_seconds
                 self._open_seconds = min(2 * self._open_seconds, _LONGEST_SECONDS)
-                self._trying_until = -inf
 
     @property
     def open(self) -> bool:
@@ -117,9 +101,6 @@ class MilvusServer:
         token: `USER:PASSWORD` or a key; empty for a server without authentication.
         seconds: the longest that one request may take, retries among them.
         loading_seconds: the longest that is waited for a collection to be loaded.
-
-    Raises:
-        SpecError: no such address.
     """
 
     def __init__(
@@ -149,11 +130,7 @@ class MilvusServer:
 
     @classmethod
     def named(cls) -> MilvusServer:
-        """The server that the environment names, `LONGTAIL_MILVUS` and `LONGTAIL_MILVUS_TOKEN`.
-
-        Raises:
-            SpecError: no address, or none such.
-        """
+        """The server that the environment names, `LONGTAIL_MILVUS` and `LONGTAIL_MILVUS_TOKEN`."""
         uri = os.environ.get(VARIABLE)
         if not uri:
             raise SpecError(
@@ -166,11 +143,7 @@ class MilvusServer:
         return f"Milvus at {self._uri}" + (f", database {self._database}" if self._database else "")
 
     def problem(self, about: str) -> str | None:
-        """What it said last, if it is not asked now for that, or of something that it lacks; None: it answers.
-
-        Args:
-            about: as of `ask`.
-        """
+        """What it said last, if it is not asked now for that, or of something that it lacks; None: it answers."""
         return self._last if self._circuit.open else self._lacks.get(about)
 
     def afresh(self) -> MilvusServer:
@@ -239,7 +212,7 @@ class MilvusServer:
                     raise LongtailIndexError(f"{where}: {said}") from error
                 self._last = said
                 self._circuit.failed(admitted)
-                if until - monotonic() < back_off + _LEAST_SECONDS or not self._circuit.may_retry():
+                if until - monotonic() < back_off + _LEAST_SECONDS or self._circuit.open:
                     raise EngineUnavailableError(f"{where}: expected an answer, found none: {said}") from error
                 sleep(back_off)
                 back_off *= 2
@@ -253,12 +226,6 @@ class MilvusServer:
 
         Args:
             done: asks, as of `ask`, whether it is.
-            seconds: the longest that it may take.
-            about: as of `ask`.
-
-        Raises:
-            EngineUnavailableError: it is not done by then; or as `ask`.
-            LongtailIndexError: as `ask`.
         """
         until, pause = monotonic() + seconds, _BACK_OFF_SECONDS
         while not self.ask(done, about=about):

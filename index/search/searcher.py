@@ -116,12 +116,6 @@ class Searcher:
         """Create a searcher over the same index that never answers some label rows, nor those that this one hides.
 
         Takes milliseconds, for a catalogue of a million labels, and microseconds more for every search.
-
-        Args:
-            rows_R: integer label rows, which may repeat.
-
-        Raises:
-            QueryError: a row that does not exist, or no array of rows.
         """
         check_rows("hidden labels", rows_R, self.labels)
         searcher = copy.copy(self)
@@ -177,7 +171,6 @@ class Searcher:
 
         Args:
             queries_BE: float32 [B, E], B >= 1.
-            k: results per query.
         """
         return self._best(queries_BE, k, self._eligible(EVERYTHING, None))
 

@@ -24,7 +24,7 @@ from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
-from longtail.bundle.lookup import fingerprints
+from longtail.bundle.id_rows import fingerprints
 from longtail.index import without_rows
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.overlay import Overlay
@@ -77,9 +77,8 @@ class Catalogue:
         self._overlay: Overlay | None = None
         self._ids = labels.ids
         self.labels = len(labels.ids)
-        self._lookup = labels.lookup
         self.row_of = labels.row_of
-        self._fingerprints_L = labels.lookup.fingerprints
+        self._fingerprints_L = labels.row_of.fingerprints
 
     def with_overlay(self, overlay: Overlay) -> Catalogue:
         """A catalogue of these labels and those of an overlay, which shares all memory with this one."""
@@ -114,7 +113,7 @@ class Catalogue:
     @property
     def rows_by_id(self) -> npt.NDArray[np.int32]:
         """Rows of the release in the order of their labels' ids, int32 [L]."""
-        return self._lookup.rows_by_id
+        return self.row_of.order
 
     def id_of(self, row: int) -> str:
         """The id of a row's label."""
@@ -167,7 +166,7 @@ class Catalogue:
         return without_rows(np.array(known, np.int64), NO_ROWS), len(rows) - len(known)
 
     def fingerprints(self, rows_N: Int64) -> npt.NDArray[np.uint32]:
-        """`bundle.lookup.fingerprints` of the rows' ids, uint32 [N]."""
+        """`bundle.id_rows.fingerprints` of the rows' ids, uint32 [N]."""
         return self._gather(
             self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
         )

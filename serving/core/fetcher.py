@@ -19,7 +19,8 @@ from time import monotonic
 
 from longtail.bundle import replace_file
 from longtail.bundle.remote import downloading
-from longtail.index.release.pointers import PointerFile, Pointers
+from longtail.index.release.local import LocalReleases
+from longtail.index.release.pointers import Pointers
 from longtail.index.release.remote import RemoteReleases
 from longtail.serving.core.experiments import FILE
 from longtail.serving.settings import Settings
@@ -134,12 +135,12 @@ class ReleaseFetcher:
 
     def _fetch(self) -> str | None:
         """Fetch what is published; returns what keeps this host from it."""
-        url, here = str(self._settings.releases), PointerFile(self._directory)
+        url, here = str(self._settings.releases), LocalReleases(self._directory)
         # Whatever is wrong with the store or with what it says, the service goes on.
         try:
             remote = self._remote = self._remote or RemoteReleases(url, self._settings.cache)
-            there = remote.pointers.read()
-            if there.current is None and here.read().current is not None:
+            there = remote.pointers()
+            if there.current is None and here.pointers().current is not None:
                 # Nobody takes a release back without naming another: it is another store, or an empty one.
                 self._log("", f"{url} names none")
                 return f"at {url}, is not there, the one before is served"

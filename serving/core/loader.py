@@ -48,16 +48,15 @@ def _measured(release: Release, max_new_labels: int) -> Retriever:
         encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
     retriever = Retriever(
         name=release.name,
-        created_at=release.created_at,
+        created_at=release.manifest.created_at,
         bundle=bundle,
         searcher=release.searcher,
         encoder=encoder,
         baseline=_measure_baseline_of(release),
         max_new_labels=max_new_labels,
-        filterable=release.index.filterable,
+        filterable=release.manifest.filterable,
     )
-    if retriever.engine is None:  # which has the columns itself
-        retriever.catalogue.attributes.read_columns(release.index.filterable or ())
+    retriever.catalogue.attributes.read_columns(release.manifest.filterable or ())
     retriever.warm()
     retriever.overlay.load_tower()
     return retriever

@@ -77,7 +77,7 @@ class Overlay:
         Raises:
             BundleInvariantError: a display column that JSON cannot hold.
         """
-        adder = LabelAdder(bundle, rows)
+        adder = LabelAdder(bundle)
         release = _BuiltRelease(adder, rows, bundle, searcher, max_new_labels)
         added, _ = adder.add([])
         return cls(

@@ -20,7 +20,7 @@ from pydantic import JsonValue
 
 from longtail.bundle import Bundle, Feature, Features, InputError, Inputs, LabelRecord, TowerError
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index import Compatibility, refused_features, refused_priors
+from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
@@ -173,7 +173,7 @@ class Retriever:
             if id_ not in kept and (id_ in before.overlay.row_of or id_ in before.catalogue.row_of)
         }
         refused = refused_features(before.manifest, self.manifest) + refused_priors(before.priors, self.priors)
-        lost = Compatibility(before.name, self.name, refused, dropped).lines()
+        lost = losses(refused, dropped)
         if lost:
             raise UnservableReleaseError(
                 f"expected a release that does for clients of {before.name}, found that {'; '.join(lost)}; "

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from longtail.bundle.lookup import fingerprints
+from longtail.bundle.id_rows import fingerprints
 from longtail.serving.monitoring.feedback_counts import AMBIGUOUS, FEEDBACK, UNMATCHED, add_recall, add_to_total
 from longtail.state.engines import looking, writing
 

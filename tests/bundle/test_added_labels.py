@@ -20,7 +20,7 @@ def test_a_label_of_the_bundle_is_embedded_to_its_own_row(variant: dict[str, boo
     bundle = make_bundle(label_tower=True, **variant)
     ids = bundle.labels.ids.to_pylist()
     records = [Upsert(id=id_, at=AT, features=label_features(row)) for row, id_ in enumerate(ids)]
-    added, refused = LabelAdder(bundle, {id_: row for row, id_ in enumerate(ids)}).add(records)
+    added, refused = LabelAdder(bundle).add(records)
     np.testing.assert_allclose(added.embeddings, bundle.embeddings, atol=1e-6)
     assert (added.catalogue_rows.tolist(), refused) == (list(range(60)), {})
 
@@ -31,7 +31,7 @@ def test_a_new_label_is_as_noisy_and_as_popular_as_the_rarest() -> None:
     # A noise that draws rare labels more often than frequent ones: its least is not the rarest label's.
     backwards = np.log((1 / (labels.counts + 1)) / (1 / (labels.counts + 1)).sum()).astype(np.float32)
     labels = replace(labels, log_pn=backwards)
-    adder = LabelAdder(replace(bundle, labels=labels), {"item-3": 3})
+    adder = LabelAdder(replace(bundle, labels=labels))
     records = [Upsert(id=id_, at=AT, features=label_features(3)) for id_ in ("new", "item-3")]
     added, _ = adder.add(records)
     rarest = int(labels.counts.argmin())

@@ -31,8 +31,8 @@ FILES = [
     "labels.arrow",
     "metrics.json",
     "query_tower.onnx",
-    "vocabularies/items.parquet",
-    "vocabularies/users.parquet",
+    "vocabularies/items.arrow",
+    "vocabularies/users.arrow",
 ]
 
 
@@ -149,7 +149,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "a label twice": (
         lambda b: with_labels(b, ids=pa.array(["item-1", *b.labels.ids.to_pylist()[1:]])),
-        "label ids are distinct: expected 12 distinct, found 11 distinct",
+        "labels.arrow holds distinct ids: expected 12 distinct, found 11 distinct",
     ),
     "a negative count": (
         lambda b: with_labels(b, counts=with_entry(b.labels.counts, 5, -4)),

@@ -59,7 +59,7 @@ def test_an_audience_is_read_whole() -> None:
         FeatureReader(features, VOCABULARIES).read([{"by": {"north": 2}}])
     with pytest.raises(ValueError, match="max_length belongs to history, bag and text"):
         Feature(name="by", kind="audience", vocabulary="users", max_length=3)
-    with pytest.raises(ValueError, match="a vocabulary belongs to id, history, audience and bag"):
+    with pytest.raises(ValueError, match="vocabulary belongs to id, history, audience, bag"):
         Feature(name="by", kind="audience")
 
 
@@ -216,5 +216,5 @@ def test_a_bad_time_is_refused_with_its_place(value: object, unit: str, field: s
 def test_times_are_of_histories_that_have_them() -> None:
     with pytest.raises(FeatureError, match="expected a list of ids"):
         read({"seen": {"ids": ["north"], "times": ["2026-01-01"]}})
-    with pytest.raises(ValueError, match="times belong to history, and only to it"):
+    with pytest.raises(ValueError, match="times belongs to history, and only to it"):
         Feature(name="age", kind="number", times="date")

@@ -2,8 +2,10 @@ import tracemalloc
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from longtail.bundle.id_rows import IdRows
+from longtail.bundle.id_rows import IdRows, fingerprints
 
 IDS = [f"item-{row * 7919}" for row in range(50_000)]
 ROWS = IdRows(pa.array(IDS))
@@ -26,11 +28,16 @@ def test_ids_that_no_column_holds_are_absent(count: int) -> None:
     assert rows.of([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count) == [None, None, None, None, 0, 1, 2, 3] * count
 
 
-def test_ids_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("longtail.bundle.id_rows.hash", lambda _id: 5 << 32, raising=False)
-    rows = IdRows(pa.array(["a", "b", "c"]))
-    assert rows.of(["c", "b", "x", "a"]) == [2, 1, None, 0]
-    assert IdRows(rows.ids).of(["c", "b", "x", "a"] * 100) == [2, 1, None, 0] * 100
+@given(ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), unique=True, max_size=300))
+def test_every_id_is_found_and_no_other(ids: list[str]) -> None:
+    column = pa.array(ids, pa.string())
+    made = IdRows(column)
+    mapped = IdRows(column, made.order, made.fingerprints)
+    mapped.check("a file")
+    assert mapped.of([*ids, "no such id"] * 130) == [*range(len(ids)), None] * 130
+    assert [IdRows(column).get(id_) for id_ in ids] == [*range(len(ids))]
+    assert [ids[row] for row in made.order] == sorted(ids)
+    assert made.fingerprints.tolist() == fingerprints(ids).tolist()
 
 
 def test_what_is_kept_of_the_ids_asked_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,8 @@ def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
     written = mappable(tmp_path / "labels.arrow", DISPLAY)
     allocated = pa.total_allocated_bytes()
     mapped = Labels.read(tmp_path / "labels.arrow")
+    for array in (mapped.row_of.order, mapped.row_of.fingerprints):
+        assert not array.flags.owndata
     assert pa.total_allocated_bytes() == allocated
     assert mapped.ids.equals(written.ids)
     for name in ("counts", "log_pn", "buckets", "bias"):
@@ -40,6 +42,12 @@ def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
     assert mapped.display.schema == written.display.schema
     assert repr(mapped.display.to_pydict()) == repr(written.display.to_pydict())  # NaN is no NaN's equal
     assert (mapped.row_of["item-7"], mapped.row_of.get("x")) == (7, None)
+
+
+def test_labels_made_of_mapped_ones_are_found_by_ids_of_their_own(tmp_path: Path) -> None:
+    mappable(tmp_path / "labels.arrow")
+    renamed = replace(Labels.read(tmp_path / "labels.arrow"), ids=pa.array([f"other-{row}" for row in range(60)]))
+    assert (renamed.row_of.get("item-7"), renamed.row_of["other-7"]) == (None, 7)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 of another kind", None], ids=["empty", "another", "cut"])

@@ -1,26 +1,25 @@
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import OUT_OF_VOCABULARY, BundleInvariantError, Vocabulary
+from longtail.bundle import OUT_OF_VOCABULARY, BundleError, Vocabulary
+from longtail.bundle.mapped_table import map_table, write_table
 
 
 @pytest.fixture
 def vocabulary() -> Vocabulary:
-    return Vocabulary(pa.array(["a", "b", "ü"]))
+    return Vocabulary(pa.array(["b", "a", "ü"]))
 
 
 def test_ids_map_to_rows_from_one_and_unknown_ids_to_row_zero(vocabulary: Vocabulary) -> None:
     assert OUT_OF_VOCABULARY == 0
     assert vocabulary.rows == 4
-    assert [vocabulary.lookup(id_) for id_ in ("a", "b", "ü", "A", "")] == [1, 2, 3, 0, 0]
-    assert vocabulary.lookup_all(["ü", "nobody", "a"]) == [3, 0, 1]
+    assert vocabulary.lookup_all(["b", "a", "ü", "A", "", "nobody"]) == [1, 2, 3, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
-    "column", [pa.array(["b", None, "x", "a"]), pa.chunked_array([["b", None], ["x", "a"]])], ids=["array", "chunked"]
+    "column", [pa.array(["a", None, "x", "b"]), pa.chunked_array([["a", None], ["x", "b"]])], ids=["array", "chunked"]
 )
 def test_a_column_is_encoded_with_nulls_as_unknown(vocabulary: Vocabulary, column: pa.Array | pa.ChunkedArray) -> None:
     encoded = vocabulary.encode(column)
@@ -29,23 +28,43 @@ def test_a_column_is_encoded_with_nulls_as_unknown(vocabulary: Vocabulary, colum
     assert encoded.tolist() == [2, 0, 0, 1]
 
 
-def test_what_is_written_is_read_back(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    vocabulary.write(tmp_path / "ids.parquet")
+def test_an_empty_vocabulary_knows_nothing(tmp_path: Path) -> None:
+    empty = Vocabulary(pa.array([], pa.string()))
+    empty.write(tmp_path / "empty.arrow")
 
-    assert Vocabulary.read(tmp_path / "ids.parquet").ids.to_pylist() == ["a", "b", "ü"]
+    for each in (empty, Vocabulary.read(tmp_path / "empty.arrow")):
+        assert (each.rows, each.lookup_all(["a"]), each.encode(pa.array(["a"])).tolist()) == (1, [0], [0])
+
+
+def test_what_is_written_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    vocabulary.write(tmp_path / "ids.arrow")
+
+    allocated = pa.total_allocated_bytes()
+    read = Vocabulary.read(tmp_path / "ids.arrow")
+    assert read.ids.to_pylist() == ["b", "a", "ü"]
+    assert read.lookup_all(["ü", "nobody", "a"]) == [3, 0, 2]
+    assert pa.total_allocated_bytes() == allocated
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("column", "values", "message"),
     [
-        ({"id": ["a", "b", "a"]}, "distinct, non-null ids: expected 3 distinct, found 2 distinct, 0 null"),
-        ({"id": ["a", None]}, "distinct, non-null ids: expected 2 distinct, found 1 distinct, 1 null"),
-        ({"id": [1, 2]}, "one column `id` of strings: expected id: string"),
-        ({"id": ["a"], "row": [1]}, "one column `id` of strings"),
+        ("id", ["a", "b", "a"], "distinct ids: expected 3 distinct, found 2 distinct"),
+        ("id", ["a", "b", None], "holds no nulls: expected no nulls, found 1"),
+        ("id", [1, 2, 3], "holds ids: expected string, found int64"),
+        ("row_by_id", pa.array([0, 1, 2], pa.int32()), "order of their ids: expected ascending ids, found others"),
+        ("row_by_id", pa.array([1, 1, 2], pa.int32()), "order of their ids: expected ascending ids, found others"),
+        ("row_by_id", pa.array([1, 0, 3], pa.int32()), "order of their ids: expected ascending ids, found others"),
+        ("row_by_id", pa.array([1, 0, None], pa.int32()), "'row_by_id': expected no nulls, found 1 nulls"),
+        ("row_by_id", None, "'row_by_id': expected int32, found no such column"),
     ],
 )
-def test_a_file_that_is_no_vocabulary_is_refused(table: dict[str, list[object]], message: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table(table), tmp_path / "ids.parquet")
+def test_a_file_that_is_no_vocabulary_is_refused(
+    vocabulary: Vocabulary, column: str, values: list[object] | None, message: str, tmp_path: Path
+) -> None:
+    vocabulary.write(tmp_path / "ids.arrow")
+    table = map_table(tmp_path / "ids.arrow").drop_columns([column])
+    write_table(tmp_path / "other.arrow", table if values is None else table.append_column(column, pa.array(values)))
 
-    with pytest.raises(BundleInvariantError, match=message):
-        Vocabulary.read(tmp_path / "ids.parquet")
+    with pytest.raises(BundleError, match=message):
+        Vocabulary.read(tmp_path / "other.arrow")

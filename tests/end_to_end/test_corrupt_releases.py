@@ -26,11 +26,7 @@ from tests.serving.process import server, until
 
 FILES = [
     "release.json",
-    "index/manifest.json",
     "index/index.faiss",
-    "index/lookup.arrow",
-    "index/vocabularies/users.arrow",
-    "index/vocabularies/genres.arrow",
     "bundle/manifest.json",
     "bundle/manifest.sha256",
     "bundle/labels.arrow",
@@ -39,12 +35,12 @@ FILES = [
     "bundle/query_tower.onnx",
     "bundle/label_tower.onnx",
     "bundle/proposal.npz",
-    "bundle/vocabularies/users.parquet",
-    "bundle/vocabularies/items.parquet",
-    "bundle/vocabularies/genres.parquet",
+    "bundle/vocabularies/users.arrow",
+    "bundle/vocabularies/items.arrow",
+    "bundle/vocabularies/genres.arrow",
     "bundle/metrics.json",
 ]
-SAME_IN_ALL = "bundle/vocabularies/genres.parquet"
+SAME_IN_ALL = "bundle/vocabularies/genres.arrow"
 NEWLINE_ENDS_IT = ["release.json", "bundle/manifest.sha256"]
 """Nothing else vouches for these, and their last byte says nothing."""
 FAILURES = "longtail_release_load_failures_total "

@@ -81,7 +81,7 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     _, client = service
     refused = publish(releases, "narrow")
     assert refused.returncode == 2
-    assert "narrow would not do for clients of first" in refused.stderr
+    assert "narrow is not published, CURRENT stays as it was" in refused.stderr
     assert "query feature 'history'" in refused.stderr
     assert Releases(releases).current() == "first"
     # Somebody points CURRENT at it all the same: the service says no, and goes on.

@@ -169,7 +169,7 @@ def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service,
 def test_a_collection_that_is_dropped_and_written_again(service: Service, releases: Releases, tmp_path: Path) -> None:
     expected = _labels(_ask(service))
     bundle = releases.open("faiss").bundle
-    record = releases.open("exact").index.collection
+    record = releases.open("exact").manifest.collection
     assert record is not None
 
     def drop(client: Any, seconds: float) -> None:

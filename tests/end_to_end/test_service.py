@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx2 as httpx
 import numpy as np
 import onnxruntime as ort
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, seed, settings
 from hypothesis import strategies as st
@@ -39,7 +38,7 @@ class Reference:
         has_bias = "bias" in self.labels.column_names
         self.bias_L = self.labels["bias"].to_numpy().astype(np.float64) if has_bias else np.zeros(len(self.ids))
         self.tower = ort.InferenceSession(bundle / "query_tower.onnx")
-        self.users = pq.read_table(bundle / "vocabularies" / "users.parquet")["id"].to_pylist()
+        self.users = feather.read_table(bundle / "vocabularies" / "users.arrow")["id"].to_pylist()
         self.tree = Proposal.read(bundle / "proposal.npz") if (bundle / "proposal.npz").exists() else None
 
     def scores(self, user: str, history: list[str], bias_removal: float, popularity: float) -> np.ndarray:

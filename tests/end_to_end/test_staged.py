@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx2 as httpx
 import pytest
 
-from longtail.index import NotStagedError, Releases, build
+from longtail.index import NotPublishableError, Releases, StagedCounts, build
 from tests.bundles import make_bundle
 from tests.serving.process import server, until
 
@@ -25,7 +25,7 @@ def test_a_release_is_asked_unseen_then_published(tmp_path: Path) -> None:
         httpx.Client(base_url=process.url) as client,
     ):
         process.wait_until_ready()
-        with pytest.raises(NotStagedError, match="found 0"):
+        with pytest.raises(NotPublishableError, match="found 0"):
             shelf.publish("second")
         shelf.stage("second")
         until(lambda: client.get("/v1/release/staged", headers={"Connection": "close"}).status_code == 200)
@@ -36,10 +36,11 @@ def test_a_release_is_asked_unseen_then_published(tmp_path: Path) -> None:
             assert answer.json()["release"] == "first"
             choice = {"features": {"user_id": "u3"}, "labels": ["item-3", "item-40"]}
             assert httpx.post(f"{process.url}/v1/feedback", json={"events": [choice]}).status_code in (200, 202)
-            return shelf.staged_report().counts.queries >= 100
+            return StagedCounts.read_all(shelf.root / ".state", "second", "first").queries >= 100
 
         until(mirrored, seconds=30)
-        counts = shelf.staged_report().counts
+        assert shelf.staged_report().unmet == []
+        counts = StagedCounts.read_all(shelf.root / ".state", "second", "first")
         assert 0 < counts.overlap < counts.queries
         assert sum(counts.exposures) == 5 * counts.queries == sum(counts.exposures_of_current)
         assert sum(counts.positives) > 0

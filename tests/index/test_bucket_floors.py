@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from longtail.bundle import BiasRemoval, CurvePoint, Interval, Popularity
-from longtail.index import BucketFloors, FloorsError, FloorsNotMetError, Releases, build
-from longtail.index.release.bucket_floors import BucketMetrics
+from longtail.bundle import BiasRemoval, CurvePoint, Interval, Manifest, Popularity
+from longtail.index import BucketFloors, FloorsError, NotPublishableError, Releases, build
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 
@@ -66,12 +64,12 @@ def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
     write_floors(releases, "[floors]\ntail = 0.02\nhead = 0.1\n")
     releases.publish("good")
     with pytest.raises(
-        FloorsNotMetError,
-        match=r"poor is below its bucket floors, recall@20 at λ = 0\.8: "
-        r"tail expected at least 0\.02 \(the floor\), found 0\.017; CURRENT stays as it was, and --force",
+        NotPublishableError,
+        match=r"poor is not published, CURRENT stays as it was: "
+        r"tail: expected recall@20 of at least 0\.02 \(the floor\), found 0\.017 at λ = 0\.8; --force",
     ) as refused:
         releases.publish("poor")
-    assert refused.value.unmet == ["tail expected at least 0.02 (the floor), found 0.017"]
+    assert refused.value.unmet == ["tail: expected recall@20 of at least 0.02 (the floor), found 0.017 at λ = 0.8"]
     assert releases.current() == "good"
     assert releases.pointers().history == ("good",)
 
@@ -79,35 +77,42 @@ def test_a_floor_refuses_what_lies_below_it(releases: Releases) -> None:
 def test_a_drop_is_relative_to_what_is_published(releases: Releases) -> None:
     write_floors(releases, "max_drop = 0.1")
     releases.publish("good")
-    with pytest.raises(FloorsNotMetError, match=r"tail expected at least 0\.018 \(10 % below good's 0\.02\), found 0"):
+    with pytest.raises(NotPublishableError, match=r"tail: .* at least 0\.018 \(10 % below CURRENT's 0\.02\), found 0"):
         releases.publish("poor")
     write_floors(releases, "max_drop = 0.15")
     report = releases.publish("poor")
-    assert report.lines() == [
+    assert report.lines == [
         "bucket floors: recall@20: none of head, torso, tail more than 15 % below CURRENT's",
         "recall@20 at λ = 0.8: head 0.2000 → 0.2500, torso 0.0600 → 0.0600, tail 0.0200 → 0.0170",
     ]
 
 
+def curve_of(at: tuple[float, float] = (1, 0), **buckets: float) -> Manifest:
+    """A manifest whose curve has one point, with these recalls."""
+    metrics = {f"recall@20/{bucket}": Interval(value=value) for bucket, value in buckets.items()}
+    curve = [CurvePoint(bias_removal=at[0], popularity=at[1], metrics=metrics)]
+    return make_bundle(labels=3).manifest.model_copy(update={"bias_removal": BiasRemoval(default=1, curve=curve)})
+
+
 def test_new_labels_have_a_floor_and_no_largest_drop() -> None:
     """Which labels are new, and whether any is, differs from release to release."""
-    before = BucketMetrics("old", "λ = 1", {"head": 0.3, "torso": 0.3, "tail": 0.3, "new": 0.1}, [])
-    after = replace(before, name="later", buckets=before.buckets | {"new": 0.0})
+    before = curve_of(head=0.3, torso=0.3, tail=0.3, new=0.1)
+    after = curve_of(head=0.3, torso=0.3, tail=0.3, new=0.0)
     assert BucketFloors(max_drop=0.1).compare(after, before).unmet == []
     unmet = BucketFloors(max_drop=0.1, floors={"new": 0.05}).compare(after, before).unmet
-    assert unmet == ["new expected at least 0.05 (the floor), found 0"]
-    of_an_old_trainer = replace(before, buckets={"head": 0.3, "torso": 0.3, "tail": 0.3})
+    assert unmet == ["new: expected recall@20 of at least 0.05 (the floor), found 0 at λ = 1"]
+    of_an_old_trainer = curve_of(head=0.3, torso=0.3, tail=0.3)
     assert BucketFloors(max_drop=0.1).compare(of_an_old_trainer, before).unmet == []
 
 
 def test_the_stricter_of_floor_and_drop_counts_and_every_bucket_below_it_is_named(releases: Releases) -> None:
     releases.publish("better")
     strict = BucketFloors(max_drop=0.1, floors={"tail": 0.0175, "head": 0.5})
-    with pytest.raises(FloorsNotMetError) as refused:
+    with pytest.raises(NotPublishableError) as refused:
         releases.publish("poor", floors=strict)
     assert refused.value.unmet == [
-        "head expected at least 0.5 (the floor), found 0.25",
-        "tail expected at least 0.0189 (10 % below better's 0.021), found 0.017",
+        "head: expected recall@20 of at least 0.5 (the floor), found 0.25 at λ = 0.8",
+        "tail: expected recall@20 of at least 0.0189 (10 % below CURRENT's 0.021), found 0.017 at λ = 0.8",
     ]
 
 
@@ -119,15 +124,14 @@ def test_the_figures_are_those_of_the_point_nearest_on_both_dials() -> None:
     curve = [point(0, 0, 0.1), point(1, 0, 0.2), point(1, -0.5, 0.3), point(1, 0.5, 0.4)]
     update = {"bias_removal": BiasRemoval(default=1, curve=curve), "popularity": Popularity(default=-0.4)}
     manifest = make_bundle(labels=3).manifest.model_copy(update=update)
-    metrics = BucketMetrics.at_default("new", manifest, "recall@20")
-    assert (metrics.where, metrics.buckets) == ("λ = 1, μ = -0.5", {"tail": 0.3})
+    assert BucketFloors().compare(manifest, None).lines[1] == "recall@20 at λ = 1, μ = -0.5: tail 0.3000"
 
 
 def test_a_release_without_the_metric_meets_no_floor(releases: Releases) -> None:
     write_floors(releases, "[floors]\ntail = 0.0\n")
-    with pytest.raises(FloorsNotMetError, match=r"expected recall@20/tail in the release's curve, found none; CURRENT"):
+    with pytest.raises(NotPublishableError, match=r"expected recall@20/tail in the curve, found none; --force"):
         releases.publish("bare")
-    with pytest.raises(FloorsNotMetError, match=r"expected recall@50/head .* found recall@10, recall@20; expected rec"):
+    with pytest.raises(NotPublishableError, match=r"expected recall@50/head .* found recall@10, recall@20; exp"):
         releases.publish("good", floors=BucketFloors(metric="recall@50", max_drop=0.5))
     assert releases.current() is None
     assert releases.publish("good", floors=BucketFloors(metric="recall@10", floors={"tail": 1})).unmet == []
@@ -145,15 +149,17 @@ def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
-    assert line.startswith("longtail-index: poor is below its bucket floors, recall@20 at λ = 0.8: tail expected at")
+    assert line.startswith(
+        "longtail-index: poor is not published, CURRENT stays as it was: tail: expected recall@20 of at"
+    )
     assert releases.current() == "good"
 
     assert run("publish", releases.root, "poor", *options, "--force") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "published: poor"
     assert captured.err.splitlines() == [
-        "longtail-index: BUCKET FLOORS NOT MET, poor is published all the same (--force):",
-        "  tail expected at least 0.018 (10 % below good's 0.02), found 0.017",
+        "longtail-index: poor IS PUBLISHED ALL THE SAME (--force):",
+        "  tail: expected recall@20 of at least 0.018 (10 % below CURRENT's 0.02), found 0.017 at λ = 0.8",
     ]
     assert releases.current() == "poor"
 
@@ -163,10 +169,11 @@ def test_build_writes_a_release_that_it_may_not_publish(
 ) -> None:
     bundle = releases.root.parent / "bundles" / "poor"
     options = ("--releases", tmp_path, "--name", "new", "--publish")
-    assert run("build", bundle, *options, "--floor", "tail=0.02") == 2
+    (tmp_path / "promise.toml").write_text("[floors]\ntail = 0.02\n")
+    assert run("build", bundle, *options) == 2
     captured = capsys.readouterr()
     assert captured.out.endswith(f"written: {tmp_path / 'new'}\n")
-    assert "new is below its bucket floors" in captured.err
+    assert "new is not published" in captured.err
     assert Releases(tmp_path).names() == ["new"]
     assert Releases(tmp_path).current() is None
 

@@ -108,8 +108,6 @@ def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:
         build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("IVF8,PQ1np", recall_floor=0.999))
     message = str(failed.value)
     assert "expected recall@100 >= 0.999" in message
-    assert f"measured {failed.value.recall:.4f} at λ = {failed.value.bias_removal:g}" in message
-    assert failed.value.recall < failed.value.floor == 0.999
     assert not (tmp_path / "releases").exists()
 
 

@@ -14,7 +14,7 @@ from longtail.index import IndexSpec, Searcher, SpecError, build
 from longtail.index.construct import settings, spec, tuning
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.manifests import Effort, KindTrial, RecallAt
+from longtail.index.manifests import Effort, RecallAt, Trial
 from tests.bundles import make_bundle
 
 KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan")
@@ -34,7 +34,7 @@ LABELS = 3_000
 )
 def test_another_kind_is_taken_where_it_is_quicker_by_a_quarter(rates: list[float | None], expected: int) -> None:
     trials = [
-        KindTrial(kind=kind, head=1, effort=Effort(), recall=[], queries_per_second=rate, bytes_per_label=1)
+        Trial(kind=kind, head=1, effort=Effort(), recall=[], queries_per_second=rate, bytes_per_label=1)
         for kind, rate in zip(KINDS, rates, strict=True)
     ]
     assert tuning.choose(trials) == expected
@@ -147,5 +147,5 @@ def test_nothing_within_the_limit_is_refused_with_what_it_takes(
     bundle.write(tmp_path / "bundle")
     expected = f"index spec '{text}': expected at most {limit} bytes per label, .*which an index takes: {message}$"
     with pytest.raises(SpecError, match=expected):
-        build(tmp_path / "bundle", tmp_path / "releases", spec=text, bytes_per_label=limit)
+        build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec(text, bytes_per_label=limit))
     assert not (tmp_path / "releases").exists()

@@ -59,16 +59,3 @@ def test_every_trial_that_fails_makes_the_wait_longer_up_to_a_bound() -> None:
         clock.now += wait
         failing(circuit, 1)
     assert waits == [0.5, 1, 2, 4, 5, 5]
-
-
-def test_retries_are_a_share_of_what_is_asked() -> None:
-    circuit = Circuit(Clock())
-    assert [circuit.may_retry() for _ in range(12)] == [True] * 10 + [False] * 2
-    for _ in range(25):
-        circuit.admit(1.0)
-        circuit.succeeded()
-    assert [circuit.may_retry() for _ in range(3)] == [True, True, False]
-    failing(circuit, 3)
-    for _ in range(20):
-        circuit.admit(1.0)
-    assert not circuit.may_retry()

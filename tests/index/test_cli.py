@@ -16,12 +16,12 @@ from longtail.state import LabelStore
 SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
-        *("--floor", "--max-drop", "--force", "--state", "--priors", "--prior", "--missing", "--filterable"),
+        *("--state", "--priors", "--prior", "--missing", "--filterable"),
         "--bytes-per-label",
     },
     "update": {
         *("bundle", "--releases", "--from", "--name", "--log", "--priors", "--prior", "--missing", "--publish"),
-        *("--floor", "--max-drop", "--force", "--state"),
+        "--state",
     },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
@@ -100,8 +100,7 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
         (["build", "BUNDLE", "--releases", "R", "--spec", "nonsense"], "expected auto, flat"),
         (["build", "BUNDLE", "--releases", "R", "--recall-floor", "2"], "recall floor: expected 0 <= floor <= 1"),
         (["build", "BUNDLE", "--releases", "/dev/null/x"], "Not a directory"),
-        (["build", "BUNDLE", "--releases", "R", "--force"], "--force: expected --publish with them, received none"),
-        (["build", "BUNDLE", "--releases", "R", "--publish", "--floor", "mid=1"], "--floor mid=1: expected metric"),
+        (["publish", "R", "x", "--floor", "mid=1"], "--floor mid=1: expected metric"),
         (["publish", "R", "x"], "expected a directory of releases"),
         (["rollback", "R"], "expected a directory of releases"),
         (["verify", "R", "x"], "expected one of its releases [], received 'x'"),

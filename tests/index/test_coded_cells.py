@@ -68,10 +68,10 @@ def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_
     bundle.write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="one", spec=IndexSpec(kind))
     release = Releases(tmp_path / "releases").open("one")
-    assert "x4fs,RFlat)" in release.index.factory
+    assert "x4fs,RFlat)" in release.manifest.factory
     assert release.searcher.index.index.quantizer.reconstruct_n().shape[0] >= 100
     found, _ = Calibration(bundle, bundle.rows()).measure(release.searcher)
-    assert [at.recall for at in found] == [at.recall for at in release.index.recall]
+    assert [at.recall for at in found] == [at.recall for at in release.manifest.recall]
     assert min(at.recall for at in found) >= 0.95
     query_D = bundle.calibration_queries[0]
     queries_BE = bundle.augmentation.queries(query_D[None], 1.0)

@@ -80,17 +80,17 @@ def release(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Release
 def test_a_release_finds_at_every_place_and_depth_what_was_promised_with_no_more_effort_than_it_takes(
     release: Release,
 ) -> None:
-    calibration, efforts = Calibration(release.bundle, release.bundle.rows()), release.index.efforts
+    calibration, efforts = Calibration(release.bundle, release.bundle.rows()), release.manifest.efforts
     assert [(at.k, at.bias_removal) for at in efforts] == [
         (k, bias_removal) for k in (10, 100) for bias_removal in (-1.0, 0.0, 0.5, 1.0, 2.0)
     ]
     for k in (10, 100):
         found, _ = calibration.measure(release.searcher, k)
         assert [at.recall for at in found] == [at.recall for at in efforts if at.k == k]
-    assert [at.recall for at in release.index.recall] == [at.recall for at in efforts if at.k == 100]
+    assert [at.recall for at in release.manifest.recall] == [at.recall for at in efforts if at.k == 100]
     assert min(at.recall for at in efforts) >= 0.99
-    assert max(at.effort.probes for at in efforts) == release.index.effort.probes
-    assert min(at.effort.probes for at in efforts) < release.index.effort.probes
+    assert max(at.effort.probes for at in efforts) == release.manifest.effort.probes
+    assert min(at.effort.probes for at in efforts) < release.manifest.effort.probes
     index = release.searcher.index
     for probes in {at.effort.probes for at in efforts} - {2}:
         less = {
@@ -127,6 +127,6 @@ def test_under_a_filter_the_effort_is_what_filters_were_measured_with(
     query = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 2.0)
     release.searcher.search(query, 10)
     own = release.searcher.efforts.of(query[0], 10)
-    assert own.probes < release.index.effort.probes
+    assert own.probes < release.manifest.effort.probes
     release.searcher.search(query, 10, [Filter(buckets=frozenset({2}))])
-    assert used == [own, release.index.effort]
+    assert used == [own, release.manifest.effort]

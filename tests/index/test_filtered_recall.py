@@ -80,7 +80,7 @@ def test_what_was_measured_is_in_the_manifest(clustered: Bundle, tmp_path: Path)
     lines: list[str] = []
     build(tmp_path / "bundle", tmp_path / "releases", spec="ivf_flat", name="one", progress=lines.append)
     release = Releases(tmp_path / "releases").open("one")
-    filtered = release.index.filtered
+    filtered = release.manifest.filtered
     assert filtered is not None
     assert [effort.selectivity for effort in filtered.efforts] == [0.5, 0.1, 0.01, 0.001]
     assert [(at.selectivity, at.selection, at.k) for at in filtered.recall[:4]] == [

@@ -20,8 +20,8 @@ def test_the_release_answers_what_it_answered_at_any_weights() -> None:
     assert (releases.names(), releases.current()) == (["ivf"], "ivf")
     release = releases.verify("ivf")
     assert (release.manifest.schema_version, release.manifest.kind, release.manifest.labels) == (1, "ivf_flat", 200)
-    assert (release.index.factory, release.index.head) == ("IVF4,Flat", 20)
-    assert release.index.filterable == ["title"]
+    assert (release.manifest.factory, release.manifest.head) == ("IVF4,Flat", 20)
+    assert release.manifest.filterable == ["title"]
     bundle = release.bundle
     assert bundle.priors is not None
     limits = [(prior.name, prior.minimum, prior.default, prior.maximum) for prior in bundle.priors.settings]

@@ -78,7 +78,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
         assert after.rows().shape == (61, 8 + 2)
     unchanged = kept != 5
     np.testing.assert_array_equal(after.embeddings[:59][unchanged], before.embeddings[kept][unchanged])
-    adder = LabelAdder(before, {f"item-{row}": row for row in range(L)})
+    adder = LabelAdder(before)
     added, _ = adder.add([records[0], records[4], records[1]])
     np.testing.assert_array_equal(after.embeddings[[59, 60, 5]], added.embeddings)
     if old.bias is not None:

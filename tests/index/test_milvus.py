@@ -122,7 +122,7 @@ def test_a_name_is_of_the_content_and_the_same_rows_are_written_once(
     before = _collections(release)
     again = build(release.bundle, tmp_path, spec="milvus", name="again")
     assert _collections(release) == before
-    assert Releases(tmp_path).open("again").index.collection == release.index.collection
+    assert Releases(tmp_path).open("again").manifest.collection == release.manifest.collection
     assert (again.kind, again.spec) == ("milvus_flat", "milvus")
     fewer = build(release.bundle, tmp_path, spec="milvus", name="fewer", filterable=[])
     assert fewer.kind == "milvus_flat"
@@ -305,8 +305,8 @@ def _collections(release: Release) -> set[str]:
 
 
 def _named(release: Release) -> str:
-    assert release.index.collection is not None
-    return release.index.collection.name
+    assert release.manifest.collection is not None
+    return release.manifest.collection.name
 
 
 def _aliased(releases: Releases, release: Release) -> str:

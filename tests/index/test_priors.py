@@ -13,10 +13,10 @@ import pytest
 
 from longtail.bundle import Bundle, Priors
 from longtail.index import (
-    IncompatibleReleaseError,
     IndexSpec,
     Limits,
     LongtailIndexError,
+    NotPublishableError,
     PriorsError,
     PriorTable,
     RecallFloorError,
@@ -221,7 +221,7 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
     build(bundle, tmp_path / "r", name="without")
     shelf = Releases(tmp_path / "r")
     shelf.publish("with")
-    with pytest.raises(IncompatibleReleaseError, match="prior 'r': expected as in the published release, found none"):
+    with pytest.raises(NotPublishableError, match="prior 'r': expected as in the published release, found none"):
         shelf.publish("without")
     shelf.publish("without", force=True)
     assert shelf.current() == "without"

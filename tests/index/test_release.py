@@ -59,18 +59,14 @@ def test_it_holds_what_it_says(bundle_path: Path, release: Path) -> None:
     assert opened.path == release
     assert opened.searcher.labels == 600
     assert opened.bundle.manifest == Bundle.load(bundle_path).manifest
-    assert opened.created_at == opened.manifest.created_at
     assert opened.manifest.recall_k == 100
     assert {path.relative_to(release).as_posix() for path in (release / "index").iterdir()} == {
-        "index/manifest.json",
         "index/head.rows.npy",
         "index/head.vectors.npy",
-        "index/lookup.arrow",
         "index/index.faiss",
         "index/lists.npy",
-        "index/vocabularies",
     }
-    index = json.loads((release / "index" / "manifest.json").read_text())
+    index = json.loads((release / "release.json").read_text())
     assert (index["spec"], index["kind"], index["labels"], index["dim"]) == ("ivf_flat", "ivf_flat", 600, 10)
     assert (index["factory"], index["head"]) == ("IVF13,Flat", 60)
 
@@ -158,7 +154,7 @@ def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("longtail.index.release.building.write_file", full)
+    monkeypatch.setattr("longtail.index.release.building.write_index", full)
     with pytest.raises(OSError, match="No space left"):
         build(bundle_path, tmp_path, name="never")
     assert list(tmp_path.iterdir()) == []
@@ -171,7 +167,7 @@ def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_pat
     releases.publish("good")
     killed = (
         "import os, signal, sys, longtail.index.release.building as writing\n"
-        "writing.write_file = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "writing.write_index = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "from longtail.index.cli import main; main(sys.argv[1:])"
     )
     options = ["--releases", str(tmp_path), "--name", "half", "--publish"]

@@ -21,7 +21,6 @@ from longtail.index import (
     build,
 )
 from longtail.index.release import local as local_module
-from longtail.index.release import pointers as pointers_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +76,9 @@ def test_a_crash_inside_publish_or_rollback_keeps_the_pointer(
     before = releases.pointers()
     for action in (lambda: releases.publish("c"), releases.rollback):
         with monkeypatch.context() as patched:
-            patched.setattr(pointers_module, "replace_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patched.setattr(
+                "longtail.index.release.local.replace_file", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
             with pytest.raises(KeyboardInterrupt):
                 action()
         assert releases.pointers() == before

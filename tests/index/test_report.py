@@ -50,13 +50,13 @@ def test_the_page_has_the_figures_of_the_manifest(
     main_succeeds(["report", str(release.path.parent), release.path.name, "--out", str(tmp_path / "pages/report.html")])
     assert capsys.readouterr().out == f"written: {tmp_path / 'pages/report.html'}\n"
     page = (tmp_path / "pages/report.html").read_text()
-    for point in release.index.curve:
+    for point in release.manifest.curve:
         row = f"<td>{point.queries_per_second:,.0f}</td><td>{point.bytes_per_label:g}</td>" + "".join(
             f"<td>{at.recall:.4f}</td>" for at in point.recall
         )
         assert row in page
     assert page.count("<tr class=chosen>") == 1
-    assert f"{release.index.labels:,} × {release.index.dim} coordinates" in page
+    assert f"{release.manifest.labels:,} × {release.manifest.dim} coordinates" in page
     alts = re.findall(r'<img alt="([^"]+)" src="data:image/svg', page)
     assert [alt.split()[0] for alt in alts] == ["Lowest", "Recall", "Lowest"]
     assert "http" not in page.replace("http://www.w3.org", "")

@@ -9,7 +9,7 @@ import pytest
 
 from longtail.index import (
     LongtailIndexError,
-    NotStagedError,
+    NotPublishableError,
     ReleaseNotFoundError,
     Releases,
     StagedCounts,
@@ -124,10 +124,10 @@ def test_staging_is_a_pointer_that_publishing_clears(shelf: Releases) -> None:
 
 def test_a_promise_of_mirrored_queries_is_kept(shelf: Releases, tmp_path: Path) -> None:
     (shelf.root / "promise.toml").write_text("[staged]\nmin_queries = 50\nmax_refused = 0.05\n")
-    with pytest.raises(NotStagedError, match="expected at least 50 queries mirrored beside first, found 0"):
+    with pytest.raises(NotPublishableError, match="expected at least 50 queries mirrored beside first, found 0"):
         shelf.publish("second")
     counts().write(tmp_path / "state", 0)
-    with pytest.raises(NotStagedError):
+    with pytest.raises(NotPublishableError):
         shelf.publish("second")
     shelf.publish("second", state=tmp_path / "state")
     shelf.publish("third", force=True)

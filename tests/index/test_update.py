@@ -1,4 +1,4 @@
-"""A release over the cells of one before: what it answers, what stays where it was, what it refuses."""
+"""A release over the lists of one before: what it answers, what stays where it was, what it refuses."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_release_says_whose_cells_it_has_and_how_many_labels_are_newer(bundl
     after = changed(bundle, tmp_path)
     update(after, tmp_path / "r", source="first", name="second")
     update(bundle, tmp_path / "r", source="second", name="third")
-    partitions = [Releases(tmp_path / "r").open(name).index.partition for name in ("first", "second", "third")]
+    partitions = [Releases(tmp_path / "r").open(name).manifest.partition for name in ("first", "second", "third")]
 
     assert partitions[0] is None
     second, third = partitions[1:]
@@ -162,8 +162,8 @@ def test_by_commands_what_was_merged_is_published_with_the_priors_that_it_came_w
     assert run(*words, "--log", tmp_path, "--publish") == 0
 
     out = capsys.readouterr().out
-    assert "second: ivf_flat over 701 labels\ncells of first: 2 labels added, 1 embedded anew, 1 removed\n" in out
-    assert "cells trained by first: 3 labels came or were embedded anew since, imbalance 1." in out
+    assert "second: ivf_flat over 701 labels\nlists of first: 2 labels added, 1 embedded anew, 1 removed\n" in out
+    assert "lists trained by first: 3 labels came or were embedded anew since, imbalance 1." in out
     assert "published: second" in out
     release = Releases(tmp_path / "r").open("second")
     assert release.bundle.priors is not None
@@ -205,7 +205,7 @@ def test_what_cannot_be_updated_is_refused_and_leaves_nothing(bundle: Bundle, tm
 
 def test_effort_grows_until_recall_is_enough(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(bundle, tmp_path / "r", spec="ivf_sq", name="first")
-    least = Releases(tmp_path / "r").open("first").index.effort
+    least = Releases(tmp_path / "r").open("first").manifest.effort
     tried: list[Effort] = []
     trial_at = refill.trial_at
 
@@ -220,4 +220,4 @@ def test_effort_grows_until_recall_is_enough(bundle: Bundle, tmp_path: Path, mon
     monkeypatch.setattr(refill, "efforts_of", lambda _: [least, harder])
     update(changed(bundle, tmp_path), tmp_path / "r", source="first", name="second")
     assert tried == [least, harder]
-    assert harder == Releases(tmp_path / "r").open("second").index.effort
+    assert harder == Releases(tmp_path / "r").open("second").manifest.effort

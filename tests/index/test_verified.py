@@ -14,7 +14,7 @@ from longtail.index import Release, ReleaseCorruptError, Releases, build
 from longtail.index.release import release as release_module
 from longtail.index.release import verified
 
-FILES = ("bundle/embeddings.npy", "bundle/labels.arrow", "index/index.faiss", "index/lookup.arrow", "release.json")
+FILES = ("bundle/embeddings.npy", "bundle/labels.arrow", "index/index.faiss", "release.json")
 LONG_AGO = 1_700_000_000
 
 

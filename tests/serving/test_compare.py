@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle.lookup import fingerprints
+from longtail.bundle.id_rows import fingerprints
 from longtail.serving.cli import main
 from longtail.serving.compare import (
     Rate,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from longtail.bundle.lookup import fingerprints
+from longtail.bundle.id_rows import fingerprints
 from longtail.serving.monitoring import AnsweredBatch, Baseline, LiveFigures
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
