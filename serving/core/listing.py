@@ -22,7 +22,7 @@ from pydantic import Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.added_labels import NEW_LABEL
-from longtail.bundle.arrays import Bools, Int64
+from longtail.bundle.arrays import Int64
 from longtail.bundle.errors import describe
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.overlay import Overlay
@@ -65,32 +65,15 @@ class LabelListing(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some labels, in the order of their ids.
-
-    Attributes:
-        labels: each as `ListedLabel` of the HTTP API.
-        next_cursor: where the next page begins; None after the last. A search may end a page early, even an empty one.
-    """
+    """Some labels, each as `ListedLabel` of the HTTP API, in the order of their ids."""
 
     labels: list[dict[str, Any]]
     next_cursor: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What one walk found, in the order of ids.
-
-    Attributes:
-        rows: as they are answered.
-        until: the id up to which it has looked; None: as far as it matters.
-    """
-
-    rows: list[int]
-    until: str | None = None
+    """Where the next page begins; None after the last. A search may end a page early, even an empty one."""
 
 
 def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> Page:
-    """One page of labels. What it costs is bounded, and most of it leaves the interpreter to others.
+    """Get one page of labels. What it costs is bounded, and most of it leaves the interpreter to others.
 
     Args:
         catalogue: the release's, with the overlay.
@@ -101,11 +84,13 @@ def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> 
         InvalidRequestError: a cursor that no page ended with.
     """
     after = _read_cursor(asked.cursor)
-    walk = _Walk(catalogue, overlay, asked)
-    of_release = _Found([]) if asked.state == "added" else walk.through(_rows_after(catalogue, after))
-    of_others = walk.through(_added_after(overlay, after)) if asked.state in ("all", "added") else _Found([])
-    ids = {row: catalogue.id_of(row) for row in (*of_release.rows, *of_others.rows)}
-    until = min((found.until for found in (of_release, of_others) if found.until is not None), default=None)
+    walks = []
+    if asked.state != "added":
+        walks.append(_walk(_rows_after(catalogue, after), catalogue, overlay, asked))
+    if asked.state in ("all", "added"):
+        walks.append(_walk(_added_after(overlay, after), catalogue, overlay, asked))
+    ids = {row: catalogue.id_of(row) for rows, _ in walks for row in rows}
+    until = min((until for _, until in walks if until is not None), default=None)
     rows = sorted((row for row in ids if until is None or ids[row] <= until), key=ids.__getitem__)
     shown = rows[: asked.limit]
     end = ids[shown[-1]] if len(rows) > asked.limit else until
@@ -115,55 +100,38 @@ def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> 
     return Page(labels, None if end is None else _cursor(end))
 
 
-class _Walk:
-    """Looks through rows for one page.
+def _walk(
+    rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]], catalogue: Catalogue, overlay: Overlay, asked: LabelListing
+) -> tuple[list[int], str | None]:
+    """Find the first of these rows that are wanted, one more than a page holds.
 
-    Args:
-        catalogue, overlay, asked: as of `list_labels`.
+    Returns:
+        The rows as they are answered, and the id up to which it has looked; None: as far as it matters.
     """
-
-    def __init__(self, catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> None:
-        self._catalogue = catalogue
-        self._overlay = overlay
-        self._asked = asked
-        replaced = np.flatnonzero(overlay.added.catalogue_rows != NEW_LABEL)
-        own = overlay.added.catalogue_rows[replaced]
-        order = np.argsort(own)
-        self._replaced, self._replacing = own[order], overlay.base + replaced[order]
-        self._bucket = None if asked.bucket is None else BUCKET_NAMES.index(asked.bucket)
-
-    def through(self, rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]]) -> _Found:
-        """The first of these rows that are wanted, one more than a page holds."""
-        wanted, found, searched = self._asked.limit + 1, list[int](), 0
-        for start in range(0, len(rows_N), _CHUNK):
-            rows = self._as_answered(rows_N[start : start + _CHUNK].astype(np.int64))
-            last = int(rows[-1])
-            rows = rows[self._kept(rows)]
-            if self._asked.search and rows.size:
-                searched += rows.size
-                rows = rows[self._catalogue.containing(self._asked.search, rows)]
-            found += rows[: wanted - len(found)].tolist()
-            if len(found) == wanted:
-                break
-            if searched > _MOST_SEARCHED - _CHUNK and start + _CHUNK < len(rows_N):
-                return _Found(found, self._catalogue.id_of(last))
-        return _Found(found)
-
-    def _as_answered(self, rows: Int64) -> Int64:
-        """Rows of the catalogue, those of labels that were embedded anew by the overlay's."""
-        if not self._replaced.size:
-            return rows
-        places = np.searchsorted(self._replaced, rows).clip(max=len(self._replaced) - 1)
-        return np.where(self._replaced[places] == rows, self._replacing[places], rows)
-
-    def _kept(self, rows: Int64) -> Bools:
-        """Which rows have the state and bucket asked for, bool [N]."""
-        kept: Bools = np.ones(len(rows), np.bool_)
-        if self._asked.state in ("visible", "hidden"):
-            kept = np.isin(rows, self._overlay.hidden) == (self._asked.state == "hidden")
-        if self._bucket is not None:
-            kept &= self._catalogue.buckets(rows) == self._bucket
-        return kept
+    replaced = np.flatnonzero(overlay.added.catalogue_rows != NEW_LABEL)
+    replacing = dict(
+        zip(overlay.added.catalogue_rows[replaced].tolist(), (overlay.base + replaced).tolist(), strict=True)
+    )
+    wanted, found, searched = asked.limit + 1, list[int](), 0
+    for start in range(0, len(rows_N), _CHUNK):
+        rows = rows_N[start : start + _CHUNK].astype(np.int64)
+        # Labels that were embedded anew are answered by the overlay's rows.
+        for place in np.flatnonzero(np.isin(rows, [*replacing])):
+            rows[place] = replacing[int(rows[place])]
+        last = int(rows[-1])
+        if asked.state in ("visible", "hidden"):
+            rows = rows[np.isin(rows, overlay.hidden) == (asked.state == "hidden")]
+        if asked.bucket is not None:
+            rows = rows[catalogue.buckets(rows) == BUCKET_NAMES.index(asked.bucket)]
+        if asked.search and rows.size:
+            searched += rows.size
+            rows = rows[catalogue.containing(asked.search, rows)]
+        found += rows[: wanted - len(found)].tolist()
+        if len(found) == wanted:
+            break
+        if searched > _MOST_SEARCHED - _CHUNK and start + _CHUNK < len(rows_N):
+            return found, catalogue.id_of(last)
+    return found, None
 
 
 def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.dtype[np.int32]]:
