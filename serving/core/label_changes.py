@@ -11,14 +11,7 @@ from typing import Annotated, Self
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from longtail.bundle import (
-    Hide,
-    LabelChanges,
-    LabelRecord,
-    Restore,
-    Upsert,
-    replay,
-)
+from longtail.bundle import Hide, LabelChanges, LabelRecord, Restore, Upsert, replay
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
@@ -111,7 +104,7 @@ class LabelFollower:
             read = self._store.read_from(self._position)
         finally:
             self._reading_since = None
-        if self._position is None and read.position is not None:
+        if self._position is None and read.position is not None and len(read.records) > _LONG_LOG:
             self._shorten(read)
         if read.restarted:
             so_far = LabelChanges().after(read.records)
@@ -128,11 +121,11 @@ class LabelFollower:
 
     def _shorten(self, found: LabelRead) -> None:
         """Forget most of changes that say the same labels over and over."""
-        if len(found.records) > _LONG_LOG and len(found.records) > 2 * len(replay(found.records).records()):
-            try:
+        try:
+            if len(found.records) > 2 * len(replay(found.records).records()):
                 self._store.compact()
-            except StoreError as error:
-                logger.warning("%s", error)
+        except StoreError as error:
+            logger.warning("%s", error)
 
 
 def _change_each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriever]) -> list[Retriever]:

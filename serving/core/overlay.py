@@ -43,7 +43,6 @@ class Overlay:
         row_of: row, from L on, by id.
         hidden: int64 [R], catalogue rows that are hidden, ascending.
         masked: int64 [R], catalogue rows that are not searched: hidden or replaced, ascending.
-        merged: ids whose change the release has taken in: it has the label, and was made later.
         skipped: why a change is not served with this release, by id.
         searcher: finds rows of all L + M that are neither hidden nor replaced.
     """
@@ -56,7 +55,6 @@ class Overlay:
     row_of: Mapping[str, int]
     hidden: Int64
     masked: Int64
-    merged: frozenset[str]
     skipped: Mapping[str, str]
     searcher: LabelSearcher
     _visible: LabelSearcher
@@ -66,11 +64,10 @@ class Overlay:
     def as_built(
         cls, bundle: Bundle, searcher: HidingSearcher, rows: Mapping[str, int], *, max_new_labels: int
     ) -> Overlay:
-        """The overlay of a release without any change.
+        """Make the overlay of a release without any change.
 
         Args:
-            bundle: bundle of the release.
-            searcher: index of the release.
+            bundle, searcher: of the release.
             rows: catalogue row of every label, by id.
             max_new_labels: largest M that `check` lets come about.
 
@@ -89,7 +86,6 @@ class Overlay:
             row_of={},
             hidden=NO_ROWS,
             masked=NO_ROWS,
-            merged=frozenset(),
             skipped={},
             searcher=searcher,
             _visible=searcher,
@@ -107,19 +103,12 @@ class Overlay:
         return place < len(self.hidden) and int(self.hidden[place]) == row
 
     def load_tower(self) -> None:
-        """Load the label tower, if there is one, before somebody needs it.
-
-        Raises:
-            UnservableReleaseError: one that does not run.
-        """
+        """Load the label tower, if there is one; raises UnservableReleaseError for one that does not run."""
         with serving_errors("labels"), suppress(FixedLabelsError):
             self._release.adder.load()
 
     def check(self, records: Sequence[Upsert]) -> None:
-        """Refuse labels that could not be served, before they are acknowledged.
-
-        Args:
-            records: label changes of one request, in its order.
+        """Refuse labels of one request that could not be served, before they are acknowledged.
 
         Raises:
             NoLabelTowerError: the release has none, or a tree p_n(y|x).
@@ -142,7 +131,7 @@ class Overlay:
             )
 
     def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
-        """The overlay after some more changes, in the log's order. Only what they add is embedded.
+        """Return the overlay after some more changes, in the log's order. Only what they add is embedded.
 
         A change that this release cannot serve is skipped with a warning; it is not lost, for the log has it.
 
@@ -154,10 +143,14 @@ class Overlay:
         release, changes = self._release, self.changes.after(records)
         touched = dict.fromkeys(record.id for record in records)
         upserts = [changes.upserts[id_] for id_ in touched if id_ in changes.upserts]
-        merged = {record.id for record in upserts if release.adder.supersedes(record.id, record.at)}
         with serving_errors("labels"):
-            more, refused = release.adder.add([record for record in upserts if record.id not in merged])
-        _warn_of_refused(refused)
+            more, refused = release.adder.add([one for one in upserts if not release.adder.supersedes(one.id, one.at)])
+        if refused:
+            id_, why = next(iter(refused.items()))
+            logger.warning(
+                "%d changed labels are not served with this release, they stay in the log; the first is %r: %s",
+                len(refused), id_[:100], why,
+            )  # fmt: skip
         gone = [self.row_of[id_] - self.base for id_ in touched if id_ in self.row_of]
         kept = np.delete(np.arange(len(self.added)), gone)
         added = (self.added.take(kept) if gone else self.added).followed_by(more)
@@ -182,7 +175,6 @@ class Overlay:
             row_of=row_of,
             hidden=hidden,
             masked=masked,
-            merged=(self.merged - touched.keys()) | merged,
             skipped={id_: why for id_, why in self.skipped.items() if id_ not in touched} | refused,
             searcher=OverlaySearcher(visible, self.base, rows_ME, added.buckets) if len(added) else visible,
             _visible=visible,
@@ -200,23 +192,13 @@ class _BuiltRelease:
     max_new_labels: int
 
     def augmented(self, added: AddedLabels) -> Float32:
-        """Augmented rows, float32 [M, E]."""
-        return self.bundle.augmentation.rows(
-            added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors
-        )
+        """Compute augmented rows, float32 [M, E]."""
+        rows = self.bundle.augmentation.rows
+        return rows(added.embeddings, added.log_pn, added.bias, added.log_popularity, added.priors)
 
     def catalogue_rows(self, ids: Iterable[str]) -> Int64:
-        """The rows of those ids that the catalogue has, int64."""
+        """Get the rows of those ids that the catalogue has, int64."""
         return np.array([self.rows[id_] for id_ in ids if id_ in self.rows], np.int64)
-
-
-def _warn_of_refused(refused: Mapping[str, str]) -> None:
-    if refused:
-        id_, why = next(iter(refused.items()))
-        logger.warning(
-            "%d changed labels are not served with this release, they stay in the log; the first is %r: %s",
-            len(refused), id_[:100], why,
-        )  # fmt: skip
 
 
 class OverlaySearcher:
@@ -269,9 +251,9 @@ class OverlaySearcher:
         return top_k([scores_BK, own_BC], [rows_BK, own_rows_BC], k)
 
     def _of_base(self, filter_: Filter) -> Filter | None:
-        """The part of a filter that concerns labels of the index; None if it leaves them all in."""
+        """Get the part of a filter that concerns labels of the index; None if it leaves them all in."""
         exclude, allow = (
-            None if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
+            rows if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
         )
         rules_out = allow is not None or filter_.buckets is not None or filter_.selection is not None
         if not rules_out and (exclude is None or not exclude.size):
@@ -279,7 +261,7 @@ class OverlaySearcher:
         return Filter(exclude, allow, filter_.buckets, filter_.selection)
 
     def _of_added(self, filter_: Filter) -> Filter:
-        """The part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
+        """Get the part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
         exclude, allow = (
             None if rows is None else rows[rows >= self._first] - self._first
             for rows in (filter_.exclude, filter_.allow)
