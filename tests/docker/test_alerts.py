@@ -17,7 +17,7 @@ METRICS = DOCKER.parent / "serving/METRICS.md"
 RULES = [rule for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text())["groups"] for rule in group["rules"]]
 CASES = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]
 DASHBOARDS = sorted((DOCKER / "grafana/dashboards").glob("*.json"))
-BUILT_IN = {"window": "1h", "instance": ".*", "model": "", "__rate_interval": "1m"}
+BUILT_IN = {"window": "1h", "instance": ".*", "__rate_interval": "1m"}
 
 
 def questions(path: Path) -> list[str]:
