@@ -8,8 +8,7 @@ Data: unit vectors of 64 dimensions around random centres, Zipf label frequencie
 queries from the same centres; seed 0. Recall is against exact search over 200 queries at each λ. Queries per
 second are for k = 100, in one batch on every thread, and one query at a time. Bytes per label are of the file that
 FAISS writes of the index, of the tail where there are bands; codes are scored again from the embeddings' own file.
-"Raw" rows are FAISS's own search, without bands and filters; of RFlat, which keeps all rows beside the codes, with four
-candidates a result. SQ8 is as wide as FAISS is quick at, with columns of zeros.
+FAISS's own search, without bands and filters, is in index_peers.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ import os
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
 import pyarrow as pa
 
 from longtail.bundle import Augmentation, Buckets, Bundle, log_frequencies
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Int64
 from longtail.bundle.manifest import dial_words
 from longtail.index import ExactRows, Filter, IndexSpec, Releases, Searcher, build
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.training import bytes_per_label, train_index
 from longtail.index.construct.tuning import tune_index
 from longtail.index.manifests import Effort, Kind
-from longtail.index.search.faiss_index import FaissIndex, pad
+from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
 
 DIM = 64
@@ -122,12 +120,6 @@ def print_recall_table(bundle: Bundle) -> None:
         made = FaissIndex(kind, factory, index)
         searcher = Searcher(bundle, made, Effort(probes=probes))
         _print_row(name, f"probes {probes}", bytes_per_label(made), seconds, calibration, searcher)
-    for factory, width in raw_kinds(cells)[1:]:
-        started = time.perf_counter()
-        raw = RawFaiss(train_index(factory, width, rows, "cpu"))
-        seconds = time.perf_counter() - started
-        for raw.probes in (SINGLE_PROBES, 16 * SINGLE_PROBES):
-            _print_row(f"raw {factory}", f"probes {raw.probes}", raw.bytes_per_label, seconds, calibration, raw)
     for text in ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq"):
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         effort = built.chosen.effort
@@ -137,32 +129,6 @@ def print_recall_table(bundle: Bundle) -> None:
         if text == "ivf_flat":
             banded = searcher
     print_filter_table(bundle, banded)
-
-
-class RawFaiss:
-    """FAISS's own search of one index, as `Searcher.search` without filters.
-
-    Args:
-        index: over all label rows; at `RFlat`, four candidates a result are scored again.
-    """
-
-    def __init__(self, index: Any) -> None:
-        self._index = index
-        self.probes = 1
-        self.bytes_per_label = bytes_per_label(FaissIndex("factory", "", index))
-
-    def search(self, queries_BE: Float32, k: int) -> tuple[Float32, Int64]:
-        """The k best, best first."""
-        faiss.extract_index_ivf(self._index).nprobe = self.probes
-        if isinstance(self._index, faiss.IndexRefine):
-            self._index.k_factor = 4
-        scores_BK, rows_BK = self._index.search(pad(queries_BE, self._index.d), k)
-        return scores_BK, rows_BK
-
-
-def raw_kinds(cells: int) -> list[tuple[str, int]]:
-    """Factory strings of FAISS alone, and how wide their rows are."""
-    return [(f"IVF{cells},Flat", 65), (f"IVF{cells},SQ8", 80), (f"IVF{cells},PQ33x4fs,RFlat", 66)]
 
 
 def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
@@ -226,16 +192,16 @@ def print_release_times(bundle: Bundle) -> None:
 
 
 def _print_row(
-    name: str, setting: str, size: float, seconds: float, calibration: Calibration, searcher: Searcher | RawFaiss
+    name: str, setting: str, size: float, seconds: float, calibration: Calibration, searcher: Searcher
 ) -> None:
-    recalls, rate = calibration.measure(searcher)  # type: ignore[arg-type]  # it searches
+    recalls, rate = calibration.measure(searcher)
     queries = calibration.queries_QE[np.linspace(0, len(calibration.queries_QE) - 1, TIMED_SINGLY).astype(int)]
     singly = _singly(searcher, queries, 100)
     figures = "".join(f" {at.recall:.3f} |" for at in recalls)
     print(f"| {name} | {setting} | {size:.1f} | {seconds:.1f} |{figures} {rate:,.0f} | {singly:,.0f} |", flush=True)
 
 
-def _singly(searcher: Searcher | RawFaiss, queries_CE: np.ndarray, k: int) -> float:
+def _singly(searcher: Searcher, queries_CE: np.ndarray, k: int) -> float:
     """Queries per second, one after another."""
     started = time.perf_counter()
     for query in range(len(queries_CE)):

@@ -11,7 +11,7 @@ from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, missed
 from longtail.trainer.evaluation.ranking import log_proposal_of, rank
-from longtail.trainer.evaluation.task import Task
+from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trained import Trained
 
@@ -36,7 +36,7 @@ def compare_with_baselines(
     tuning = None
     if len(dataset.valid):
         task = Task.of(
-            dataset.valid, dataset.train, config, labels=labels, seed=seed, max_queries=config.max_valid_queries,
+            dataset.valid, dataset.train, config, labels=labels, seed=seed, max_queries=VALID_QUERIES,
             request_queries=dataset.request_queries,
         )  # fmt: skip
         tuning = task, learnt_from(dataset.train, dataset.train)

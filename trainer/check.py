@@ -6,7 +6,7 @@ Legend: `L` labels, `Q` queries, `B` batch, `M` negatives of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.evaluation.task import HeldOut, seen_pairs, to_find
-from longtail.trainer.limits import check_sizes
+from longtail.trainer.evaluation.task import HeldOut
+from longtail.trainer.limits import check_choice, check_sizes
 
 _COPIES = 4
 """Of the logits of a batch: themselves, their weights, their gradient, and what the loss keeps for it."""
@@ -38,7 +38,7 @@ _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
 
 @dataclass(frozen=True)
 class SplitFigures:
-    """One split: pairs, distinct ones, queries, labels, what of them training has not, and the times it spans."""
+    """One split: counts of pairs, queries and labels, those that training has not, and the times it spans."""
 
     pairs: int
     distinct: int
@@ -54,7 +54,7 @@ class SplitFigures:
 
 @dataclass(frozen=True)
 class FeatureFigures:
-    """One feature: its table, the rows of it, and shares of values that are unknown ids or missing."""
+    """One feature: its table and the rows of it, and shares of values that are unknown ids or missing."""
 
     tower: str
     name: str
@@ -66,28 +66,11 @@ class FeatureFigures:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """Steps, bytes of what they need beside the training framework, and multiplications of a step's logits.
-
-    Attributes:
-        data: bytes of pairs, feature tables, the labels' inputs, and lists of retrieved negatives and of neighbours.
-        batch: bytes of a step's logits, and of the cosines that neighbours are contrasted in.
-    """
-
-    batch_size: int
-    negatives: int
-    steps_per_epoch: int
-    steps: int
-    tables: int
-    optimizer: int
-    data: int
-    batch: int
-    products: int
-
-
-@dataclass(frozen=True)
 class Check:
-    """What there is to say of a recipe: `problems` that `fit` would refuse, `warnings`, rows left out, and figures."""
+    """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, rows left out, and figures.
+
+    `cost` is that of `cost_of`; empty where features cannot be encoded.
+    """
 
     name: str
     problems: list[str] = field(default_factory=list)
@@ -98,43 +81,36 @@ class Check:
     splits: dict[str, SplitFigures] = field(default_factory=dict)
     buckets: dict[str, dict[str, int]] = field(default_factory=dict)
     features: list[FeatureFigures] = field(default_factory=list)
-    cost: Cost | None = None
+    cost: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
-        """Whether `fit` would begin to train."""
+        """Return whether `fit` would begin to train."""
         return not self.problems
-
-    def as_json(self) -> dict[str, Any]:
-        """Get all of it, for machines."""
-        return {"ok": self.ok} | asdict(self)
 
 
 def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Check:
-    """Read all that a recipe, or its TOML file with overrides `KEY=VALUE`, names, and say what is there."""
+    """Read all files that a recipe, or its TOML file with overrides `KEY=VALUE`, names, and report what is there."""
+    name = str(recipe)
     try:
         made = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    except TrainerError as error:
-        return Check(str(recipe), [str(error)])
-    try:
+        name = made.name
         dataset = read_dataset(made)
     except TrainerError as error:
-        return Check(made.name, str(error).split("\n"))
-    problems = []
-    encoding: Encoding | None = None
+        return Check(name, str(error).split("\n"))
+    problems, features, cost = [], [], {}
     try:
         check_sizes(made, dataset)
+        check_choice(made, dataset)
         encoding = Encoding.fit(made, dataset)
+        features, cost = _features(made, dataset, encoding), cost_of(made, dataset, encoding)
     except TrainerError as error:
         problems.append(str(error))
-    splits = _splits(made, dataset)
-    features = [] if encoding is None else _features(made, dataset, encoding)
-    counts_L = dataset.label_counts()
-    of_bucket = [
-        counts_L[buckets_for(made.evaluation, counts_L).assign(counts_L) == at] for at in range(len(BUCKET_NAMES))
-    ]
+    splits, counts_L = _splits(made, dataset), dataset.label_counts()
+    buckets_L = buckets_for(made.evaluation, counts_L).assign(counts_L)
+    of_bucket = {bucket: counts_L[buckets_L == at] for at, bucket in enumerate(BUCKET_NAMES)}
     return Check(
-        name=made.name,
+        name=name,
         problems=problems,
         warnings=_warnings(made, splits, features),
         rows=dataset.report.lines(),
@@ -142,21 +118,16 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
         labels=len(dataset.label_ids),
         splits=splits,
         buckets={
-            name: {"labels": len(each), "pairs": int(each.sum()), "without a pair": int((each == 0).sum())}
-            for name, each in zip(BUCKET_NAMES, of_bucket, strict=True)
+            bucket: {"labels": len(each), "pairs": int(each.sum()), "without a pair": int((each == 0).sum())}
+            for bucket, each in of_bucket.items()
         },
         features=features,
-        cost=None if encoding is None else cost_of(made, dataset, encoding),
+        cost=cost,
     )
 
 
 def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
-    labels = len(dataset.label_ids)
-    held_out: dict[str, Any] = {
-        "labels": labels,
-        "exclude_seen": recipe.evaluation.exclude_seen,
-        "request_queries": dataset.request_queries,
-    }
+    labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
     made: dict[str, SplitFigures] = {}
     known = dataset.train.take(slice(0))
     label_new_L, query_new_Q = np.ones(labels, bool), np.ones(len(dataset.query_ids), bool)
@@ -165,15 +136,15 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
         pairs: Pairs = getattr(dataset, name)
         if not len(pairs):
             continue
-        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
-        first, last = (
-            (None, None)
-            if pairs.times is None
-            else (in_words(float(at), dataset.report.unit) for at in (pairs.times.min(), pairs.times.max()))
+        found = HeldOut.of(
+            pairs, known, labels=labels, exclude_seen=exclude_seen, request_queries=dataset.request_queries
         )
+        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
+        ends = [] if pairs.times is None else [float(pairs.times.min()), float(pairs.times.max())]
+        first, last = [in_words(at, dataset.report.unit) for at in ends] or (None, None)
         made[name] = SplitFigures(
             pairs=len(pairs),
-            distinct=len(to_find(pairs, seen_pairs(known, labels=labels, exclude_seen=False), labels=labels)),
+            distinct=len(distinct(pairs.queries.astype(np.int64) * labels + pairs.labels)),
             queries=len(queries),
             labels=len(of_labels),
             new_queries=int(query_new_Q[queries].sum()),
@@ -181,7 +152,7 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
             on_new_labels=int(label_new_L[pairs.labels].sum()),
             first=first,
             last=last,
-            to_find=None if name == "train" else HeldOut.of(pairs, known, **held_out),
+            to_find=None if name == "train" else found,
         )
         known = known.followed_by(pairs)
     return made
@@ -256,17 +227,21 @@ def _warnings(recipe: Recipe, splits: dict[str, SplitFigures], features: list[Fe
     return made
 
 
-def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
-    """Compute the cost of a recipe on its data."""
+def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> dict[str, int]:
+    """Compute steps, bytes of memory without the training framework's, and multiplications of a step's logits.
+
+    `data` is of pairs, feature tables, the labels' inputs, and lists of retrieved negatives and of neighbours; `batch`
+    of the logits of a step's part, and of the cosines that neighbours are contrasted in.
+    """
     visits = dataset.training_queries() if recipe.data.reduction == "sample" else len(dataset.train)
-    batch = min(recipe.training.batch_size, visits)
+    part = min(recipe.training.batch_size, visits) // recipe.training.accumulate
+    batch = part * recipe.training.accumulate
     sampler, labels = recipe.loss.sampler, len(dataset.label_ids)
     retrieved, near = recipe.loss.retrieved_negatives, recipe.loss.neighbours
     negatives = labels if sampler.name == "full" else sampler.negatives or 0
-    negatives += (0 if retrieved is None else retrieved.negatives) + (batch if sampler.of_the_batch else 0)
+    negatives += (0 if retrieved is None else retrieved.negatives) + (part if sampler.of_the_batch else 0)
     sides = () if near is None else near.sides
-    rows = {"query": len(dataset.query_ids), "label": labels}
-    contrasted = negatives + batch * len(sides)
+    contrasted = negatives + part * len(sides)
     tables = {}  # rows and width, by name
     for feature in (*recipe.query.features, *recipe.label.features):
         name = feature.entry_table if feature.reads_label_tower else feature.table_name
@@ -277,45 +252,45 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> Cost:
     if recipe.model.label_bias:
         tables["label bias"] = labels + 1, 1
     numbers = sum(rows * width for rows, width in tables.values())
-    slots = {"adam": 2.0, "adagrad_elementwise": 1.0, "sgd": 1.0 if any(recipe.optimizer.row_arguments.values()) else 0}
-    kept = numbers * slots.get(recipe.optimizer.embeddings, 0.0)
-    kept += sum(rows for rows, _ in tables.values()) if recipe.optimizer.embeddings == "adagrad" else 0
+    kept = {
+        "adam": 2 * numbers,
+        "adagrad": sum(rows for rows, _ in tables.values()),
+        "adagrad_elementwise": numbers,
+        "sgd": numbers if any(recipe.optimizer.row_arguments.values()) else 0,
+    }
     label_rows = {feature.table_name for feature in recipe.query.features if feature.reads_label_tower}
     pairs = (dataset.train, dataset.valid, dataset.test)
     arrays: list[Any] = [array for each in pairs for array in (each.queries, each.labels, each.weights, each.times)]
     arrays += [dataset.query_table, dataset.label_table, *encoding.label_inputs.values(), encoding.audience]
     data = sum(array.nbytes for array in arrays if array is not None)
     data += 0 if retrieved is None else 4 * retrieved.depth * len(distinct(dataset.train.request_rows))
-    data += 0 if near is None else 4 * near.k * sum(rows[side] for side in sides)
-    return Cost(
-        batch_size=batch,
-        negatives=negatives,
-        steps_per_epoch=visits // batch,
-        steps=visits // batch * recipe.training.epochs,
-        tables=4 * (numbers + len(label_rows) * (labels + 1) * recipe.model.dim),
-        optimizer=int(4 * kept),
-        data=data,
-        batch=4 * _COPIES * batch * contrasted,
-        products=3 * 2 * batch * contrasted * recipe.model.dim,
-    )
+    data += sum(4 * near.k * {"query": len(dataset.query_ids), "label": labels}[side] for side in sides) if near else 0
+    return {
+        "batch_size": batch,
+        "negatives": negatives,
+        "steps_per_epoch": visits // batch,
+        "steps": visits // batch * recipe.training.epochs,
+        "tables": 4 * (numbers + len(label_rows) * (labels + 1) * recipe.model.dim),
+        "optimizer": 4 * kept.get(recipe.optimizer.embeddings, 0),
+        "data": data,
+        "batch": 4 * _COPIES * part * contrasted,
+        "products": 3 * 2 * batch * contrasted * recipe.model.dim,
+    }
 
 
 def show(check: Check, console: Console) -> None:
-    """Print a check: counts, splits, buckets, features, cost; what is wrong at the end, where it is read."""
+    """Print a check: counts, splits, buckets, features, cost; problems at the end, where they are read."""
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def table(columns: str, rows: Sequence[Sequence[Any]]) -> None:
         made = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-        for at, column in enumerate(columns):
+        for at, column in enumerate(columns.split("|")):
             made.add_column(column, justify="left" if at == 0 else "right", no_wrap=True)
         for row in rows:
-            texts = (
-                f"{each:,}" if isinstance(each, int) else f"{each:.1%}" if isinstance(each, float) else each
-                for each in row
-            )
-            made.add_row(*(text or "" for text in texts))
+            made.add_row(*(f"{it:,}" if isinstance(it, int) else f"{it:.1%}" if isinstance(it, float) else it or ""
+                           for it in row))  # fmt: skip
         if rows:
             console.print("", made)
 
@@ -323,25 +298,24 @@ def show(check: Check, console: Console) -> None:
         say(f"[bold]{check.name}[/]: {check.queries:,} queries × {check.labels:,} labels")
     for line in check.rows:
         say(escape(line))
-    splits = [
-        (name, each.pairs, each.distinct, each.queries, each.labels)
-        + ((each.new_queries, each.new_labels, each.to_find.measured) if each.to_find else (None, None, None))
-        for name, each in check.splits.items()
-    ]
-    table(("split", "pairs", "distinct", "queries", "labels", "new\nqueries", "new\nlabels", "to find"), splits)
-    table(("split", "from", "to"), [(name, each.first, each.last) for name, each in check.splits.items() if each.first])
+    splits = check.splits.items()
+    counts = [(name, it.pairs, it.distinct, it.queries, it.labels,
+               *((it.new_queries, it.new_labels, it.to_find.measured) if it.to_find else ()))
+              for name, it in splits]  # fmt: skip
+    table("split|pairs|distinct|queries|labels|new\nqueries|new\nlabels|to find", counts)
+    table("split|from|to", [(name, it.first, it.last) for name, it in splits if it.first])
     pairs = sum(bucket["pairs"] for bucket in check.buckets.values()) or 1
-    buckets = [(name, each["labels"], each["pairs"], each["pairs"] / pairs) for name, each in check.buckets.items()]
-    table(("bucket", "labels", "training pairs", "share"), buckets)
+    buckets = [(name, it["labels"], it["pairs"], it["pairs"] / pairs) for name, it in check.buckets.items()]
+    table("bucket|labels|training pairs|share", buckets)
     features = [(f"{e.tower}: {e.name}", e.kind, e.table, e.rows, e.unknown, e.empty) for e in check.features]
-    table(("feature", "kind", "table", "rows", "unknown", "missing"), features)
-    if (cost := check.cost) is not None:
-        parts = {"tables": cost.tables, "optimizer": cost.optimizer, "data": cost.data, "logits of a batch": cost.batch}
+    table("feature|kind|table|rows|unknown|missing", features)
+    if cost := check.cost:
+        bytes_of = {name: cost[name] for name in ("tables", "optimizer", "data", "batch")}
         say(
-            f"\n{cost.steps_per_epoch:,} steps an epoch, {cost.steps:,} in all, of {cost.batch_size:,} pairs × "
-            f"{cost.negatives:,} negatives: {cost.products / 1e9:.2g} GFLOP of logits a step\n"
-            f"About {_bytes(sum(parts.values()))} beside the framework's own: "
-            f"{', '.join(f'{name} {_bytes(size)}' for name, size in parts.items())}"
+            f"\n{cost['steps_per_epoch']:,} steps an epoch, {cost['steps']:,} in all, of {cost['batch_size']:,} pairs "
+            f"× {cost['negatives']:,} negatives: {cost['products'] / 1e9:.2g} GFLOP of logits a step\n"
+            f"About {_bytes(sum(bytes_of.values()))} with the framework's own to come: "
+            f"{', '.join(f'{name} {_bytes(size)}' for name, size in bytes_of.items())}"
         )
     for line in check.warnings:
         say(f"[yellow]Look at[/] {escape(line)}")

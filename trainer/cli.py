@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -201,7 +202,7 @@ def check(
         except RecipeError as error:
             found.problems.append(str(error))
     if json_:
-        print(json.dumps(found.as_json(), indent=1, ensure_ascii=False))
+        print(json.dumps({"ok": found.ok} | asdict(found), indent=1, ensure_ascii=False))
     else:
         checking.show(found, Console())
     raise typer.Exit(0 if found.ok else 1)

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint, Popularity
-from longtail.trainer.config import EvaluationConfig, Recipe
+from longtail.bundle import BiasRemoval, CurvePoint, Popularity
+from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, chosen_by
-from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, buckets_for, log_proposal_of
-from longtail.trainer.evaluation.target import FoundByLabel, read_shares, settings_beyond
+from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
 from longtail.trainer.losses.implied_noise import removes_all
 from longtail.trainer.trained import Trained
-
-
-def check_choice(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a target prior, or a metric of a bucket, that nothing can be chosen by, before training."""
-    bucket = recipe.evaluation.metric.partition("/")[2]
-    if bucket and len(dataset.valid):
-        counts_L = dataset.label_counts()
-        of_valid = buckets_for(recipe.evaluation, counts_L).assign(counts_L)[dataset.valid.labels]
-        if not (of_valid == BUCKET_NAMES.index(bucket)).any():
-            raise DataError(
-                f"evaluation.metric: expected valid pairs of {bucket} labels for {recipe.evaluation.metric}, found none"
-            )
-    prior = recipe.evaluation.target_prior
-    if prior is not None and not len(dataset.valid):
-        raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
-    if isinstance(prior, Path):
-        read_shares(prior)
 
 
 def found_by_label(trained: Trained) -> FoundByLabel:

@@ -17,11 +17,11 @@ from rich.markup import escape
 from longtail.bundle import Bundle, refuse_existing
 from longtail.bundle.sets import distinct
 from longtail.trainer.baseline_report import before_test, compare_with_baselines, say_of_prior, warn_of_floor
-from longtail.trainer.config import Recipe, load_recipe
+from longtail.trainer.config import PLACES, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, is_first, sibling_folder, take_part, wait_for_all
-from longtail.trainer.dial_selection import check_choice, choose_dial, curve_of, found_by_label
+from longtail.trainer.dial_selection import choose_dial, curve_of, found_by_label
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, lines, with_default
@@ -32,14 +32,15 @@ from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
+from longtail.trainer.limits import check_choice
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import prepare_run, train
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import WarmStart
 
-_PLACES = {"train", "valid", "test", "queries", "labels", "prepared", "memory"}
-"""What a bundle's recipe leaves out of `data`: what is of the machine that trained."""
+_OF_THE_MACHINE = {*PLACES, "memory"}
+"""Keys of `data` that a bundle's recipe leaves out."""
 
 
 def fit(
@@ -229,7 +230,7 @@ def finish(
         "recipe.json": recipe.model_dump_json(
             indent=1,
             by_alias=True,
-            exclude={"data": _PLACES, "tune": True},
+            exclude={"data": _OF_THE_MACHINE, "tune": True},
         ).encode(),
     }
     if by_label is not None and by_label.found:

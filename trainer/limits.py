@@ -1,16 +1,21 @@
-"""What training refuses of data that read well: too few pairs or labels for what the recipe wants."""
+"""What training refuses of data that read well: too few pairs or labels for what the recipe wants. Loads no Keras."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
-from longtail.bundle import BUCKET_NAMES
+from longtail.bundle import BUCKET_NAMES, log_frequencies
 from longtail.bundle.arrays import Float64
+from longtail.trainer import register
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.target import read_shares
 from longtail.trainer.evaluation.task import check_metric
+from longtail.trainer.losses.families import LOSSES
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
@@ -28,35 +33,25 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=labels)
     check_negatives(recipe, labels=labels, batch_size=min(recipe.training.batch_size, visits) // parts)
-    retrieved, top_k = recipe.loss.retrieved_negatives, recipe.loss.top_k
-    if retrieved is not None:
-        _check_labels("loss.retrieved_negatives.depth", retrieved.depth, labels)
-    if top_k is not None:
-        counts_L = dataset.label_counts()
-        buckets_L = buckets_for(recipe.evaluation, counts_L).assign(counts_L)
+    most = {}
+    if recipe.loss.retrieved_negatives is not None:
+        most["retrieved_negatives.depth"] = recipe.loss.retrieved_negatives.depth, labels
+    if (top_k := recipe.loss.top_k) is not None and top_k.whole:
+        most["top_k.k"] = top_k.whole, labels
+    elif top_k is not None:
+        buckets_L = _buckets(recipe, dataset)
         for name, k in top_k.by_bucket.items():
-            _check_labels(f"loss.top_k.k.{name}", k, int(np.sum(buckets_L == BUCKET_NAMES.index(name))))
-        if not top_k.by_bucket:
-            _check_labels("loss.top_k.k", top_k.whole, labels)
-
-
-def _check_labels(key: str, value: int, labels: int) -> None:
-    if value > labels:
-        raise DataError(f"{key}: expected at most {labels}, the labels there are, received {value}")
-
-
-def check_threshold(recipe: Recipe, log_pi_L: Float64) -> None:
-    """Refuse a weight's threshold above all label frequencies, given as logs.
-
-    Raises:
-        DataError: names the highest frequency.
-    """
-    threshold, highest = recipe.loss.weight.threshold or 0.0, float(np.exp(log_pi_L.max()))
-    if threshold > highest:
-        raise DataError(
-            f"loss.weight.threshold: expected at most {highest:.3g}, the frequency of the most frequent "
-            f"label, beyond which there are no negatives, received {threshold}"
-        )
+            most[f"top_k.k.{name}"] = k, int(np.sum(buckets_L == BUCKET_NAMES.index(name)))
+    for key, (value, there) in most.items():
+        if value > there:
+            raise DataError(f"loss.{key}: expected at most {there}, the labels there are, received {value}")
+    if threshold := recipe.loss.weight.threshold:
+        highest = float(np.exp(log_frequencies_of(recipe, dataset).max()))
+        if threshold > highest:
+            raise DataError(
+                f"loss.weight.threshold: expected at most {highest:.3g}, the frequency of the most frequent "
+                f"label, beyond which there are no negatives, received {threshold}"
+            )
 
 
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
@@ -76,3 +71,40 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
     if mining is not None and ranks > available:
         key = "theta" if mining.keep is None else "keep"
         raise DataError(f"loss.mining.{key}: expected at most {available}, the negatives of a row, received {ranks}")
+
+
+def check_choice(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a family, a metric or a target prior by which no λ can be chosen on these data.
+
+    Raises:
+        DataError: what lacks.
+    """
+    evaluation, family, prior = recipe.evaluation, recipe.loss.family.name, recipe.evaluation.target_prior
+    bucket = evaluation.metric.partition("/")[2]
+    if len(dataset.valid) and bucket:
+        if not (_buckets(recipe, dataset)[dataset.valid.labels] == BUCKET_NAMES.index(bucket)).any():
+            raise DataError(
+                f"evaluation.metric: expected valid pairs of {bucket} labels for {evaluation.metric}, found none"
+            )
+    elif not len(dataset.valid) and prior is not None:
+        raise DataError(f"evaluation.target_prior: expected valid pairs to choose λ on for {prior}, found none")
+    own = not register.is_ours("family", family)
+    if own and LOSSES[family].link is None and not len(dataset.valid) and evaluation.default_bias_removal is None:
+        raise DataError(
+            f"loss.family {family!r}: expected a link, evaluation.default_bias_removal or validation pairs to choose λ "
+            "by, received none of them"
+        )
+    if isinstance(prior, Path):
+        read_shares(prior)
+
+
+def log_frequencies_of(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
+    """Return log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
+    sampled = recipe.data.reduction == "sample"
+    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
+    return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)
+
+
+def _buckets(recipe: Recipe, dataset: Dataset) -> np.ndarray:
+    counts_L = dataset.label_counts()
+    return buckets_for(recipe.evaluation, counts_L).assign(counts_L)

@@ -5,7 +5,7 @@ Legend: `U` touched rows, `D` dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from longtail.trainer import backend
@@ -279,21 +279,12 @@ class LazyAverage:
         return mean_RD
 
 
-def learning_rate(
-    rate: float,
-    schedule: str,
-    total_steps: int,
-    *,
-    milestones: Sequence[float] = (),
-    decay: float = 1.0,
-    warmup: float = 0.0,
-) -> Callable[[Tensor], Tensor]:
+def learning_rate(rate: float, schedule: str, total_steps: int, *, warmup: float = 0.0) -> Callable[[Tensor], Tensor]:
     """Return the rate of a step by its number from 0.
 
     Args:
         rate: the first, or the one that the warm-up ends at.
-        schedule: `constant`; `linear` or `cosine`, to 0 at `total_steps`; `step`, times `decay` from each milestone.
-        milestones: rising shares of `total_steps`.
+        schedule: `constant`; `linear` or `cosine`, to 0 at `total_steps`.
         warmup: share of `total_steps` in which the rate rises from 0, in equal parts; `linear` and `cosine` then take
             the rest to fall.
     """
@@ -301,10 +292,7 @@ def learning_rate(
     rising = round(warmup * total_steps)
     falling = max(total_steps - rising, 1)
     made: Callable[[Tensor], Tensor]
-    if schedule == "step":
-        last = [round(share * total_steps) - 1 for share in milestones]
-        made = schedules.PiecewiseConstantDecay(last, [rate * decay**passed for passed in range(len(last) + 1)])
-    elif schedule == "cosine":
+    if schedule == "cosine":
         made = schedules.CosineDecay(rate, falling)
     else:
         made = schedules.PolynomialDecay(rate, falling, rate if schedule == "constant" else 0.0)
@@ -314,8 +302,7 @@ def learning_rate(
     class Warmed(keras.optimizers.schedules.LearningRateSchedule):  # Keras calls any other function without the step
         def __call__(self, step: Tensor) -> Tensor:
             step = ops.cast(step, "float32")
-            after = step if schedule == "step" else ops.maximum(step - rising, 0.0)
-            return ops.where(step < rising, rate * step / rising, made(after))
+            return ops.where(step < rising, rate * step / rising, made(ops.maximum(step - rising, 0.0)))
 
         def get_config(self) -> dict[str, float]:
             return {"rate": rate, "rising": rising}

@@ -14,8 +14,7 @@ import numpy as np
 
 from longtail.trainer import register
 from longtail.trainer.backend import ops
-from longtail.trainer.config import Recipe
-from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.errors import RecipeError
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.implied_noise import power_of_q
 from longtail.trainer.losses.objective import Objective
@@ -91,17 +90,6 @@ def check_family(objective: Objective) -> None:
         raise RecipeError(f"{where}: expected a finite loss of every row, shape (2,), received {losses[0]}")
     if np.abs(losses[0] - losses[1]).max() > 1e-6:
         raise RecipeError(f"{where}: expected no effect of negatives whose log-weight is MASKED, received one")
-
-
-def check_link(recipe: Recipe, *, validating: bool) -> None:
-    """Refuse a family of one's own without a link where nothing else says which λ to serve."""
-    family = recipe.loss.family.name
-    unknown = not register.is_ours("family", family) and LOSSES[family].link is None
-    if unknown and not validating and recipe.evaluation.default_bias_removal is None:
-        raise DataError(
-            f"loss.family {family!r}: expected a link, evaluation.default_bias_removal or validation pairs to choose λ "
-            "by, received none of them"
-        )
 
 
 def _weigh(where: str, objective: Objective, positive: float, negative: float) -> tuple[Any, Any]:

@@ -56,13 +56,6 @@ _POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "tower": 2, "metric": 1}
 what it reads."""
 
 
-_WITH_MORE: dict[str, tuple[type, str]] = {
-    "family": (Family, "its link"),
-    "feature": (FeatureKind, "what it reads"),
-}
-"""Kinds whose rows are more than a function."""
-
-
 def sampler(name: str) -> Callable[[_Function], _Function]:
     """Register a sampler of negatives: a function from a `SamplerSetup` to a `Sampler`.
 
@@ -146,34 +139,36 @@ def metric(name: str) -> Callable[[_Function], _Function]:
     return _row("metric", name, lambda function: function)
 
 
-def find(kind: str, name: str) -> None:
-    """Load the row of a name from an installed package, if the table of its kind lacks it.
+def find(kind: str, name: str) -> Callable[..., Any]:
+    """Return the function of a row, of an installed package's too.
 
-    Args:
-        kind: a key of `GROUPS`.
+    Raises:
+        ValueError: no such row, two packages that have one, or one that is not what it should be.
     """
-    if name in _TABLES[kind]:
-        return
-    found = list(entry_points(group=GROUPS[kind], name=name))
-    if len(found) > 1:
-        packages = ", ".join(entry.dist.name if entry.dist else entry.value for entry in found)
-        raise ValueError(
-            f"{kind} {name!r}: expected one package with this entry point of {GROUPS[kind]}, found {packages}"
-        )
-    for entry in found:
-        try:
-            made = entry.load()
-        except (ImportError, AttributeError) as error:
-            raise ValueError(f"{kind} {name!r}: expected entry point {entry.value!r} to load: {error}") from error
-        if name in _TABLES[kind]:  # by its decorator
-            return
-        if kind in _WITH_MORE and not isinstance(made, _WITH_MORE[kind][0]):
-            row, more = _WITH_MORE[kind]
+    table = _TABLES[kind]
+    if name not in table:
+        entries = list(entry_points(group=GROUPS[kind], name=name))
+        if not entries:
+            known = ", ".join((*(get_args(Kind) if kind == "feature" else ()), *table)) or "none"
             raise ValueError(
-                f"{kind} {name!r}: expected a {row.__name__} at {entry.value!r}, which has {more}, found {made!r}"
+                f"{kind}: expected one of {known}, received {name!r}, which is neither registered nor an entry point "
+                f"of {GROUPS[kind]}"
             )
-        _check_signature(kind, name, made)
-        _TABLES[kind][name] = made
+        if len(entries) > 1:
+            packages = ", ".join(entry.dist.name if entry.dist else entry.value for entry in entries)
+            raise ValueError(f"{kind} {name!r}: expected one package with this entry point, found {packages}")
+        where = f"{kind} {name!r}: expected {entries[0].value!r}"
+        try:
+            made = entries[0].load()
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"{where} to load: {error}") from error
+        if name not in table:  # else its decorator has put it there
+            row = {"family": Family, "feature": FeatureKind}.get(kind, object)
+            if not isinstance(made, row):
+                raise ValueError(f"{where} to be a {row.__name__}, found {made!r}")
+            _check_signature(kind, name, made)
+            table[name] = made
+    return _function_of(table[name])
 
 
 def is_ours(kind: str, name: str) -> bool:

@@ -26,19 +26,19 @@ from longtail.trainer.data.replay import Replay
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
+from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
-from longtail.trainer.limits import check_sizes, check_threshold
+from longtail.trainer.limits import check_sizes
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizer_state import carry_over_state
-from longtail.trainer.plugin_checks import check_link
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import Trackers
-from longtail.trainer.trained import Trained, log_frequencies_of
+from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
@@ -83,9 +83,7 @@ def prepare_run(
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
     check_sizes(recipe, dataset)
-    check_link(recipe, validating=len(dataset.valid) > 0)
     encoding = Encoding.fit(recipe, dataset)
-    check_threshold(recipe, log_frequencies_of(recipe, dataset))
     steps_per_epoch = visits // batch_size
     identity = identity_of(recipe, dataset, None if warm_start is None else warm_start.sha256)
     with first_before_others("proposal"):
@@ -269,7 +267,7 @@ def _checkpoints_of(recipe: Recipe, work: Path, identity: str) -> Checkpoints:
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:
-    """Valid at 0, ½ and 1 of the dial that moves, on at most `max_valid_queries` queries."""
+    """Valid at 0, ½ and 1 of the dial that moves, on at most `VALID_QUERIES` queries."""
     config = trained.recipe.evaluation
     return bias_removal_curve(
         trained.dataset.valid,
@@ -280,7 +278,7 @@ def _validate(trained: Trained) -> list[CurvePoint]:
         queries=len(trained.dataset.query_ids),
         request_queries=trained.dataset.request_queries,
         seed=trained.recipe.seed,
-        max_queries=config.max_valid_queries,
+        max_queries=VALID_QUERIES,
         settings=trained.noise().quick(),
         log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
         calibrated_at=trained.calibrated_at,

@@ -11,7 +11,6 @@ from functools import cached_property
 import keras
 import numpy as np
 
-from longtail.bundle import log_frequencies
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -19,6 +18,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.evaluation.dial import Noise
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
 from longtail.trainer.history import TrainingHistory
+from longtail.trainer.limits import log_frequencies_of
 from longtail.trainer.losses.implied_noise import (
     implied_noise,
     name_of_noise,
@@ -105,10 +105,3 @@ class Trained:
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Return embeddings of queries by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
-
-
-def log_frequencies_of(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
-    """log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
-    sampled = recipe.data.reduction == "sample"
-    visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
-    return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)

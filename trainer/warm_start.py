@@ -105,8 +105,7 @@ class WarmStart:
         bundle = Bundle.load(path)
         if WEIGHTS_FILE not in bundle.manifest.files:
             raise CheckpointError(
-                f"{path}: expected {WEIGHTS_FILE}, the weights to train on from, found none: it was written before "
-                "bundles kept them, or with training.keep_weights = false; fit once without a warm start"
+                f"{path}: expected {WEIGHTS_FILE}, the weights to train on from: fit once without a warm start"
             )
         ids = {name: vocabulary.ids for name, vocabulary in bundle.vocabularies.items()} | {
             LABEL_BIAS: bundle.labels.ids

@@ -32,13 +32,12 @@ def main(
     report: Annotated[bool, typer.Option("--report", help="Only write tables, findings and plots.")] = False,
 ) -> None:
     """Reproduce the papers' findings."""
-    from benchmarks.seeds.papers_data import papers_data
     from benchmarks.seeds.store import Store
     from benchmarks.seeds.studies import studies
 
     root = Path(__file__).parent
     store = Store(out / "quick", out / "quick" / "packed") if quick else Store(out, root / "measured")
-    known = studies(quick=quick) + ([] if quick else papers_data())
+    known = studies(quick=quick)
     chosen = [study for study in known if study.name.startswith(tuple(only or [""]))]
     part, parts = map(int, shard.split("/"))
     if not report:

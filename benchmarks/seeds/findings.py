@@ -30,13 +30,13 @@ class Finding:
     Attributes:
         source: where the paper says it.
         claim: in a sentence.
-        study: name of the study that has both methods; "" where no data at hand can test it.
+        study: name of the study that has both methods.
         better, worse: the methods, by the paper.
         metric: lower is better for errors, higher for all else.
         at: λ of both: as trained, as chosen on validation, or with the noise removed.
         in_time: the worse one is taken at its last moment within the better one's CPU seconds, tree included, and
             not at its end.
-        reason: why it cannot be tested here, or could not yet.
+        reason: why it cannot be tested here; "" where a study tests it.
     """
 
     source: str
@@ -226,9 +226,9 @@ def _labelling_bias() -> list[Finding]:
         Finding("[R21 §5.1, Fig. 1]", "CIFAR-100-LT, ImageNet-LT and iNaturalist by ResNets",
                 reason="no images and no convolutional tower"),
         Finding("[R21 §5.2, Fig. 2]", "within-batch constant beats the full loss on Tail, AmazonCat-13K",
-                "r21.amazoncat-13k", constant, FULL, tail, reason=_NOT_AT_HAND),
+                reason=_NOT_AT_HAND),
         Finding("[R21 §5.2, Fig. 2, 8]", "within-batch constant beats uniform constant on Tail, WikiLSHTC-325K",
-                "r21.wikilshtc-325k", constant, "uniform constant", tail, reason=_NOT_AT_HAND),
+                reason=_NOT_AT_HAND),
     ]  # fmt: skip
     return found
 
@@ -250,8 +250,7 @@ def _softmax() -> list[Finding]:
             found.append(Finding("[BM20 §5, Fig. 1]", f"{other} has the higher likelihood (Amazon-670K)", study, other,
                                  "adversarial", "log_likelihood", "removed"))  # fmt: skip
     found += [
-        Finding("[BM20 A.2]", "EURLex-4K: 33.6 % against 26.4 %", "a2.eurlex-4k", FULL, "uniform negative sampling",
-                "precision@1", reason=_NOT_AT_HAND),
+        Finding("[BM20 A.2]", "EURLex-4K: 33.6 % against 26.4 %", reason=_NOT_AT_HAND),
         Finding("[BM20 §5, Fig. 1]", "Wikipedia-500K and Amazon-670K: an order of magnitude faster",
                 reason="not run here: the data, with XML-CNN features, are not at hand"),
     ]  # fmt: skip
@@ -278,7 +277,6 @@ def _mining() -> list[Finding]:
         found.append(Finding("Longtail, `loss.hits`", f"masking other known positives helps {row}", "re19.delicious",
                              f"{row}{known}", row, "recall@1"))  # fmt: skip
     for name in ("AmazonCat-13K", "WikiLSHTC-325K", "Amazon-670K"):
-        found.append(Finding("[Re19 §5, Table 2]", f"top 1 beats all negatives, {name}", f"re19.{name.lower()}",
-                             "top 1", "all", "recall@1", reason=_NOT_AT_HAND))  # fmt: skip
+        found.append(Finding("[Re19 §5, Table 2]", f"top 1 beats all negatives, {name}", reason=_NOT_AT_HAND))
     found.append(Finding("[Re19 §5, Table 2]", "Amazon-3M", reason="no loader, and not at hand"))
     return found

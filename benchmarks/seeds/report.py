@@ -12,7 +12,6 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.seeds.findings import Finding, estimate_of, findings, learns, verdict
-from benchmarks.seeds.published import ACCURACY, MINING, NOT_RUN, PRECISION
 from benchmarks.seeds.store import Record, Store, by_every_seed
 from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Study
 from longtail.bundle.arrays import Float64
@@ -46,7 +45,6 @@ def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool
         if paper == "bm20" and sections and (by_noise := store.overlaps()):
             sections.insert(1, _overlaps(by_noise))
         parts += [title, *sections] if sections else []
-    parts += [] if printed else [_elsewhere(measured)]
     spent = sum(it.seconds for records in measured.values() for it in records)
     runs = sum(len(records) for records in measured.values())
     parts.append(
@@ -73,7 +71,7 @@ def _findings(measured: dict[str, list[Record]], studies: dict[str, Study], *, a
         estimate = estimate_of(finding, measured.get(finding.study, []))
         if estimate is None and not all_told:
             continue
-        if estimate is None and finding.reason:
+        if finding.reason:
             row, told = [finding.source, finding.claim, "–", "–", "–"], f"cannot be tested: {finding.reason}"
         else:
             told = verdict(estimate)
@@ -236,25 +234,6 @@ def _curves(study: Study, tested: dict[str, list[Record]], plots: Path) -> str:
     axes[1].legend(fontsize="small")
     figure.suptitle(f"{study.name.partition('.')[2]}: mean of three seeds on test")
     return _save(figure, plots / f"{study.name.replace('.', '-')}.png")
-
-
-def _elsewhere(measured: dict[str, list[Record]]) -> str:
-    """What the papers print of their own methods, on data that were not at hand."""
-    own = ("full softmax", "uniform negatives", "top 1", "stochastic negative mining")
-    here = {name.partition(".")[2] for name, records in measured.items() if records}
-    rows = [
-        [
-            row.data, row.method, ", ".join(f"{_name(metric)} {value:g}" for metric, value in row.figures.items()),
-            row.source, "above" if row.data in here else "not run here",
-        ]
-        for row in (*ACCURACY, *MINING, *PRECISION)
-        if row.method in own and row.data in NOT_RUN
-    ]  # fmt: skip
-    head = ["data", "method", "printed", "in", "here"]
-    return (
-        "### The papers' own data\nStudies of them run by the same command where `longtail-train data NAME --from DIR` "
-        f"has prepared them. Top 1: as multiples of negative sampling.\n\n{table(head, rows)}"
-    )
 
 
 def _save(figure: plt.Figure, path: Path) -> str:

@@ -111,15 +111,20 @@ class Store:
         replace_file(folder / f"{name}.json", json.dumps(asdict(record)).encode())
 
     def pack(self, study: Study, read: Mapping[str, Set[str]]) -> None:
-        """Write all records of a study into one table, with the values that findings `read`, by record."""
+        """Write all records of a study into one table; of methods with every seed the values that findings `read`."""
         records = [it for _, it in sorted(self.records(study).items())]
         if not records:
             return
+        complete = {method.name for method in study.methods if by_every_seed(method.name, records)}
         self.packed.mkdir(parents=True, exist_ok=True)
         rows = [
             {
                 "record": json.dumps(asdict(it) | {"values": {}}),
-                "values": [(at, _bytes(text)) for at, text in sorted(it.values.items()) if at in read.get(it.key, ())],
+                "values": [
+                    (at, _bytes(text))
+                    for at, text in sorted(it.values.items())
+                    if it.method not in complete or at in read.get(it.key, ())
+                ],
             }
             for it in records
         ]

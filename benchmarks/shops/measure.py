@@ -28,7 +28,7 @@ from longtail.trainer.evaluation.baselines import BASELINES, Interactions, skipp
 from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, rank
-from longtail.trainer.evaluation.task import Task
+from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 
 _SASREC = Path(__file__).with_name("sasrec.py")
 
@@ -95,7 +95,7 @@ class Measurement:
 
     def baseline(self, name: str) -> Row | None:
         """A row of `BASELINES`, tuned on validation; None where it is not run on such data."""
-        valid = self._task(self.dataset.valid, self.dataset.train, self.recipe.evaluation.max_valid_queries)
+        valid = self._task(self.dataset.valid, self.dataset.train, VALID_QUERIES)
         chosen_from = self._learnt_from(self.dataset.train, self.dataset.train)
         final = self.dataset.refit() if self.recipe.training.refit else self.dataset
         data = self._learnt_from(final.train, self._known)

@@ -101,12 +101,26 @@ def test_features_are_looked_at(small: Path) -> None:
     assert (price.rows, price.table, price.unknown, price.empty) == (None, None, None, pytest.approx(2 / 5))
 
 
+def test_the_cost_is_of_the_parts_that_a_step_takes_one_after_another(small: Path) -> None:
+    whole, parts = check(small).cost, check(small, overrides=["training.accumulate=2"]).cost
+    assert (whole["batch_size"], whole["negatives"], whole["steps"]) == (4, 4 + 3, 5)
+    assert (parts["batch_size"], parts["negatives"], parts["batch"]) == (4, 2 + 3, 4 * 4 * 2 * 5)
+
+
 BAD: dict[str, tuple[list[str], list[str]]] = {
     "a column": (["data.query_id=who"], ["expected a column 'who', found user, item, when", "expected a column 'who'"]),
     "a key": (["model.size=3"], ["model.size: expected one of dim, similarity"]),
     "too many negatives": (
         ["loss.sampler.negatives=9"],
         ["expected at most 5, the labels there are to draw, received 9"],
+    ),
+    "a threshold above all": (
+        ['loss.weight={name="equalised", threshold=0.9}', "loss.sampler=in_batch"],
+        ["loss.weight.threshold: expected at most"],
+    ),
+    "a prior without valid": (
+        ["evaluation.target_prior=uniform"],
+        ["evaluation.target_prior: expected valid pairs to choose λ on"],
     ),
     "a feature": (
         ["label.features.1.column=gone"],

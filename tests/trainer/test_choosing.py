@@ -11,10 +11,10 @@ import pytest
 from longtail.bundle import CurvePoint, Interval
 from longtail.trainer import evaluate, fit
 from longtail.trainer.config import EvaluationConfig
-from longtail.trainer.dial_selection import check_choice
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, floors_of, lines
 from longtail.trainer.evaluation.target import FoundByLabel
+from longtail.trainer.limits import check_choice
 from tests.trainer import tiny
 
 GRID = [0.0, 0.25, 0.5, 0.75, 1.0]

@@ -133,47 +133,47 @@ IMPOSSIBLE = {
         r"distinct names, received \['user_id', 'user_id'\]",
     ),
     "kind": (
-        {"query": feature(kind="image")}, "query.features.0\n.*kind: expected one of id, .*, date, received 'image'"
+        {"query": feature(kind="image")}, "feature: expected one of id, history, audience, bag, text, number, vector,"
     ),
     "a history of events without a column": (
         {"query": feature(kind="history", table="item_id", dim=4, events=["buy"])},
-        r"feature 'user_id': expected events among none, .*received \['buy'\]",
+        r"query feature 'user_id': expected events that data\.events\.weights weighs,",
     ),
     "no dims": ({"query": feature(kind="vector")}, "feature 'user_id': expected dims, the numbers in a vector"),
-    "dims of an id": ({"query": feature(dims=3)}, "expected dims of kind 'vector' only, received 'id'"),
+    "dims of an id": ({"query": feature(dims=3)}, "expected no dims: only for vector"),
     "label embeddings of a bag": (
         {"query": feature(kind="bag", entries="label_tower")},
-        "expected entries of kind 'history' only, received 'bag'",
+        "expected no entries: only for history",
     ),
     "label embeddings in a table": (
         {"query": feature(kind="history", entries="label_tower", table="item_id")},
-        "expected no table with entries = 'label_tower'",
+        "expected no table: entries =",
     ),
     "label embeddings of another width": (
         {"query": feature(kind="history", entries="label_tower", dim=8)},
-        "expected dim = 4, as of model.dim, with entries = 'label_tower', received 8",
+        r"query feature 'user_id': expected dim = 4, as of model\.dim, with entries =",
     ),
     "a damped sum": (
         {"query": feature(kind="history", combiner="sum", damping=2)},
-        "expected damping of a mean of entries only, received combiner 'sum'",
+        "expected no damping: needs a mean of",
     ),
     "a damped number": (
         {"query": feature(kind="number", damping=2)},
-        "expected damping of a mean of entries only, received kind 'number'",
+        "expected no damping: needs a mean of",
     ),
-    "half-life of a bag": ({"query": feature(kind="bag", half_life=3)}, "half_life of kind 'history' only, .*'bag'"),
+    "half-life of a bag": ({"query": feature(kind="bag", half_life=3)}, "expected no half_life: only for history"),
     "buckets of a plain number": (
-        {"query": feature(kind="number", buckets=3)}, "expected buckets with transform = 'quantile', .*'standard'"
+        {"query": feature(kind="number", buckets=3)}, "expected no buckets: needs transform ="
     ),
     "a date's table for ids": (
-        {"query": feature(kind="date", table="item_id", dim=4)}, r"table 'item_id': .*received 'user_id' \(date, 4\)"
+        {"query": feature(kind="date", table="item_id", dim=4)}, "table 'item_id': expected one dim, "
     ),
     "ranges of two sizes": (
         {
             "query": feature(kind="number", transform="quantile", table="age", buckets=8),
             "label": feature(name="age", kind="number", transform="quantile"),
         },
-        r"table 'age': expected numbers of as many buckets, received 'user_id' \(8\) and 'age' \(16\)",
+        "table 'age': expected one dim, and either ids or one kind",
     ),
     "nothing to normalise": ({"query": feature() | {"layer_norm": True}}, "layer_norm: expected hidden layers"),
     "nothing to lead past": ({"query": feature() | {"residual": True}}, "residual: expected hidden or cross layers"),
@@ -184,20 +184,20 @@ IMPOSSIBLE = {
     ),
     "table of two widths": (
         {"query": feature(table="item_id", dim=8)},
-        r"table 'item_id': expected features of one width .* received 'user_id' \(id, 8\) and 'item_id' \(id, 4\)",
+        "table 'item_id': expected one dim, ",
     ),
     "table of ids and text": (
-        {"query": feature(table="item_id", dim=4, kind="text")}, r"table 'item_id': .*of ids or of text alike",
+        {"query": feature(table="item_id", dim=4, kind="text")}, "table 'item_id': expected one dim, ",
     ),
     "table of texts hashed differently": (
         {
             "query": feature(name="query", kind="text", table="words", hash_rows=8),
             "label": feature(name="title", kind="text", table="words", hash_rows=64),
         },
-        r"table 'words': expected texts of one hash_rows, received 'query' \(8\) and 'title' \(64\)",
+        "table 'words': expected one dim, and either ids or one kind",
     ),
     "history of a label": (
-        {"label": feature(kind="history")}, "label.features: expected kinds other than history",
+        {"label": feature(kind="history")}, "label feature 'user_id': expected kinds other than history, which belongs",
     ),
     "a number in both towers": (
         {"query": feature(name="year", kind="number"), "label": feature(name="year", kind="number")},
@@ -228,18 +228,7 @@ IMPOSSIBLE = {
     ),
     "momentum of other embeddings": (
         {"optimizer": {"dense": "sgd", "embedding_momentum": 0.5}},
-        "embedding_momentum: expected none with embeddings 'adam', received 0.5",
-    ),
-    "milestones of another schedule": (
-        {"optimizer": {"schedule": "cosine", "milestones": [0.5]}},
-        r"milestones: expected none with schedule 'cosine', received \[0.5\]",
-    ),
-    "a decay of no schedule": (
-        {"optimizer": {"decay": 0.5}}, "decay: expected none with schedule 'constant', received 0.5",
-    ),
-    "milestones that fall": (
-        {"optimizer": {"schedule": "step", "milestones": [0.5, 0.25]}},
-        r"milestones: expected rising shares, received \[0.5, 0.25\]",
+        "embedding_momentum: expected none with embeddings 'adam'",
     ),
     "k of 0": ({"evaluation": {"ks": [0, 2]}}, r"ks: expected values >= 1, received \[0, 2\]"),
     "unknown metric": ({"evaluation": {"metric": "luck@2"}}, "metric: expected recall.* one of .2., received 'luck@2'"),
@@ -248,7 +237,7 @@ IMPOSSIBLE = {
         r"metric: expected .* one of \[2\], received 'recall@3'",
     ),
     "propensity score without propensity": (
-        {"evaluation": {"metric": "psp@2"}}, "metric: expected evaluation.propensity beside 'psp@2', received none",
+        {"evaluation": {"metric": "psp@2"}}, "expected evaluation.propensity with 'psp@2'",
     ),
     "metric of a bucket": ({"evaluation": {"metric": "ndcg@2/tail"}}, "metric: expected .*received 'ndcg@2/tail'"),
     "floor of no metric": (
@@ -260,7 +249,7 @@ IMPOSSIBLE = {
         r"floor: tail: expected one of bias_removal = \[0.0, .*\], received 0.33",
     ),
     "floor of a propensity score without propensity": (
-        {"evaluation": {"floor": {"psp@2": 0.1}}}, "expected evaluation.propensity beside 'psp@2', received none",
+        {"evaluation": {"floor": {"psp@2": 0.1}}}, "expected evaluation.propensity with 'psp@2'",
     ),
     "refined by a prior": (
         {"evaluation": {"target_prior": "uniform", "refine": 0.01}}, "target_prior: expected no refine with it",
@@ -270,14 +259,14 @@ IMPOSSIBLE = {
             "evaluation": {"bias_removal": [-0.5, 0]},
             "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
         },
-        "evaluation.bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.5",
+        r"evaluation\.bias_removal: expected λ >= 0 with sampler 'adversarial',",
     ),
     "default λ < 0 for a tree": (
         {
             "evaluation": {"default_bias_removal": -0.25},
             "loss": {"family": "logistic", "sampler": {"name": "adversarial", "negatives": 2}},
         },
-        "evaluation.default_bias_removal: expected λ >= 0 with sampler 'adversarial', .*, received -0.25",
+        r"evaluation\.default_bias_removal: expected λ >= 0 with sampler",
     ),
     "split of everything": (
         {"data": {"split": {"strategy": "random", "valid": 0.5, "test": 0.5}}},
@@ -298,19 +287,19 @@ SAMPLED = {"name": "uniform", "negatives": 5}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "cosine loss at a temperature": (
         {"loss": {"family": "contrastive"}, "model": COSINES | {"temperature": 0.1}},
-        r"loss.family: expected similarity = 'cosine', temperature = 1, .* 'contrastive', .*, received 'cosine', 0.1, ",
+        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
     ),
     "cosine loss of a learned temperature": (
         {"loss": {"family": "contrastive"}, "model": COSINES | {"learn_temperature": True}},
-        "loss.family: expected .* 'contrastive', .*, received 'cosine', 1.0, learn_temperature = True",
+        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
     ),
     "cosine loss of inner products": (
         {"loss": {"family": "contrastive"}, "model": COSINES | {"similarity": "dot"}},
-        "loss.family: expected .* 'contrastive', .*, received 'dot', 1.0,",
+        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
     ),
     "cosine loss with a bias": (
         {"loss": {"family": "contrastive"}, "model": COSINES | {"label_bias": True}},
-        "loss.family: expected .* no label bias .* received .*label_bias = True",
+        r"loss\.family: expected similarity = 'cosine', temperature = 1, fixed, and",
     ),
     "margin of no family": (
         {"loss": {"family": {"name": "hinge", "margin": 1}}},
@@ -321,11 +310,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "nce with weights": (
         {"loss": {"family": "nce", "weight": "tail"}},
-        "weight: expected unit with family 'nce', to whose definition it belongs, received 'tail'",
+        "weight: expected unit with family 'nce', a part of it, received 'tail'",
     ),
     "nce that never hits": (
         {"loss": {"family": "nce", "sampler": SAMPLED | {"exclude_positive": True}}},
-        "sampler: expected no exclude_positive with family 'nce', .* received exclude_positive = True",
+        r"sampler\.exclude_positive, hits = 'mask': not allowed with family 'nce',",
     ),
     "A&R without importance weights": (
         {"loss": {"family": "augment_and_reduce"}},
@@ -333,31 +322,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "A&R of the hardest": (
         {"loss": {"family": "augment_and_reduce", "weight": "importance", "mining": {"keep": 2}}},
-        "mining: expected none with family 'augment_and_reduce', .*unbiased sum.*, received keep = 2",
+        "mining: not allowed with family 'augment_and_reduce', whose bound needs an",
     ),
     "streaming frequencies for draws by count": (
         {"loss": {"frequencies": "streaming", "sampler": {"name": "popularity", "negatives": 5}}},
-        "frequencies: expected 'counted' with sampler 'popularity', .* received 'streaming'",
+        "frequencies: expected 'counted' with sampler 'popularity', which draws by",
     ),
     "random features of inner products": (
         {"loss": {"sampler": {"name": "model", "negatives": 5, "features": 8}}, "model": {"similarity": "dot"}},
-        "loss.sampler.features: expected model.similarity = 'cosine' with random features, .* received 'dot'",
+        r"loss\.sampler\.features: expected model\.similarity = 'cosine' with random",
     ),
     "exact features": (
         {"loss": {"sampler": {"name": "model", "negatives": 5, "exact": True, "features": 8}}},
-        "sampler 'model': expected exact or features, .* received exact = True and features = 8",
+        "sampler 'model': expected exact or features, not both, received features =",
     ),
     "the least variance of no margin": (
         {"loss": {"sampler": {"name": "minimum_variance", "negatives": 5}}},
-        "weight: expected importance, tail, .* with sampler 'minimum_variance', .* received 'unit'",
+        "weight: expected importance, tail, logit_adjusted, equalised, adaptive",
     ),
     "the least variance of the hardest": (
         {"loss": {"sampler": {"name": "minimum_variance", "negatives": 5}, "weight": "tail", "mining": {"keep": 2}}},
-        "sampler 'minimum_variance': expected no mining .*, received mining = keep = 2, regularizer = 0.0",
+        "sampler 'minimum_variance': expected no mining and no regularizer, for",
     ),
     "a regularised cosine": (
         {"loss": {"family": "contrastive", "regularizer": 0.1}, "model": {"similarity": "cosine", "temperature": 1}},
-        "regularizer: expected 0 with family 'contrastive', whose f is a cosine .*, received 0.1",
+        "regularizer: not allowed with family 'contrastive', whose f is a cosine",
     ),
     "parameter of another weight": (
         {"loss": {"weight": {"name": "tail", "tau": 2}}}, "weight 'tail': expected no parameters, received 'tau'",
@@ -368,12 +357,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "shared draws without every positive": (
         {"loss": {"sampler": SAMPLED | {"shared": True, "exclude_positive": True}}},
-        "sampler 'uniform': expected shared = False with exclude_positive, .* received shared = True",
+        "sampler 'uniform': expected shared = False with exclude_positive, which",
     ),
     "mining of nothing": ({"loss": {"mining": {}}}, "mining: expected keep, power, both or theta, received none"),
     "mining twice": (
         {"loss": {"mining": {"theta": [2, 1], "keep": 2}}},
-        r"mining: expected theta alone .*, received theta = \[2.0, 1.0\], keep = 2, power = 0.0",
+        "mining: expected theta alone or keep and power, received keep = 2, theta =",
     ),
     "mining of the easier before the harder": (
         {"loss": {"mining": {"theta": [1, 2]}}},

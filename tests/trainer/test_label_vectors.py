@@ -73,10 +73,10 @@ WRONG_RECIPES = {
     "a label feature that is no vector": ({"of_label": "item_id"}, "to name a vector .* picture, received 'item_id'"),
     "other dims": (
         {"dims": 3},
-        "query feature 'seen': expected dims = 2, as of the label feature 'picture', received 3",
+        "query feature 'seen': expected dims and normalise of label feature",
     ),
-    "normalised alone": ({"normalise": True}, "expected normalise = false, as of the label .* received true"),
-    "no vector": ({"kind": "id", "dims": None}, "expected of_label of kind 'vector' only, received 'id'"),
+    "normalised alone": ({"normalise": True}, "query feature 'seen': expected dims and normalise of label feature"),
+    "no vector": ({"kind": "id", "dims": None}, "feature 'seen' of kind 'id': expected no of_label: only for vector"),
 }
 
 

@@ -233,17 +233,41 @@ def test_the_rows_of_queries_are_those_of_their_own_id() -> None:
 @pytest.mark.parametrize(
     ("query", "label", "message"),
     [
-        ([BY], [ITEM], "query.features: expected kinds other than audience, which belongs to labels"),
-        ([tiny.USER], [SEEN], "label.features: expected kinds other than history, which belongs to queries"),
-        ([tiny.USER], [{**BY, "combiner": "sqrtn"}], "expected another combiner where training draws"),
-        ([{**SEEN, "sample": 2, "combiner": "sqrtn"}], [ITEM], "expected another combiner where training draws"),
-        ([{**SEEN, "sample": 2, "half_life": 2}], [ITEM], "expected no half_life with sample"),
-        ([tiny.USER], [{**BY, "sample": 2}], "expected sample of kind 'history' only"),
-        ([tiny.USER], [{**ITEM, "weights": "symmetric"}], "expected weights of kinds history and audience only"),
-        ([tiny.USER], [{**BY, "entries": "label_tower"}], "expected entries of kind 'history' only"),
+        ([BY], [ITEM], "query feature 'by': expected kinds other than audience, which belongs to"),
+        ([tiny.USER], [SEEN], "label feature 'seen': expected kinds other than history, which belongs to"),
+        (
+            [tiny.USER],
+            [{**BY, "combiner": "sqrtn"}],
+            "feature 'by': expected another combiner than 'sqrtn' where training draws",
+        ),
+        (
+            [{**SEEN, "sample": 2, "combiner": "sqrtn"}],
+            [ITEM],
+            "feature 'seen': expected another combiner than 'sqrtn' where training draws",
+        ),
+        (
+            [{**SEEN, "sample": 2, "half_life": 2}],
+            [ITEM],
+            "feature 'seen' of kind 'history': expected no half_life: sample leaves",
+        ),
+        ([tiny.USER], [{**BY, "sample": 2}], "feature 'by' of kind 'audience': expected no sample: only for history"),
+        (
+            [tiny.USER],
+            [{**ITEM, "weights": "symmetric"}],
+            "feature 'item_id' of kind 'id': expected no weights: only for history and",
+        ),
+        (
+            [tiny.USER],
+            [{**BY, "entries": "label_tower"}],
+            "feature 'by' of kind 'audience': expected no entries: only for history",
+        ),
         ([tiny.USER], [ITEM, {**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
         ([SEEN], [{**BY, "table": "item_id"}], "expected ids of queries or of labels, received both"),
-        ([tiny.USER], [ITEM, {**BY, "dim": 8}], "expected features of one width"),
+        (
+            [tiny.USER],
+            [ITEM, {**BY, "dim": 8}],
+            "table 'user_id': expected one dim, and either ids or one kind and size,",
+        ),
     ],
 )
 def test_neighbours_that_cannot_be(query: list[Any], label: list[Any], message: str) -> None:

@@ -105,8 +105,7 @@ def test_every_kind_can_be_read(kind: str) -> None:
 FEATURE = "query.features.1={name='history', table='item_id', dim=4, "
 WRONG = {
     "unknown kind": (
-        "kind='attend'}", r"query\.features\.1: kind: expected one of id, .*, date, cyclic, self_attention, received "
-        "'attend', which is neither registered nor an entry point of longtail.features",
+        "kind='attend'}", r"query\.features\.1: feature: expected one of id, history, audience, bag,",
     ),
     "no kind": ("dims=3}", r"query\.features\.1\.kind: Field required"),
     "a kind of no name": ("kind=3}", r"query\.features\.1\.kind: Input should be 'id', .*received 3"),
@@ -117,12 +116,12 @@ WRONG = {
     "parameter of ours": ("kind='history', heads=3}", r"query\.features\.1\.heads: expected one of name.* unknown key"),
     "lacking": ("kind='cyclic'}", "feature 'cyclic': expected a value for 'period', received none"),
     "type": ("kind='cyclic', period='day'}", "feature 'cyclic': period: Input should be.*received 'day'"),
-    "key of another kind": ("kind='self_attention', dims=3}", "'history': expected dims of kind 'vector' only"),
+    "key of another kind": ("kind='self_attention', dims=3}", "expected no dims:"),
     "replaced step": (
         "kind='self_attention', combiner='sum'}",
-        r"feature 'history': expected no combiner beside kind 'self_attention', which does that itself.*\(history\)",
+        r"query\.features\.1: feature 'history': expected no combiner with kind",
     ),
-    "replaced transform": ("kind='cyclic', period=1, transform='log'}", "expected no transform beside kind 'cyclic'"),
+    "replaced transform": ("kind='cyclic', period=1, transform='log'}", "expected no transform with kind"),
 }  # fmt: skip
 
 
@@ -144,7 +143,7 @@ def test_functions_and_names_that_no_recipe_fits_are_refused() -> None:
         register.feature("mine", reads="number")(lambda x, _, __: x)
 
     register.feature("mine", reads="number")(lambda x, _, *, dim=3: x * dim)
-    with pytest.raises(ValueError, match=r"feature 'mine': expected parameters of other names.*received \['dim'\]"):
+    with pytest.raises(ValueError, match="feature 'mine': expected parameters that are no keys of a feature,"):
         reading({"name": "age", "kind": "mine"})
 
 

@@ -45,8 +45,14 @@ def test_in_batch_negatives_are_those_of_the_part() -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"training": {"batch_size": 8, "accumulate": 3}}, "accumulate: expected equal parts of batch_size = 8"),
-        ({"training": {"batch_size": 4, "accumulate": 4}}, "of at least 2 pairs, received 4"),
+        (
+            {"training": {"batch_size": 8, "accumulate": 3}},
+            "accumulate: expected equal parts, of at least 2 pairs, of batch_size = 8",
+        ),
+        (
+            {"training": {"batch_size": 4, "accumulate": 4}},
+            "accumulate: expected equal parts, of at least 2 pairs, of batch_size = 4",
+        ),
         (
             {"training": {"batch_size": 8, "accumulate": 2}, "loss": {"hits": "mask_known"}},
             "accumulate: expected 1 with loss.hits 'mask_known'",

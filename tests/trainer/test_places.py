@@ -204,3 +204,10 @@ REFUSED = {
 def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         DataConfig.model_validate({"train": "a.parquet"} | changes)
+
+
+def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:
+    places = ['data.train=["a", "s3://b", "/c"]', "data.labels=s3://shop/logs", "data.prepared=kept"]
+    data = load_recipe(tiny.write_job(tmp_path), places).data
+    assert (data.train, data.labels) == ([tmp_path / "a", "s3://b", Path("/c")], "s3://shop/logs")
+    assert data.prepared == tmp_path / "kept"

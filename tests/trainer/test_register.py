@@ -201,10 +201,10 @@ def test_installed_packages_offer_rows_by_entry_points(page: SimpleNamespace, mo
         "metrics": ["tail_rate"], "metric": "tail_rate@2"}, label={"tower": "gated"})  # fmt: skip
 
     assert set(recipe.own_rows) == {"weight damped", "sampler blend", "metric tail_rate", "tower gated"}
-    with pytest.raises(ValueError, match=r"weight 'gone': expected entry point 'shop\.losses:gone' to load"):
+    with pytest.raises(ValueError, match=r"weight 'gone': expected 'shop\.losses:gone' to load:"):
         tiny.recipe(loss={"weight": "gone"})
     with pytest.raises(
-        ValueError, match=r"feature 'cyclic': expected a FeatureKind at 'shop\.layers:cyclic', which has"
+        ValueError, match=r"feature 'cyclic': expected 'shop\.layers:cyclic' to be a FeatureKind, found"
     ):
         tiny.recipe(query={"features": [{"name": "hour", "kind": "cyclic", "period": 24}]})
 

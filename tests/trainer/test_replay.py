@@ -68,7 +68,10 @@ def test_batches_are_of_the_visited_pairs_and_histories_of_all() -> None:
     ("section", "message"),
     [
         ({"data": {**DATA, "timestamp": None}}, "training.replay: expected data.timestamp"),
-        ({"data": {**DATA, "reduction": "sample"}}, "a data.reduction that visits pairs"),
+        (
+            {"data": {**DATA, "reduction": "sample"}},
+            r"training\.replay: expected data\.timestamp, and no data\.reduction =",
+        ),
     ],
 )
 def test_a_recipe_that_cannot_tell_new_pairs_is_refused(section: dict[str, object], message: str) -> None:

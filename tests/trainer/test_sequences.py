@@ -221,7 +221,7 @@ def refused(match: str, **changes: Any) -> None:
 
 def test_what_a_sequence_cannot_be_is_refused() -> None:
     refused(
-        r"expected data.timestamp, or data.split.strategy = 'leave_last_out' or 'temporal_per_query', with",
+        r"query feature 'history': expected data\.timestamp, or a data\.split by time",
         data={"timestamp": None},
     )
     refused(r"loss.hits: expected 'mask_known', or 'keep', with sampler 'in_batch'", loss={"sampler": "in_batch"})

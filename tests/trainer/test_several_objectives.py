@@ -321,20 +321,22 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
     [
         ({"objectives": {"click": CLICK}}, r"expected at least two, or no \[objectives\] at all, received \['click'\]"),
         ({"objectives": {"a b": CLICK, "c": PURCHASE}}, r"expected names of letters, digits and _, received \['a b'\]"),
-        ({"data": {}}, "objectives: expected data.events with column and weights with them, received none"),
+        ({"data": {}}, r"objectives: expected each type that data\.events\.weights weighs once, \[\],"),
         (
             {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "cart"]}}},
-            r"objectives.purchase.events: expected types of data.events.weights with a weight above 0, "
-            r"\['view', 'click', 'purchase'\], received 'cart'",
+            r"objectives: expected each type that data\.events\.weights weighs once,",
         ),
-        ({"objectives": {"click": CLICK, "purchase": {"events": ["hover"]}}}, "received 'hover'"),
+        (
+            {"objectives": {"click": CLICK, "purchase": {"events": ["hover"]}}},
+            r"objectives: expected each type that data\.events\.weights weighs once,",
+        ),
         (
             {"objectives": {"click": CLICK, "purchase": {"events": ["purchase", "view"]}}},
-            "objectives.purchase.events: expected each type once, received 'view', which belongs to 'click'",
+            r"objectives: expected each type that data\.events\.weights weighs once,",
         ),
         (
             {"objectives": {"click": {"events": ["click"]}, "purchase": PURCHASE}},
-            r"expected one for each type that data.events gives a weight above 0, received none for \['view'\]",
+            r"objectives: expected each type that data\.events\.weights weighs once,",
         ),
         (
             {"objectives": {"click": CLICK | {"export": 0}, "purchase": PURCHASE | {"export": 0}}},
@@ -345,7 +347,7 @@ CLICK, PURCHASE = OBJECTIVES["click"], OBJECTIVES["purchase"]
         ({"objectives": {"click": {"events": []}, "purchase": PURCHASE}}, "at least 1 item"),
         (
             {"evaluation": {"log_likelihood": True}, "loss": {"weight": "importance"}},
-            "evaluation.log_likelihood: expected false with objectives, .* received true beside click, purchase",
+            r"evaluation\.log_likelihood: expected false with objectives, whose served",
         ),
     ],
 )

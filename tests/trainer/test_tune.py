@@ -72,7 +72,6 @@ class Script:
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     made = Script()
     monkeypatch.setattr(study._Search, "found", lambda search, *rest: made.found(search, *rest))
-    monkeypatch.setattr(study, "study_page", lambda *_: b"")  # but where it is tested: its plots take seconds
     return made
 
 
@@ -197,7 +196,7 @@ def test_nothing_but_refusals_is_an_error(tmp_path: Path, script: Script, capsys
     ("more", "states"),
     [
         ({}, ["complete"] * 5 + ["pruned"] * 3),
-        ({"pruner": "none"}, ["complete"] * 8),
+        ({"prune": False}, ["complete"] * 8),
         ({"constraints": {"recall@5/tail": {"at_least": 0.0}}}, ["complete"] * 8),  # which the pruner does not know
         ({"objectives": ["recall@5", "gini@5"]}, ["complete"] * 8),
     ],

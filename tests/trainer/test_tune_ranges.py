@@ -103,10 +103,6 @@ def test_a_malformed_range_is_refused_with_its_key(tmp_path: Path, given: dict[s
         ({"constraints": {"recall@2/tial": {"at_least": 0.1}}}, r"tune\.constraints: .*received 'recall@2/tial'"),
         ({"constraints": {"recall@2": {}}}, r"expected at_least or at_most, received neither"),
         ({"objectives": ["recall@2", "recall@2"]}, "expected distinct metrics"),
-        (
-            {"objectives": ["ndcg@2"], "pruner": "median"},
-            r"tune\.pruner: expected none, or the objective recall@2 alone",
-        ),
     ],
 )
 def test_metrics_that_are_not_measured_are_refused(given: dict[str, Any], message: str) -> None:

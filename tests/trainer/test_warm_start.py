@@ -103,19 +103,15 @@ def test_a_warm_start_begins_where_the_bundle_ended(finished: Finished, tmp_path
 
     np.testing.assert_allclose(again.embeddings, Bundle.load(finished.out).embeddings, atol=1e-5)
     assert again.manifest.files["weights.npz"].bytes > 0
-    scratch = fit(load_recipe(finished.recipe, [*still, "training.keep_weights=false"]), tmp_path / "scratch")
+    scratch = fit(recipe, tmp_path / "scratch")
     assert np.abs(scratch.embeddings - again.embeddings).max() > 0.1
-    with pytest.raises(CheckpointError, match=r"scratch: expected weights.npz, .* found none"):
-        WarmStart.read(tmp_path / "scratch")
 
 
 def test_old_bundles_and_checkpoints_are_refused(tmp_path: Path) -> None:
     old = next(
         path.parent for path in sorted(FIXTURES.rglob("manifest.json")) if (path.parent / "embeddings.npy").exists()
     )
-    with pytest.raises(
-        CheckpointError, match=r"expected weights.npz, the weights to train on from, found none: it was"
-    ):
+    with pytest.raises(CheckpointError, match=r"expected weights.npz, the weights to train on from: fit"):
         WarmStart.read(old)
     (tmp_path / "select" / "latest-3").mkdir(parents=True)
     with pytest.raises(CheckpointError, match="found the checkpoints of a run: `longtail-train export RECIPE --from"):

@@ -9,6 +9,7 @@ from longtail.trainer.config.reading import load_recipe, recipe_toml
 from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.rows import EventsConfig, ObjectiveConfig
 from longtail.trainer.config.sections import (
+    PLACES,
     DataConfig,
     EvaluationConfig,
     OptimizerConfig,
@@ -20,6 +21,7 @@ from longtail.trainer.config.towers import FeatureConfig, ModelConfig, TowerConf
 from longtail.trainer.config.tune import BoundConfig, RangeConfig, TuneConfig
 
 __all__ = [
+    "PLACES",
     "BoundConfig",
     "DataConfig",
     "EvaluationConfig",

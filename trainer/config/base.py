@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
@@ -16,21 +16,26 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    def _problems(self) -> Iterator[str]:
+        """Yield what is wrong with values that are each possible on their own; the first is raised."""
+        yield from ()
 
-def one_of(what: str, table: Mapping[str, Any], name: str, *, also: str = "") -> None:
-    """Raise ValueError for a name that is not in the table, nor what else could have put it there."""
-    if name not in table:
-        lacking = f", which is neither registered nor {also}" if also else ""
-        raise ValueError(f"{what}: expected one of {', '.join(table) or 'none'}, received {name!r}{lacking}")
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if problem := next(self._problems(), None):
+            raise ValueError(problem)
+        return self
 
 
 class Choice(Section):
-    """A row of a table by its name, and its parameters; a bare string is a name.
+    """A registered row by its name, and its parameters; a bare string is a name.
 
-    Fields are the parameters of our rows. A row of one's own may have others: `_check` reads them off its function.
+    Fields are the parameters of our rows. A row of one's own may have others, read off its function.
     """
 
     model_config = ConfigDict(extra="allow")
+    registry: ClassVar[str]
+    """A key of `register.GROUPS`."""
 
     name: str
 
@@ -48,34 +53,24 @@ class Choice(Section):
         arguments = ", ".join(f"{name} = {value}" for name, value in self.arguments.items())
         return f"{self.name}({arguments})" if arguments else self.name
 
-    def _check(self, what: str, table: Mapping[str, Any], function: Callable[[Any], Callable[..., Any]]) -> None:
-        """Refuse a name that is not in the table, and parameters that its function does not take or lacks."""
-        register.find(what, self.name)
-        one_of(what, table, self.name, also=f"an entry point of {register.GROUPS[what]}")
-        made = function(table[self.name])
-        parameters = inspect.signature(made).parameters.values()
-        known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-        for argument in self.arguments:
-            if argument not in known:
-                raise ValueError(f"{what} {self.name!r}: expected {known or 'no parameters'}, received {argument!r}")
-        for parameter in parameters:
-            missing = parameter.default is parameter.empty and parameter.name not in self.arguments
-            of_recipe = parameter.name in type(self).model_fields or not register.is_ours(what, self.name)
-            if missing and of_recipe and parameter.kind is parameter.KEYWORD_ONLY:
-                raise ValueError(f"{what} {self.name!r}: expected a value for {parameter.name!r}, received none")
-        if self.__pydantic_extra__:
-            self._convert(what, made, self.__pydantic_extra__)
-
-    def _convert(self, what: str, function: Callable[..., Any], extra: dict[str, Any]) -> None:
-        """Hold parameters that are no fields to the annotations of their function."""
+    def _problems(self) -> Iterator[str]:
+        function, where = register.find(self.registry, self.name), f"{self.registry} {self.name!r}"
+        parameters = [it for it in inspect.signature(function).parameters.values() if it.kind is it.KEYWORD_ONLY]
+        known, given = [it.name for it in parameters], self.arguments
+        if unknown := [name for name in given if name not in known]:
+            yield f"{where}: expected {known or 'no parameters'}, received {unknown[0]!r}"
+        settable = type(self).model_fields if register.is_ours(self.registry, self.name) else known
+        needed = [it.name for it in parameters if it.default is it.empty and it.name in settable]
+        if missing := [name for name in needed if name not in given]:
+            yield f"{where}: expected a value for {missing[0]!r}, received none"
+        extra = self.__pydantic_extra__ or {}
         try:
-            hints = get_type_hints(function, include_extras=True)
+            hints = get_type_hints(function, include_extras=True) if extra else {}
         except NameError as error:
-            raise ValueError(f"{what} {self.name!r}: expected annotations that resolve: {error}") from error
-        for argument, value in extra.items():
+            yield f"{where}: expected annotations that resolve: {error}"
+        for name, value in extra.items():
             try:
-                adapter = TypeAdapter(hints.get(argument, Any), config=ConfigDict(allow_inf_nan=False))
-                extra[argument] = adapter.validate_python(value)
+                adapter = TypeAdapter(hints.get(name, Any), config=ConfigDict(allow_inf_nan=False))
+                extra[name] = adapter.validate_python(value)
             except ValidationError as error:
-                problem = error.errors()[0]["msg"]
-                raise ValueError(f"{what} {self.name!r}: {argument}: {problem}, received {value!r}") from error
+                yield f"{where}: {name}: {error.errors()[0]['msg']}, received {value!r}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Choice, Section
@@ -14,19 +15,19 @@ from longtail.trainer.losses.families import LOSSES, Activation
 from longtail.trainer.losses.hits import Hits
 from longtail.trainer.losses.mining import Mining
 from longtail.trainer.losses.objective import Objective
-from longtail.trainer.losses.weights import MARGINS, WEIGHTS
-from longtail.trainer.sampling import SAMPLERS
+from longtail.trainer.losses.weights import MARGINS
 
 Penalty = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Side = Literal["query", "label"]
 _BUCKETS = BUCKET_NAMES[:3]
-"""Those that a positive may be in."""
+"""Buckets that a positive may be in."""
 
 
 class FamilyConfig(Choice):
     """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
+    registry: ClassVar[str] = "family"
     name: str = "softmax"
     margin: float | None = Field(default=None, ge=-1)
     """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
@@ -39,17 +40,16 @@ class FamilyConfig(Choice):
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        self._check("family", LOSSES, lambda family: family.loss)
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.name == "ramp" and self.margin is not None and self.margin <= 0:
-            raise ValueError(f"family 'ramp': expected margin > 0, received {self.margin}")
-        return self
+            yield f"family 'ramp': expected margin > 0, received {self.margin}"
 
 
 class WeightConfig(Choice):
     """The weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
 
+    registry: ClassVar[str] = "weight"
     name: str = "unit"
     tau: float | None = None
     """Of `logit_adjusted`: exponent of π_y'/π_y; 0 plain softmax, 1 balanced error."""
@@ -62,15 +62,11 @@ class WeightConfig(Choice):
     scale: float | None = Field(default=None, gt=0)
     """Of `adaptive`: log ρ = scale·π_y^−exponent, LDAM's own, in place of [R21]'s ρ = π_y^−exponent."""
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        self._check("weight", WEIGHTS, lambda weight: weight)
-        return self
-
 
 class SamplerConfig(Choice):
     """The sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
 
+    registry: ClassVar[str] = "sampler"
     name: str = "in_batch"
     negatives: int | None = Field(default=None, ge=1)
     """Labels drawn per step (per row if not shared)."""
@@ -100,20 +96,12 @@ class SamplerConfig(Choice):
     gradients: bool | None = None
     """Of `cross_batch`: embeds remembered labels anew in every step, so that they learn as negatives too."""
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        self._check("sampler", SAMPLERS, lambda sampler: sampler)
+    def _problems(self) -> Iterator[str]:
+        yield from super()._problems()
         if self.exclude_positive and self.shared:
-            raise ValueError(
-                f"sampler {self.name!r}: expected shared = False with exclude_positive, which draws for every row, "
-                "received shared = True"
-            )
+            yield f"sampler {self.name!r}: expected shared = False with exclude_positive, which draws for every row"
         if self.exact and self.features is not None:
-            raise ValueError(
-                f"sampler 'model': expected exact or features, which approximate, received exact = True and "
-                f"features = {self.features}"
-            )
-        return self
+            yield f"sampler 'model': expected exact or features, not both, received features = {self.features}"
 
     @property
     def of_the_batch(self) -> bool:
@@ -142,36 +130,24 @@ class MiningConfig(Section):
     """Samples ϑ: as many ranks, drawn in proportion to it with replacement, each weighing its sum by their number; the
     loss is computed of these alone. All that ϑ weighs if not given [Re19 §3.1]."""
 
-    @model_validator(mode="after")
-    def _something(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.theta is not None and (self.keep is not None or self.power):
-            raise ValueError(
-                f"mining: expected theta alone or keep and power, received theta = {list(self.theta)}, "
-                f"keep = {self.keep}, power = {self.power}"
-            )
+            yield f"mining: expected theta alone or keep and power, received {self}"
         if self.theta is None and self.keep is None and self.power == 0:
-            raise ValueError("mining: expected keep, power, both or theta, received none")
+            yield "mining: expected keep, power, both or theta, received none"
         if self.epsilon and self.theta is None and self.keep is None:
-            raise ValueError(f"mining: expected keep or theta, beyond which epsilon is, received {self}")
-        if self.theta is not None or self.epsilon:
-            ranks = self.mining().theta_of((self.mining().named or 0) + 1)
-            if ranks[0] == 0 or (np.diff(ranks) > 0).any():
-                raise ValueError(
-                    f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"
-                )
-        return self
+            yield f"mining: expected keep or theta, beyond which epsilon is, received {self}"
+        ranks = self.mining().theta_of((self.mining().named or 0) + 1)
+        if ranks[0] == 0 or (np.diff(ranks) > 0).any():
+            yield f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"
 
     def mining(self) -> Mining:
         """Return what this section describes."""
         return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
 
     def __str__(self) -> str:
-        given = {
-            name: value for name, value in self.model_dump().items() if value != type(self).model_fields[name].default
-        }
-        return ", ".join(
-            f"{name} = {list(value) if isinstance(value, tuple) else value}" for name, value in given.items()
-        )
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        return ", ".join(f"{name} = {value}" for name, value in given.items())
 
 
 class TopKConfig(Section):
@@ -231,11 +207,9 @@ class RetrievedConfig(Section):
     """λ of the score that is searched by. 0 is the score that the loss is of; a list of what is served, bias removed,
     has its λ, mostly 1."""
 
-    @model_validator(mode="after")
-    def _enough(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.depth < self.negatives:
-            raise ValueError(f"depth: expected at least negatives = {self.negatives}, received {self.depth}")
-        return self
+            yield f"depth: expected at least negatives = {self.negatives}, received {self.depth}"
 
     def searched_before(self, epoch: int) -> int | None:
         """Return the epoch before which the lists of an epoch were searched, both from 0; None while it warms up.
@@ -319,86 +293,41 @@ class LossConfig(Section):
     def _or_none(cls, neighbours: NeighboursConfig | None) -> NeighboursConfig | None:
         return neighbours if neighbours is not None and neighbours.weight else None
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        family = LOSSES[self.family.name]
-        if family.weights is not None and self.weight.name not in family.weights:
-            raise ValueError(
-                f"weight: expected {' or '.join(family.weights)} with family {self.family.name!r}, to whose definition "
-                f"it belongs, received {self.weight.name!r}"
-            )
-        if family.shifted and self.sampler.exclude_positive:
-            raise ValueError(
-                f"sampler: expected no exclude_positive with family {self.family.name!r}, in which the positive is "
-                "drawn as often as q says, received exclude_positive = True"
-            )
-        if family.shifted and self.resolved_hits != "keep":
-            raise ValueError(
-                f"hits: expected 'keep' with family {self.family.name!r}, which tells data from noise, and noise that "
-                f"happens to be a positive is noise, received {self.hits!r}"
-            )
-        if self.hits == "keep" and self.sampler.never_the_positive:
-            which = "exclude_positive" if self.sampler.exclude_positive else f"sampler {self.sampler.name!r}"
-            raise ValueError(
-                f"hits: expected 'mask' or 'mask_known' with {which}, which draws no positive to keep, received 'keep'"
-            )
-        if self.negatives_per == "query" and (family.ranks or family.shifted or self.family.pairwise):
-            raise ValueError(
-                f"negatives_per: expected 'pair' with {self.family}, whose negatives stand against each positive, or "
-                "are noise in proportion to them, received 'query'"
-            )
-        if family.shifted and self.impressions:
-            raise ValueError(
-                f"impressions: expected 0 with family {self.family.name!r}, which tells data from noise that q draws, "
-                f"received {self.impressions}"
-            )
-        if self.retrieved_negatives is not None:
-            if family.shifted:
-                raise ValueError(
-                    f"retrieved_negatives: expected none with family {self.family.name!r}, which tells data from noise "
-                    f"that q draws, received {self.retrieved_negatives}"
-                )
-            if self.sampler.name == "adversarial" and self.retrieved_negatives.bias_removal:
-                raise ValueError(
-                    "retrieved_negatives: expected bias_removal = 0 with sampler 'adversarial', whose noise is of the "
-                    f"query, received {self.retrieved_negatives.bias_removal:g}"
-                )
+    def _problems(self) -> Iterator[str]:
+        family, sampler, weight = LOSSES[self.family.name], self.sampler, self.weight.name
+        of_family, retrieved = f"with family {self.family.name!r}", self.retrieved_negatives
+        if family.weights is not None and weight not in family.weights:
+            yield f"weight: expected {' or '.join(family.weights)} {of_family}, a part of it, received {weight!r}"
+        if family.shifted:
+            refused = {
+                "sampler.exclude_positive": sampler.exclude_positive,
+                f"hits = {self.resolved_hits!r}": self.resolved_hits != "keep",
+                "negatives_per = 'query'": self.negatives_per == "query",
+                "impressions": self.impressions,
+                "retrieved_negatives": retrieved,
+            }
+            if given := [name for name, value in refused.items() if value]:
+                yield f"{', '.join(given)}: not allowed {of_family}, which tells data from noise as q draws it"
+        elif self.negatives_per == "query" and (family.ranks or self.family.pairwise):
+            yield f"negatives_per: expected 'pair' with {self.family}, whose negatives stand against each positive"
+        if self.hits == "keep" and sampler.never_the_positive:
+            yield f"hits: expected 'mask' or 'mask_known' with {sampler}, which draws no positive to keep"
+        if retrieved is not None and retrieved.bias_removal and sampler.name == "adversarial":
+            yield "retrieved_negatives: expected bias_removal = 0 with sampler 'adversarial', whose noise is a query's"
         if self.top_k is not None and not family.ranks and not self.family.pairwise:
-            raise ValueError(
-                f"top_k: expected none with family {self.family.name!r}, whose loss has every logit against 0 and does "
-                f"not grow with the rank of the positive, received {self.top_k}"
-            )
+            yield f"top_k: not allowed {of_family}, whose loss does not grow with the positive's rank"
         if self.label_smoothing and not family.cross_entropy:
-            raise ValueError(
-                f"label_smoothing: expected 0 with family {self.family.name!r}, which is no cross-entropy of a target, "
-                f"received {self.label_smoothing}"
-            )
+            yield f"label_smoothing: not allowed {of_family}, which is no cross-entropy of a target"
         if family.stateful and self.mining is not None:
-            raise ValueError(
-                f"mining: expected none with family {self.family.name!r}, whose bound needs an unbiased sum over "
-                f"negatives, received {self.mining}"
-            )
+            yield f"mining: not allowed {of_family}, whose bound needs an unbiased sum over negatives"
         if self.regularizer and family.cosine:
-            raise ValueError(
-                f"regularizer: expected 0 with family {self.family.name!r}, whose f is a cosine and no log-odds to add "
-                f"log q to, received {self.regularizer}"
-            )
-        if self.sampler.name == "minimum_variance":
-            if self.weight.name not in MARGINS:
-                raise ValueError(
-                    f"weight: expected {', '.join(MARGINS)} with sampler 'minimum_variance', whose q is of its "
-                    f"margin, received {self.weight.name!r}"
-                )
-            if self.mining is not None or self.regularizer:
-                raise ValueError(
-                    "sampler 'minimum_variance': expected no mining and no regularizer, which its q does not know of, "
-                    f"received mining = {self.mining}, regularizer = {self.regularizer}"
-                )
-        if self.frequencies == "streaming" and self.sampler.name == "popularity":
-            raise ValueError(
-                "frequencies: expected 'counted' with sampler 'popularity', which draws by counts, received 'streaming'"
-            )
-        return self
+            yield f"regularizer: not allowed {of_family}, whose f is a cosine and no log-odds to add log q to"
+        if sampler.name == "minimum_variance" and weight not in MARGINS:
+            yield f"weight: expected {', '.join(MARGINS)} with sampler 'minimum_variance', received {weight!r}"
+        if sampler.name == "minimum_variance" and (self.mining is not None or self.regularizer):
+            yield "sampler 'minimum_variance': expected no mining and no regularizer, for which its q is not the best"
+        if sampler.name == "popularity" and self.frequencies == "streaming":
+            yield "frequencies: expected 'counted' with sampler 'popularity', which draws by counts"
 
     @property
     def pools(self) -> bool:

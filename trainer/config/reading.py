@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from longtail.trainer.config.recipe import Recipe
-from longtail.trainer.config.rows import relative_to
+from longtail.trainer.config.sections import PLACES
 from longtail.trainer.errors import RecipeError
 
 
@@ -43,24 +43,27 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(f"{path}: {in_words(error.errors())}") from error
-    paths = {
-        key: relative_to(value, path.parent)
-        for key in ("train", "valid", "test", "queries", "labels", "prepared")
-        if (value := getattr(recipe.data, key)) is not None
-    }
+    return _with_places(recipe, lambda place: place if isinstance(place, str) else path.parent / place)
+
+
+def _with_places(recipe: Recipe, change: Callable[[Path | str], Path | str]) -> Recipe:
+    """Return a recipe with other paths and URLs of files."""
+    data = {}
+    for key in PLACES:
+        if (places := getattr(recipe.data, key)) is not None:
+            data[key] = [change(place) for place in places] if isinstance(places, list) else change(places)
     evaluation = recipe.evaluation
     if isinstance(evaluation.target_prior, Path):
-        evaluation = evaluation.model_copy(update={"target_prior": path.parent / evaluation.target_prior})
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=paths), "evaluation": evaluation})
+        evaluation = evaluation.model_copy(update={"target_prior": change(evaluation.target_prior)})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=data), "evaluation": evaluation})
 
 
 def in_words(problems: Sequence[ErrorDetails]) -> str:
-    """Validation errors of a recipe: where, what was expected, what was received."""
+    """Return validation errors in one line: where, what was expected, what was received."""
     return "; ".join(_problem(problem) for problem in problems)
 
 
 def _problem(problem: ErrorDetails) -> str:
-    """Return one validation error in words: where, what was expected, what was received."""
     where = ".".join(map(str, problem["loc"])) or "recipe"
     if problem["type"] == "value_error":
         return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
@@ -125,17 +128,9 @@ def recipe_toml(recipe: Recipe, folder: Path) -> str:
     """Write a recipe as TOML that `load_recipe` reads alike, with paths relative to the folder of the file."""
     import tomlkit  # not among what `longtail[tfrs]` installs
 
-    tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"tune"})
-    places = [(recipe.data, tree["data"], key) for key in ("train", "valid", "test", "queries", "labels")]
-    for section, values, key in (*places, (recipe.evaluation, tree.get("evaluation", {}), "target_prior")):
-        place = getattr(section, key)
-        if isinstance(place, list):
-            values[key] = [_relative(each, folder) for each in place]
-        elif isinstance(place, Path):
-            values[key] = _relative(place, folder)
+    def relative(place: Path | str) -> Path | str:
+        return place if isinstance(place, str) else Path(os.path.relpath(place.resolve(), folder.resolve()))
+
+    moved = _with_places(recipe, relative)
+    tree = moved.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"tune"})
     return tomlkit.dumps(tree)
-
-
-def _relative(place: Path | str, folder: Path) -> str:
-    """A place as the folder's files name it; URLs stay."""
-    return place if isinstance(place, str) else os.path.relpath(place.resolve(), folder.resolve())

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Iterator
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
-from longtail.trainer.config.rows import ObjectiveConfig, check_objectives, shares_of, weighted_events
+from longtail.trainer.config.rows import ObjectiveConfig
 from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
 from longtail.trainer.config.towers import NEIGHBOURS, OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
-from longtail.trainer.config.tune import TuneConfig, check_tune
+from longtail.trainer.config.tune import TuneConfig
 from longtail.trainer.losses.families import LOSSES
 
 
@@ -49,252 +50,164 @@ class Recipe(Section):
     tune: TuneConfig | None = None
     """What `longtail-train tune` tries; no other command reads it."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if any(feature.kind == "history" for feature in self.label.features):
-            raise ValueError("label.features: expected kinds other than history, which belongs to queries")
-        if any(feature.kind == "audience" for feature in self.query.features):
-            raise ValueError("query.features: expected kinds other than audience, which belongs to labels")
-        self._check_rows()
-        self._check_label_vectors()
-        self._check_events()
-        self._check_sequences()
+    def _problems(self) -> Iterator[str]:
+        for feature in self.query.features:
+            yield from self._problems_of_query_feature(feature, f"query feature {feature.name!r}")
+        for feature in self.label.features:
+            where = f"label feature {feature.name!r}"
+            if feature.kind == "history":
+                yield f"{where}: expected kinds other than history, which belongs to queries"
+            if feature.origin == "row":
+                yield f"{where}: expected from = 'table', received 'row'"
+            if feature.of_label is not None:
+                yield f"{where}: expected of_label of query features only, received {feature.of_label!r}"
+        yield from self._problems_of_tables()
+        yield from self._problems_of_data()
         if self.objectives:
-            check_objectives(self.objectives, self.data.events)
-        self._check_cosine()
-        self._check_dial_of_tree()
-        self._check_likelihood()
+            yield from self._problems_of_objectives(self.objectives)
+        yield from self._problems_of_batches()
+        yield from self._problems_of_scores()
         if self.tune is not None:
-            check_tune(self.tune, self.evaluation)
-        if self.training.accumulate > 1 and self.loss.resolved_hits == "mask_known":
-            raise ValueError(
-                "training.accumulate: expected 1 with loss.hits 'mask_known', whose positives are of the whole batch, "
-                f"received {self.training.accumulate}"
+            yield from self.tune.problems(self.evaluation)
+
+    def _problems_of_query_feature(self, feature: FeatureConfig, where: str) -> Iterator[str]:
+        if feature.kind == "audience":
+            yield f"{where}: expected kinds other than audience, which belongs to labels"
+        if feature.origin == "row" and (feature.kind == "history" or feature.name == self.data.query_id):
+            yield f"{where}: expected from = 'row' of neither a history nor the query's own id"
+        if feature.reads_label_tower and feature.dim != self.model.dim:
+            yield f"{where}: expected dim = {self.model.dim}, as of model.dim, with entries = {feature.entries!r}"
+        weights = self.data.events.weights if self.data.events else {}
+        types = [name for name, weight in weights.items() if weight]
+        if unknown := [name for name in feature.events if name not in types]:
+            yield f"{where}: expected events that data.events.weights weighs, {types or 'none'}, received {unknown}"
+        if feature.encoder is not None and not self.data.ordered:
+            yield f"{where}: expected data.timestamp, or a data.split by time per query, with an encoder"
+        if feature.reads_times and self.data.timestamp is None:
+            yield f"{where}: expected data.timestamp with encoder.time_buckets, received none"
+        vectors = {each.name: each for each in self.label.features if each.kind == "vector"}
+        if feature.of_label is not None and feature.of_label not in vectors:
+            yield (
+                f"{where}: expected of_label to name a vector among the label features, "
+                f"{', '.join(vectors) or 'of which there is none'}, received {feature.of_label!r}"
             )
-        if self.loss.negatives_per == "query" and self.data.reduction == "sample":
-            raise ValueError(
-                "loss.negatives_per: expected 'pair' with data.reduction = 'sample', which visits one pair of every "
-                "query as it is, received 'query'"
-            )
-        numbers = [
-            {f.name for f in tower.features if f.kind == "number" and not f.has_table}
+        elif feature.of_label is not None:
+            of_label = vectors[feature.of_label]
+            if (feature.dims, feature.normalise) != (of_label.dims, of_label.normalise):
+                yield f"{where}: expected dims and normalise of label feature {of_label.name!r}"
+
+    def _problems_of_tables(self) -> Iterator[str]:
+        """Yield the features that cannot share a table, as its name says they do."""
+        of_query, of_label = (
+            {each.name for each in tower.features if each.kind == "number" and not each.has_table}
             for tower in (self.query, self.label)
-        ]
-        if both := sorted(numbers[0] & numbers[1]):
-            raise ValueError(f"number features: expected names of one tower each, received {', '.join(both)} in both")
-        self._check_label_rows()
-        self._check_neighbours()
-        tables: dict[str, FeatureConfig] = {}
+        )
+        if both := sorted(of_query & of_label):
+            yield f"number features: expected names of one tower each, received {', '.join(both)} in both"
+        first: dict[str, FeatureConfig] = {}
         for feature in (*self.query.features, *self.label.features):
             name = feature.entry_table if feature.reads_label_tower else feature.table_name
             if not feature.has_table or name is None:
                 continue
-            other = tables.setdefault(name, feature)
-            mixed = feature.kind != other.kind and (feature.table_rows or other.table_rows) is not None
-            if other.dim != feature.dim or mixed:
-                raise ValueError(
-                    f"table {name!r}: expected features of one width and of ids or of text alike, "
-                    f"received {other.name!r} ({other.kind}, {other.dim}) "
-                    f"and {feature.name!r} ({feature.kind}, {feature.dim})"
-                )
-            if feature.kind == "text" and other.hash_rows != feature.hash_rows:
-                raise ValueError(
-                    f"table {name!r}: expected texts of one hash_rows, "
-                    f"received {other.name!r} ({other.hash_rows}) and {feature.name!r} ({feature.hash_rows})"
-                )
-            of_labels = {each.kind == "history" or each.name == self.data.label_id for each in (other, feature)}
-            if of_labels == {True, False} and "audience" in (other.kind, feature.kind):
-                raise ValueError(
-                    f"table {name!r}: expected ids of queries or of labels, received both: {other.name!r} "
-                    f"({other.kind}) and {feature.name!r} ({feature.kind})"
-                )
-            if other.table_rows != feature.table_rows:
-                raise ValueError(
-                    f"table {name!r}: expected numbers of as many buckets, "
-                    f"received {other.name!r} ({other.buckets}) and {feature.name!r} ({feature.buckets})"
-                )
-        return self
+            other = first.setdefault(name, feature)
+            pair = (other, feature)
+            received = " and ".join(f"{it.name!r} ({it.kind}, {it.dim}, {it.table_rows or 'own'} rows)" for it in pair)
+            fixed = [each.kind if each.table_rows else None for each in pair]
+            if other.dim != feature.dim or fixed[0] != fixed[1] or other.table_rows != feature.table_rows:
+                yield f"table {name!r}: expected one dim, and either ids or one kind and size, received {received}"
+            of_labels = {each.kind == "history" or each.name == self.data.label_id for each in pair}
+            if len(of_labels) == 2 and "audience" in (other.kind, feature.kind):
+                yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
 
-    def _check_label_rows(self) -> None:
-        """Refuse histories of label embeddings that are not as wide as these."""
-        for feature in self.query.features:
-            if feature.reads_label_tower and feature.dim != self.model.dim:
-                raise ValueError(
-                    f"query feature {feature.name!r}: expected dim = {self.model.dim}, as of model.dim, with entries = "
-                    f"{feature.entries!r}, received {feature.dim}"
-                )
-
-    def _check_neighbours(self) -> None:
-        """Refuse neighbours of queries that are another in every row, as a neighbour is no row."""
-        if self.loss.neighbours is None or "query" not in self.loss.neighbours.sides:
-            return
-        of_rows = [each.name for each in self.query.features if each.origin == "row" or each.encoder is not None]
-        if of_rows or self.data.valid_from:
-            beside = f"query feature {of_rows[0]!r}" if of_rows else f"data.valid_from = {self.data.valid_from!r}"
-            raise ValueError(
-                "loss.neighbours: expected sides = ['label'] with features of from = 'row', encoders or versions, as a "
-                f"neighbour is no row that these could be read of, received 'query' beside {beside}"
-            )
-
-    def _check_rows(self) -> None:
-        """Refuse features, attributes and impressions that the interactions cannot give."""
-        data = self.data
-        for feature in self.label.features:
-            if feature.origin == "row":
-                raise ValueError(f"label feature {feature.name!r}: expected from = 'table', received 'row'")
-        for feature in self.query.features:
-            if feature.origin == "row" and (feature.kind == "history" or feature.name == data.query_id):
-                raise ValueError(
-                    f"query feature {feature.name!r}: expected from = 'row' of neither a history nor the query's own "
-                    f"id, received {feature.kind!r}"
-                )
+    def _problems_of_data(self) -> Iterator[str]:
+        data, loss, training = self.data, self.loss, self.training
         if data.format in ("lists", "xmc") and (self.context_columns or data.impressions or data.valid_from):
-            raise ValueError(
-                "data.format: expected a format of columns with features of from = 'row', impressions or valid_from, "
+            yield (
+                "data.format: expected parquet, csv or tsv with features of from = 'row', impressions or valid_from, "
                 f"received {data.format!r}"
             )
-        if self.loss.impressions and not data.impressions:
-            raise ValueError(
-                f"loss.impressions: expected data.impressions, their column, beside {self.loss.impressions}, "
-                "received none"
-            )
-        if self.training.replay < 1 and (data.timestamp is None or data.reduction == "sample"):
-            raise ValueError(
-                "training.replay: expected data.timestamp, and a data.reduction that visits pairs, below 1, received "
-                f"{self.training.replay:g} with timestamp {data.timestamp} and reduction {data.reduction!r}"
-            )
+        if loss.impressions and not data.impressions:
+            yield f"loss.impressions: expected data.impressions, their column, with {loss.impressions}, received none"
+        if training.replay < 1 and (data.timestamp is None or data.reduction == "sample"):
+            yield "training.replay: expected data.timestamp, and no data.reduction = 'sample', with a share below 1"
         if data.valid_from and not (data.queries and data.timestamp):
-            raise ValueError(
-                "data.valid_from: expected data.queries and data.timestamp with it, "
-                f"received {data.queries} and {data.timestamp}"
-            )
+            yield "data.valid_from: expected data.queries and data.timestamp with it"
+        if loss.negatives_per == "query" and data.reduction == "sample":
+            yield "loss.negatives_per: expected 'pair' with data.reduction = 'sample', which visits one pair of a query"
 
-    def _check_label_vectors(self) -> None:
-        """Refuse vectors by label id that are of no such vector of the labels."""
-        for feature in self.label.features:
-            if feature.of_label is not None:
-                raise ValueError(
-                    f"label feature {feature.name!r}: expected of_label of query features only, "
-                    f"received {feature.of_label!r}"
-                )
-        vectors = {feature.name: feature for feature in self.label.features if feature.kind == "vector"}
-        for feature in self.query.features:
-            if feature.of_label is None:
-                continue
-            if feature.of_label not in vectors:
-                raise ValueError(
-                    f"query feature {feature.name!r}: expected of_label to name a vector among the label features, "
-                    f"{', '.join(vectors) or 'of which there is none'}, received {feature.of_label!r}"
-                )
-            of_label = vectors[feature.of_label]
-            for key in ("dims", "normalise"):
-                expected, received = getattr(of_label, key), getattr(feature, key)
-                if expected != received:
-                    raise ValueError(
-                        f"query feature {feature.name!r}: expected {key} = {str(expected).lower()}, as of the label "
-                        f"feature {of_label.name!r}, received {str(received).lower()}"
-                    )
+    def _problems_of_objectives(self, objectives: dict[str, ObjectiveConfig]) -> Iterator[str]:
+        """Yield why objectives do not share out the types of events."""
+        names, events = list(objectives), self.data.events
+        if len(names) == 1:
+            yield f"objectives: expected at least two, or no [objectives] at all, received {names}"
+        if wrong := [name for name in names if not name.isidentifier()]:
+            yield f"objectives: expected names of letters, digits and _, received {wrong}"
+        types = sorted(event for event, weight in (events.weights if events else {}).items() if weight)
+        owned = sorted(event for each in objectives.values() for event in each.events)
+        if owned != types:
+            yield f"objectives: expected each type that data.events.weights weighs once, {types}, received {owned}"
+        if not any(self.export_shares.values()):
+            yield "objectives: expected some export > 0, received only zeros"
 
-    def _check_events(self) -> None:
-        """Refuse histories of event types that the data do not tell apart."""
-        types = [name for name, weight in self.data.events.weights.items() if weight] if self.data.events else []
-        for feature in self.query.features:
-            if unknown := [name for name in feature.events if name not in types]:
-                raise ValueError(
-                    f"feature {feature.name!r}: expected events among {types or 'none'}, the types that "
-                    f"data.events.weights gives a weight above 0, received {unknown}"
-                )
-
-    def _check_sequences(self) -> None:
-        """Refuse sequences without an order, and batches of them that take a query's positives for its negatives."""
+    def _problems_of_batches(self) -> Iterator[str]:
+        """Yield what a batch could not hold together."""
+        loss, parts = self.loss, self.training.accumulate
+        if parts > 1 and loss.resolved_hits == "mask_known":
+            yield f"training.accumulate: expected 1 with loss.hits 'mask_known', of whole batches, received {parts}"
         sequences = [feature.name for feature in self.query.features if feature.encoder is not None]
-        if sequences and not self.data.ordered:
-            raise ValueError(
-                f"query feature {sequences[0]!r}: expected data.timestamp, or data.split.strategy = 'leave_last_out' "
-                "or 'temporal_per_query', with an encoder, which reads a history in its order, received neither"
+        if sequences and loss.sampler.of_the_batch and parts == 1 and loss.resolved_hits == "mask":
+            yield (
+                f"loss.hits: expected 'mask_known' or 'keep' with sampler {loss.sampler.name!r} and the sequence "
+                f"{sequences[0]!r}: a batch holds all pairs of a query, which would be negatives of each other"
             )
-        timed = [feature.name for feature in self.query.features if feature.reads_times]
-        if timed and self.data.timestamp is None:
-            raise ValueError(
-                f"query feature {timed[0]!r}: expected data.timestamp with encoder.time_buckets, which tell apart how "
-                "long ago entries were, received none"
-            )
-        if (
-            sequences
-            and self.loss.sampler.of_the_batch
-            and self.training.accumulate == 1
-            and self.loss.resolved_hits == "mask"
-        ):
-            raise ValueError(
-                f"loss.hits: expected 'mask_known', or 'keep', with sampler {self.loss.sampler.name!r} and a sequence, "
-                f"{sequences[0]!r}: a batch then holds all pairs of a query, which would be negatives of each other, "
-                "received 'mask'"
-            )
-
-    def _check_cosine(self) -> None:
-        """Refuse what is defined on cosines for a model whose logits are none."""
-        model = self.model
-        if self.loss.sampler.features is not None and model.similarity != "cosine":
-            raise ValueError(
-                "loss.sampler.features: expected model.similarity = 'cosine' with random features, which are of unit "
-                f"vectors, received {model.similarity!r}"
-            )
-        plain = model.similarity == "cosine" and model.temperature == 1 and not model.learn_temperature
-        if LOSSES[self.loss.family.name].cosine and (not plain or model.label_bias):
-            raise ValueError(
-                f"loss.family: expected similarity = 'cosine', temperature = 1, fixed, and no label bias with "
-                f"{self.loss.family.name!r}, which is a loss of cosines, received {model.similarity!r}, "
-                f"{model.temperature}, learn_temperature = {model.learn_temperature}, label_bias = {model.label_bias}"
-            )
-        bounded = model.similarity == "cosine" and not (model.learn_temperature or model.label_bias)
-        if self.loss.family.name == "bilateral_softmax" and self.loss.family.power not in (None, 1) and not bounded:
-            raise ValueError(
-                "loss.family: expected similarity = 'cosine', a fixed temperature and no label bias with power "
-                f"{self.loss.family.power:g}, under which a constant added to all logits changes the loss, received "
-                f"{model.similarity!r}, learn_temperature = {model.learn_temperature}, "
-                f"label_bias = {model.label_bias}"
-            )
-
-    def _check_dial_of_tree(self) -> None:
-        """Refuse λ < 0 for a tree: it favours labels that p_n(y|x) all but rules out, and no search finds those."""
-        if self.loss.sampler.name != "adversarial":
-            return
-        default = self.evaluation.default_bias_removal
-        asked = {
-            "bias_removal": min(self.evaluation.bias_removal),
-            "default_bias_removal": 0.0 if default is None else default,
-        }
-        for key, least in asked.items():
-            if least < 0:
-                raise ValueError(
-                    f"evaluation.{key}: expected λ >= 0 with sampler 'adversarial', for which the service looks for "
-                    f"the labels that the model or the tree likes best, received {least:g}"
+        if loss.neighbours is not None and "query" in loss.neighbours.sides:
+            changing = [each.name for each in self.query.features if each.origin == "row" or each.encoder is not None]
+            if changing or self.data.valid_from:
+                yield (
+                    "loss.neighbours: sides includes 'query', but a neighbour is no row that "
+                    f"{changing[0] if changing else 'data.valid_from'} could be read of; use sides = ['label']"
                 )
 
-    def _check_likelihood(self) -> None:
-        """Refuse a likelihood of scores that are no log-probabilities at any λ of the grid."""
-        if not self.evaluation.log_likelihood:
+    def _problems_of_scores(self) -> Iterator[str]:
+        """Yield what is not defined for the model's scores."""
+        model, loss, evaluation = self.model, self.loss, self.evaluation
+        cosine = model.similarity == "cosine"
+        bounded = cosine and not (model.learn_temperature or model.label_bias)
+        if loss.sampler.features is not None and not cosine:
+            yield "loss.sampler.features: expected model.similarity = 'cosine' with random features, received 'dot'"
+        if LOSSES[loss.family.name].cosine and not (bounded and model.temperature == 1):
+            yield (
+                f"loss.family: expected similarity = 'cosine', temperature = 1, fixed, and no label bias with "
+                f"{loss.family.name!r}, received {model}"
+            )
+        if loss.family.name == "bilateral_softmax" and loss.family.power not in (None, 1) and not bounded:
+            yield (
+                "loss.family: expected similarity = 'cosine', a fixed temperature and no label bias with power "
+                f"{loss.family.power:g}, received {model}"
+            )
+        if loss.sampler.name == "adversarial":  # its search does not find labels that p_n(y|x) all but rules out
+            default = evaluation.default_bias_removal or 0.0
+            for key, value in (("bias_removal", min(evaluation.bias_removal)), ("default_bias_removal", default)):
+                if value < 0:
+                    yield f"evaluation.{key}: expected λ >= 0 with sampler 'adversarial', received {value:g}"
+        if not evaluation.log_likelihood:
             return
         if self.objectives:
-            raise ValueError(
-                "evaluation.log_likelihood: expected false with objectives, whose served score is a sum of "
-                f"log-probabilities and none itself, received true beside {', '.join(self.objectives)}"
-            )
-        if reason := self.loss.uncalibrated():
-            raise ValueError(
-                "evaluation.log_likelihood: expected false, or a loss whose scores are log-probabilities at some λ: "
-                f"{reason}; received {self.loss}"
-            )
-        if self.loss.calibrated_at not in self.evaluation.bias_removal:
-            raise ValueError(
-                f"evaluation.bias_removal: expected {self.loss.calibrated_at} in it, where scores are "
-                f"log-probabilities and their likelihood is measured, received {self.evaluation.bias_removal}"
+            yield "evaluation.log_likelihood: expected false with objectives, whose served score is a weighted sum"
+        if reason := loss.uncalibrated():
+            yield f"evaluation.log_likelihood: expected false, as scores are log-probabilities at no λ: {reason}"
+        if loss.calibrated_at not in evaluation.bias_removal:
+            yield (
+                f"evaluation.bias_removal: expected {loss.calibrated_at} in it, where scores are "
+                f"log-probabilities and their likelihood is measured, received {evaluation.bias_removal}"
             )
 
     @property
     def export_shares(self) -> dict[str, float]:
-        """Return share of every objective in the served score, by name; empty without objectives."""
-        return shares_of(self.objectives) if self.objectives else {}
+        """Return the share of every objective in the served score, by name; empty without objectives."""
+        given = {name: each.weight if each.export is None else each.export for name, each in self.objectives.items()}
+        total = sum(given.values()) or 1.0
+        return {name: share / total for name, share in given.items()}
 
     @property
     def served_similarity(self) -> Literal["cosine", "dot"]:
@@ -305,10 +218,13 @@ class Recipe(Section):
 
     @property
     def weighted_data(self) -> DataConfig:
-        """`data`, its types of events weighing what their objectives say."""
-        if not self.objectives or self.data.events is None:
+        """Return `data` with types of events weighted by their objectives."""
+        events = self.data.events
+        if not self.objectives or events is None:
             return self.data
-        return self.data.model_copy(update={"events": weighted_events(self.objectives, self.data.events)})
+        factor = {event: each.weight for each in self.objectives.values() for event in each.events}
+        weights = {event: weight * factor.get(event, 1.0) for event, weight in events.weights.items()}
+        return self.data.model_copy(update={"events": events.model_copy(update={"weights": weights})})
 
     @property
     def objective_of_type(self) -> list[int] | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator
 
 from longtail.trainer.config.base import Section
 
@@ -33,13 +33,6 @@ def _places(value: Any) -> Any:
 
 Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
 """A file, a directory, a glob, a URL of a file system that fsspec knows, or a list of these."""
-
-
-def relative_to(places: Places, folder: Path) -> Places:
-    """Return places with their relative paths read from a folder; URLs stay."""
-    if isinstance(places, list):
-        return [part if isinstance(part, str) else folder / part for part in places]
-    return places if isinstance(places, str) else folder / places
 
 
 def shown(places: Places) -> str:
@@ -118,18 +111,13 @@ class EventsConfig(Section):
     half_life: Span | None = None
     """Time in which a weight halves, counted back from the newest row, such as `30d`."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if (self.column is None) != (not self.weights):
-            raise ValueError(
-                f"events: expected column and weights together, received column = {self.column!r}, "
-                f"weights = {self.weights}"
-            )
+            yield f"events: expected column and weights together, received {self.column!r} and {self.weights}"
         if self.weights and not any(self.weights.values()):
-            raise ValueError(f"events.weights: expected some weight > 0, received {self.weights}")
+            yield f"events.weights: expected some weight > 0, received {self.weights}"
         if self.column is None and self.half_life is None:
-            raise ValueError("events: expected column and weights, or half_life, received neither")
-        return self
+            yield "events: expected column and weights, or half_life, received neither"
 
 
 class ObjectiveConfig(Section):
@@ -141,49 +129,3 @@ class ObjectiveConfig(Section):
     """Multiplies what `data.events.weights` says of its types: its pairs' loss, and what they count in π."""
     export: float | None = Field(default=None, ge=0)
     """Its share of the served score, once the shares are divided by their sum; its `weight` if not given."""
-
-
-def shares_of(objectives: Mapping[str, ObjectiveConfig]) -> dict[str, float]:
-    """Return the share of every objective in the served score, by name; they sum to 1."""
-    given = {name: each.weight if each.export is None else each.export for name, each in objectives.items()}
-    total = sum(given.values())
-    return {name: share / total for name, share in given.items()}
-
-
-def weighted_events(objectives: Mapping[str, ObjectiveConfig], events: EventsConfig) -> EventsConfig:
-    """Return the events' weights, times those of the objectives that they belong to."""
-    factor = {event: each.weight for each in objectives.values() for event in each.events}
-    weights = {event: weight * factor.get(event, 1.0) for event, weight in events.weights.items()}
-    return events.model_copy(update={"weights": weights})
-
-
-def check_objectives(objectives: Mapping[str, ObjectiveConfig], events: EventsConfig | None) -> None:
-    """Refuse objectives that do not share out the types of events."""
-    names = list(objectives)
-    if len(names) == 1:
-        raise ValueError(f"objectives: expected at least two, or no [objectives] at all, received {names}")
-    if wrong := [name for name in names if not name.isidentifier()]:
-        raise ValueError(f"objectives: expected names of letters, digits and _, received {wrong}")
-    if events is None or events.column is None:
-        raise ValueError("objectives: expected data.events with column and weights with them, received none")
-    types = [event for event, weight in events.weights.items() if weight]
-    owners: dict[str, str] = {}
-    for name, objective in objectives.items():
-        for event in objective.events:
-            if event not in types:
-                raise ValueError(
-                    f"objectives.{name}.events: expected types of data.events.weights with a weight above 0, "
-                    f"{types}, received {event!r}"
-                )
-            if event in owners:
-                raise ValueError(
-                    f"objectives.{name}.events: expected each type once, received {event!r}, which belongs to "
-                    f"{owners[event]!r}"
-                )
-            owners[event] = name
-    if left := [event for event in types if event not in owners]:
-        raise ValueError(
-            f"objectives: expected one for each type that data.events gives a weight above 0, received none for {left}"
-        )
-    if not any(each.weight if each.export is None else each.export for each in objectives.values()):
-        raise ValueError("objectives: expected some export > 0, received only zeros")

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ByteSize, Field, model_validator
+from pydantic import ByteSize, Field
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.trainer.config.base import Choice, Section, one_of
+from longtail.trainer.config.base import Choice, Section
 from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
-from longtail.trainer.metric_registry import METRICS, k_of
+from longtail.trainer.metric_registry import k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
+PLACES = ("train", "valid", "test", "queries", "labels", "prepared")
+"""Keys of `data` that name files or folders."""
 _RATIOS = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
 _FLOORS = ("recall", "coverage", "exposure")
 """Metrics of a bucket that are better higher."""
@@ -32,11 +33,9 @@ class SplitConfig(Section):
     test: float = Field(default=0.1, ge=0, lt=1)
     """Share of all pairs; not used when there is a test file (nor `valid`, when there is a valid file)."""
 
-    @model_validator(mode="after")
-    def _something_to_train_on(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.valid + self.test >= 1:
-            raise ValueError(f"split: expected valid + test < 1, received {self.valid} + {self.test}")
-        return self
+            yield f"split: expected valid + test < 1, received {self.valid} + {self.test}"
 
 
 class DataConfig(Section):
@@ -114,15 +113,11 @@ class DataConfig(Section):
         by_file = ("temporal_per_query", "leave_last_out")
         return self.timestamp is not None or (self.split is not None and self.split.strategy in by_file)
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
-            raise ValueError("since and events.half_life: expected data.timestamp with them, received none")
+            yield "since and events.half_life: expected data.timestamp with them, received none"
         if self.format in ("lists", "xmc") and (self.filter or self.events or self.since):
-            raise ValueError(
-                f"filter, since and events: expected a format of columns, parquet, csv or tsv, received {self.format!r}"
-            )
-        return self
+            yield f"filter, since and events: expected format parquet, csv or tsv, received {self.format!r}"
 
 
 class OptimizerConfig(Section):
@@ -149,13 +144,8 @@ class OptimizerConfig(Section):
     """Decoupled from the gradient, as in AdamW: a step first multiplies dense parameters but a learned temperature by
     1 − rate·weight_decay, and a touched row by that for every step since it was last touched. AdamW's usual 0.01 is
     small at a rate of 0.001; here 1 to 10 are worth trying on embeddings."""
-    schedule: Literal["constant", "linear", "cosine", "step"] = "constant"
-    """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`; `step` multiplies
-    them by `decay` at each of `milestones`. [R21] has `step` and `cosine`."""
-    milestones: list[Annotated[float, Field(gt=0, lt=1)]] = Field(default=[0.625, 0.703125], min_length=1)
-    """Shares of `epochs`, rising; the default is [R21]'s, epochs 160 and 180 of 256."""
-    decay: float = Field(default=0.1, gt=0, lt=1)
-    """Of `schedule = "step"`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`."""
     warmup: float = Field(default=0.0, ge=0, lt=1)
     """Share of `epochs` in which both rates rise from 0; `linear` and `cosine` then fall in what is left."""
     average: float | None = Field(default=None, gt=0, lt=1)
@@ -164,25 +154,13 @@ class OptimizerConfig(Section):
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of a step's whole gradient, l2's part included."""
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        one_of("embeddings", ROW_OPTIMIZERS, self.embeddings)
+    def _problems(self) -> Iterator[str]:
+        if self.embeddings not in ROW_OPTIMIZERS:
+            yield f"embeddings: expected one of {', '.join(ROW_OPTIMIZERS)}, received {self.embeddings!r}"
         if self.momentum and "sgd" not in (self.embeddings, self.dense):
-            raise ValueError(
-                f"momentum: expected 0 where neither embeddings nor dense is sgd, received {self.momentum}"
-            )
+            yield f"momentum: expected 0 where neither embeddings nor dense is sgd, received {self.momentum}"
         if self.embedding_momentum is not None and self.embeddings != "sgd":
-            raise ValueError(
-                f"embedding_momentum: expected none with embeddings {self.embeddings!r}, "
-                f"received {self.embedding_momentum}"
-            )
-        defaults = type(self).model_fields
-        for name in ("milestones", "decay"):
-            if self.schedule != "step" and (value := getattr(self, name)) != defaults[name].default:
-                raise ValueError(f"{name}: expected none with schedule {self.schedule!r}, received {value}")
-        if any(later <= earlier for earlier, later in pairwise(self.milestones)):
-            raise ValueError(f"milestones: expected rising shares, received {self.milestones}")
-        return self
+            yield f"embedding_momentum: expected none with embeddings {self.embeddings!r}"
 
     @property
     def row_arguments(self) -> dict[str, float]:
@@ -214,14 +192,9 @@ class TrainingConfig(Section):
     model stay float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
-    keep_weights: bool = True
-    """Keep the tables and dense weights in the bundle, `weights.npz` and `tables/`, so that the next training can start
-    from them (`longtail-train fit --warm-start BUNDLE`). ONNX towers cannot be trained further. Large tables that they
-    read are in `tables/` in any case."""
     keep_optimizer: bool = False
-    """Keep the optimisers' state beside the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
+    """Keep the optimisers' state with the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
     weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""
-
     devices: Literal["one", "all"] = "one"
     """`all` computes a step on every device that JAX finds: each takes an equal part of a batch and keeps an equal part
     of every table's rows with its optimiser's. Negatives are those of the whole batch, figures those of one device but
@@ -229,26 +202,18 @@ class TrainingConfig(Section):
     number of devices."""
     processes: int = Field(default=1, ge=1)
     """Processes that train together, one on each host, started alike (`longtail-train fit --coordinator`)."""
-
     replay: float = Field(default=1.0, ge=0, le=1)
     """After a warm start: share of the pairs that the bundle has learnt from which an epoch visits, drawn anew each
     epoch; it visits every pair that is newer. Needs `data.timestamp`. Histories, frequencies and what a query has seen
     are of all pairs whatever it is."""
 
-    @model_validator(mode="after")
-    def _whole_parts(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
-            raise ValueError(
-                f"accumulate: expected equal parts of batch_size = {self.batch_size}, of at least 2 pairs, "
-                f"received {self.accumulate}"
-            )
+            yield f"accumulate: expected equal parts, of at least 2 pairs, of batch_size = {self.batch_size}"
         if self.processes > 1 and self.devices == "one":
-            raise ValueError(f'processes: expected devices = "all" beside {self.processes}, received devices = "one"')
-        if self.keep_optimizer and not self.keep_weights:
-            raise ValueError("keep_optimizer: expected keep_weights = true, whose state it is, received false")
+            yield f'processes: expected devices = "all" with {self.processes}, received devices = "one"'
         if self.evaluate_every > 1 and self.evaluate_every % 1:
-            raise ValueError(f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}")
-        return self
+            yield f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}"
 
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
@@ -273,10 +238,7 @@ BaselineName = Literal["popularity", "recent popularity", "item-kNN", "iALS"]
 class MetricConfig(Choice):
     """A metric of one's own: a registered name and its parameters."""
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        self._check("metric", METRICS, lambda metric: metric)
-        return self
+    registry: ClassVar[str] = "metric"
 
 
 class RelativeFloor(Section):
@@ -338,42 +300,33 @@ class EvaluationConfig(Section):
     scores are log-probabilities. A loss without one is refused [METHODS §2.1]."""
     bootstrap: int = Field(default=200, ge=10)
     """Resamples behind each interval."""
-    max_valid_queries: int = Field(default=10_000, ge=1)
-    """Validation during training uses at most this many queries, drawn by seed."""
     propensity: PropensityConfig | None = None
     """Adds `psp@k` and `psndcg@k`, precision and nDCG that count a label by its inverse propensity."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.target_prior is not None and self.floor:
-            raise ValueError(f"target_prior: expected no floor with it, received {self.floor}")
+    def _problems(self) -> Iterator[str]:
+        own = [metric.name for metric in self.metrics]
+        for key, names in (("baselines", self.baselines), ("metrics", own)):
+            if len(set(names)) < len(names):
+                yield f"{key}: expected distinct names, received {names}"
         if any(k < 1 for k in self.ks):
-            raise ValueError(f"ks: expected values >= 1, received {self.ks}")
-        if self.target_prior is not None and self.refine is not None:
-            raise ValueError(f"target_prior: expected no refine with it, received {self.refine}")
+            yield f"ks: expected values >= 1, received {self.ks}"
+        if self.target_prior is not None and (self.floor or self.refine is not None):
+            yield f"target_prior: expected no {'floor' if self.floor else 'refine'} with it"
         if unknown := [name for name in self.floor if name not in BUCKET_NAMES and not self._is_metric(name, _FLOORS)]:
-            raise ValueError(
+            yield (
                 f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, or metrics such as 'ndcg@{self.ks[0]}' and "
                 f"'exposure@{self.ks[0]}/tail', received {', '.join(sorted(unknown))}"
             )
         for name, least in self.floor.items():
             at = least.bias_removal if isinstance(least, RelativeFloor) else None
             if at is not None and at not in self.bias_removal:
-                raise ValueError(f"floor: {name}: expected one of bias_removal = {self.bias_removal}, received {at}")
-        if len(set(self.baselines)) < len(self.baselines):
-            raise ValueError(f"baselines: expected distinct names, received {self.baselines}")
-        own = [metric.name for metric in self.metrics]
-        if len(set(own)) != len(own):
-            raise ValueError(f"metrics: expected distinct names, received {own}")
+                yield f"floor: {name}: expected one of bias_removal = {self.bias_removal}, received {at}"
         if not self._is_metric(self.metric, ("recall",)):
             known = "|".join((*_RATIOS, *own))
-            raise ValueError(
-                f"metric: expected {known} or recall of a bucket, @ one of {self.ks}, received {self.metric!r}"
-            )
+            yield f"metric: expected {known} or recall of a bucket, @ one of {self.ks}, received {self.metric!r}"
         for name in (self.metric, *self.floor):
             if name.partition("@")[0] in ("psp", "psndcg") and self.propensity is None:
-                raise ValueError(f"metric: expected evaluation.propensity beside {name!r}, received none")
-        return self
+                yield f"metric: expected evaluation.propensity with {name!r}, received none"
 
     def _is_metric(self, metric: str, of_buckets: Sequence[str]) -> bool:
         """Return whether that is measured and better higher; `of_buckets` may be of a bucket."""

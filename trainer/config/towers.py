@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
-from typing import Any, Literal, Self, get_args
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     Field,
@@ -19,7 +19,7 @@ from pydantic import (
 from longtail.bundle import DATE_ROWS, DatePart
 from longtail.trainer import register
 from longtail.trainer.config.base import Choice, Section
-from longtail.trainer.layers import FEATURES, POOLED, TOWERS, FeatureKind, Kind
+from longtail.trainer.layers import FEATURES, POOLED, FeatureKind, Kind
 
 
 class EncoderConfig(Section):
@@ -52,68 +52,32 @@ class EncoderConfig(Section):
     def _bare(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _of_its_name(self) -> EncoderConfig:
+    def _problems(self) -> Iterator[str]:
         if self.hidden is not None and self.name != "sasrec":
-            raise ValueError(f"encoder: expected hidden with 'sasrec' only, received {self.name!r}")
+            yield f"encoder: expected hidden with 'sasrec' only, received {self.name!r}"
         if self.time_buckets is None and "without_times" in self.model_fields_set:
-            raise ValueError(
-                f"encoder: expected without_times beside time_buckets only, received {self.without_times:g}"
-            )
-        return self
+            yield f"encoder: expected without_times with time_buckets only, received {self.without_times:g}"
 
 
 class TowerChoice(Choice):
     """A tower of one's own: a row of `TOWERS`, by its name, and its parameters."""
 
-    @model_validator(mode="after")
-    def _defined(self) -> Self:
-        self._check("tower", TOWERS, lambda tower: tower)
-        return self
+    registry: ClassVar[str] = "tower"
 
 
 class KindChoice(Choice):
     """A feature kind of one's own: a row of `FEATURES`, by its name, and its parameters."""
+
+    registry: ClassVar[str] = "feature"
 
     @property
     def row(self) -> FeatureKind:
         """Return the kind."""
         return FEATURES[self.name]
 
-    @classmethod
-    def taken_from(cls, feature: Mapping[str, Any], keys: Collection[str]) -> tuple[Self | None, dict[str, Any]]:
-        """Return the kind of one's own that a feature of a recipe names, if it is none of ours; and the feature without
-        it.
-
-        Args:
-            keys: of every feature; all others are parameters of the kind.
-
-        Returns:
-            The choice, and the feature with the kind that it reads in the place of its own.
-        """
-        name = feature.get("kind")
-        if not isinstance(name, str) or name in get_args(Kind):
-            return None, dict(feature)
-        register.find("feature", name)
-        if name not in FEATURES:
-            raise ValueError(
-                f"kind: expected one of {', '.join((*get_args(Kind), *FEATURES))}, received {name!r}, which is neither "
-                f"registered nor an entry point of {register.GROUPS['feature']}"
-            )
-        row = FEATURES[name]
-        parameters = inspect.signature(row.part).parameters.values()
-        own = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-        if taken := sorted(own & set(keys)):
-            raise ValueError(
-                f"feature {name!r}: expected parameters of other names than a feature's keys, received {taken}"
-            )
-        choice = cls(name=name, **{key: value for key, value in feature.items() if key not in keys})
-        choice._check("feature", FEATURES, lambda row: row.part)
-        return choice, {key: value for key, value in feature.items() if key in keys} | {"kind": row.reads}
-
 
 OWN_ID_UNKNOWN_RATE = 0.1
-"""Of a label's own id that stands beside other features, unless the recipe says otherwise."""
+"""Default `unknown_rate` of a label's own id with other features."""
 
 
 class FeatureConfig(Section):
@@ -288,18 +252,23 @@ class FeatureConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _of_any_kind(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Reads a kind of one's own off the recipe, and holds the feature to what the kind leaves to it."""
-        if not isinstance(given, dict):
+        """Read a kind of one's own off the recipe, and refuse keys of the steps that it takes the place of."""
+        name = given.get("kind") if isinstance(given, dict) else None
+        if not isinstance(name, str) or name in get_args(Kind):
             return handler(given)
-        own, given = KindChoice.taken_from(given, [field.alias or name for name, field in cls.model_fields.items()])
-        feature = handler(given)
-        if own is not None:
-            if left := sorted(_LAST_STEPS & feature._changed):
-                raise ValueError(
-                    f"feature {feature.name!r}: expected no {', '.join(left)} beside kind {own.name!r}, which does "
-                    f"that itself with what it reads ({own.row.reads})"
-                )
-            feature._own = own
+        function = register.find("feature", name)
+        keys = {field.alias or key for key, field in cls.model_fields.items()}
+        parameters = inspect.signature(function).parameters.values()
+        if taken := sorted(keys & {it.name for it in parameters if it.kind is it.KEYWORD_ONLY}):
+            raise ValueError(f"feature {name!r}: expected parameters that are no keys of a feature, received {taken}")
+        own = KindChoice(name=name, **{key: value for key, value in given.items() if key not in keys})
+        feature = handler({key: given[key] for key in keys & given.keys()} | {"kind": own.row.reads})
+        if left := sorted(_LAST_STEPS & feature._changed):
+            raise ValueError(
+                f"feature {feature.name!r}: expected no {', '.join(left)} with kind {own.name!r}, which does "
+                f"that itself with what it reads ({own.row.reads})"
+            )
+        feature._own = own
         return feature
 
     @model_serializer(mode="wrap")
@@ -312,80 +281,47 @@ class FeatureConfig(Section):
     @property
     def _changed(self) -> set[str]:
         """Return names of the fields that are not as they are by default."""
-        fields = type(self).model_fields
-        return {
-            name
-            for name, field in fields.items()
-            if getattr(self, name) != field.get_default(call_default_factory=True)
-        }
+        return set(self.model_dump(exclude_defaults=True, by_alias=False)) - {"name", "kind"}
 
-    @model_validator(mode="after")
-    def _of_its_kind(self) -> Self:
-        changed = self._changed
-        if self.weights != "equal" and self.kind not in NEIGHBOURS:
-            raise ValueError(
-                f"feature {self.name!r}: expected weights of kinds {' and '.join(NEIGHBOURS)} only, "
-                f"received {self.kind!r}"
-            )
+    def _problems(self) -> Iterator[str]:
+        feature, changed = f"feature {self.name!r}", self._changed
+        for holds, keys, why in (
+            *((self.kind not in kinds, keys, f"only for {' and '.join(kinds)}") for kinds, keys in _ONLY_OF.items()),
+            (not self.in_buckets, {"buckets"}, "needs transform = 'quantile'"),
+            (not (self.bagged and self.combiner == "mean"), {"damping"}, "needs a mean of entries"),
+            (self.sample is not None, {"half_life"}, "sample leaves gaps between entries"),
+            (self.entries == "label_tower", {"table", "min_count"}, "entries = 'label_tower' are in no table"),
+            (self.encoder is not None, _POOLING, "an encoder reads entries in their order"),
+        ):
+            if holds and (given := sorted(keys & changed)):
+                yield f"{feature} of kind {self.kind!r}: expected no {', '.join(given)}: {why}"
         if (self.kind == "audience" or self.sample is not None) and self.combiner == "sqrtn":
-            raise ValueError(
-                f"feature {self.name!r}: expected another combiner where training draws entries that stand for all, "
-                "whose √Σw² is not that of all, received 'sqrtn'"
-            )
-        if self.sample is not None and self.half_life is not None:
-            raise ValueError(
-                f"feature {self.name!r}: expected no half_life with sample, which leaves open how many entries come "
-                f"after one, received {self.half_life:g}"
-            )
-        for kind, names in _ONLY_OF.items():
-            if self.kind != kind and (given := sorted(names & changed)):
-                raise ValueError(
-                    f"feature {self.name!r}: expected {', '.join(given)} of kind {kind!r} only, received {self.kind!r}"
-                )
+            yield f"{feature}: expected another combiner than 'sqrtn' where training draws some of the entries"
         if self.kind == "vector" and self.dims is None:
-            raise ValueError(f"feature {self.name!r}: expected dims, the numbers in a vector, received none")
-        if "buckets" in changed and not self.in_buckets:
-            raise ValueError(
-                f"feature {self.name!r}: expected buckets with transform = 'quantile', received {self.transform!r}"
-            )
-        if self.damping and not (self.bagged and self.combiner == "mean"):
-            received = f"combiner {self.combiner!r}" if self.bagged else f"kind {self.kind!r}"
-            raise ValueError(f"feature {self.name!r}: expected damping of a mean of entries only, received {received}")
-        if self.entries == "label_tower" and (given := sorted({"table", "min_count"} & changed)):
-            raise ValueError(
-                f"feature {self.name!r}: expected no {', '.join(given)} with entries = 'label_tower', which are of "
-                "every label and in no table"
-            )
-        if self.encoder is not None:
-            if given := sorted({"combiner", "damping", "half_life", "sample", "weights"} & changed):
-                raise ValueError(
-                    f"feature {self.name!r}: expected no {', '.join(given)} beside an encoder, which reads entries in "
-                    "their order"
-                )
-            if self.dim % self.encoder.heads:
-                raise ValueError(
-                    f"feature {self.name!r}: expected a dim that encoder.heads divides, received {self.dim} and "
-                    f"{self.encoder.heads}"
-                )
+            yield f"{feature}: expected dims, the numbers in a vector, received none"
+        if self.encoder is not None and self.dim % self.encoder.heads:
+            yield f"{feature}: expected a dim that encoder.heads = {self.encoder.heads} divides, received {self.dim}"
         if len(set(self.parts)) < len(self.parts):
-            raise ValueError(f"feature {self.name!r}: expected distinct parts, received {self.parts}")
-        return self
+            yield f"{feature}: expected distinct parts, received {self.parts}"
 
 
 LABEL_ROWS = "label-rows"
-"""What names of vocabularies of all labels begin with, whose rows are label embeddings; no table of a feature can be
-called so."""
+"""Prefix of vocabularies of all labels, whose rows are label embeddings; no name of a feature's table has a hyphen."""
 
 NEIGHBOURS = ("history", "audience")
 """Kinds whose entries are the training pairs of the query, or of the label."""
 
 _ONLY_OF = {
-    "history": {"encoder", "entries", "events", "half_life", "sample"},
-    "number": {"transform", "buckets", "missing"},
-    "vector": {"dims", "of_label", "projection", "normalise"},
-    "date": {"parts"},
+    NEIGHBOURS: {"weights"},
+    ("history",): {"encoder", "entries", "events", "half_life", "sample"},
+    ("number",): {"transform", "buckets", "missing"},
+    ("vector",): {"dims", "of_label", "projection", "normalise"},
+    ("date",): {"parts"},
 }
-"""Keys that belong to one kind alone."""
+"""Keys that belong to some kinds alone."""
+
+_POOLING = {"combiner", "damping", "half_life", "sample", "weights"}
+"""Keys of pooling, which an encoder takes the place of."""
 
 _LAST_STEPS = {"combiner", "damping", "encoder", "transform", "buckets", "projection"}
 """Keys of the steps that a kind of one's own takes the place of."""
@@ -423,26 +359,21 @@ class TowerConfig(Section):
     """A tower of one's own, by its name, or with its parameters: `{ name = "gated", experts = 4 }`. It goes from the
     combination to any width, in place of `cross`, `hidden`, `layer_norm` and `residual`."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
-            raise ValueError(f"features: expected distinct names, received {names}")
+            yield f"features: expected distinct names, received {names}"
         if self.tower is not None and (given := [name for name in _OF_OURS if getattr(self, name)]):
-            raise ValueError(
-                f"tower {self.tower.name!r}: expected no {', '.join(given)} with it, which belong to our tower, "
-                f"received {', '.join(f'{name} = {getattr(self, name)}' for name in given)}"
-            )
+            yield f"tower {self.tower.name!r}: expected no {', '.join(given)} with it, which belong to our tower"
         if any(width < 1 for width in self.hidden):
-            raise ValueError(f"hidden: expected widths >= 1, received {self.hidden}")
+            yield f"hidden: expected widths >= 1, received {self.hidden}"
         if self.layer_norm and not self.hidden:
-            raise ValueError("layer_norm: expected hidden layers to normalise, received none")
+            yield "layer_norm: expected hidden layers to normalise, received none"
         if self.residual and not (self.hidden or self.cross):
-            raise ValueError("residual: expected hidden or cross layers to lead past, received neither")
+            yield "residual: expected hidden or cross layers to lead past, received neither"
         widths = {feature.width for feature in self.features if feature.own is None}
         if self.combine == "sum" and len(widths) > 1:
-            raise ValueError(f"combine = 'sum': expected features of equal width, received {sorted(widths)}")
-        return self
+            yield f"combine = 'sum': expected features of equal width, received {sorted(widths)}"
 
 
 class ModelConfig(Section):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.sections import EvaluationConfig
-
-LESS_IS_BETTER = ("balanced_error", "gini", "popularity")
-"""Metrics that an objective minimises; all others it maximises."""
 
 _BY_BUCKET = ("recall", "exposure", "coverage", "balanced_error")
 
@@ -31,23 +29,19 @@ class RangeConfig(Section):
     choices: list[Any] | None = Field(default=None, min_length=1)
     """Any values that the key may have, tables among them: `{ name = "uniform", negatives = 512 }`."""
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _problems(self) -> Iterator[str]:
+        low, high, step = self.low, self.high, self.step
         if self.choices is not None:
             if self.model_fields_set != {"choices"}:
-                raise ValueError("expected choices alone, or low and high, received choices and others")
-            return self
-        if self.low is None or self.high is None:
-            raise ValueError(
-                f"expected choices, or low and high, received {', '.join(self.model_fields_set) or 'none'}"
-            )
-        if self.low >= self.high:
-            raise ValueError(f"expected low < high, received {self.low} and {self.high}")
-        if self.log and (self.step is not None or self.low <= 0):
-            raise ValueError(f"log: expected low > 0 and no step, received {self.low} and {self.step}")
-        if self.whole and isinstance(self.step, float):
-            raise ValueError(f"step: expected a whole number between whole low and high, received {self.step}")
-        return self
+                yield "expected choices alone, or low and high, received choices and others"
+        elif low is None or high is None:
+            yield f"expected choices, or low and high, received {', '.join(self.model_fields_set) or 'none'}"
+        elif low >= high:
+            yield f"expected low < high, received {low} and {high}"
+        elif self.log and (step is not None or low <= 0):
+            yield f"log: expected low > 0 and no step, received {low} and {step}"
+        elif self.whole and isinstance(step, float):
+            yield f"step: expected a whole number between whole low and high, received {step}"
 
     @property
     def whole(self) -> bool:
@@ -61,11 +55,9 @@ class BoundConfig(Section):
     at_least: float | None = None
     at_most: float | None = None
 
-    @model_validator(mode="after")
-    def _something(self) -> Self:
+    def _problems(self) -> Iterator[str]:
         if self.at_least is None and self.at_most is None:
-            raise ValueError("expected at_least or at_most, received neither")
-        return self
+            yield "expected at_least or at_most, received neither"
 
     def missed(self, value: float) -> float:
         """Compute by how much a value lies outside; 0 within."""
@@ -95,10 +87,10 @@ class TuneConfig(Section):
     sampler: Literal["tpe", "random"] = "tpe"
     """`tpe`: Optuna's tree-structured Parzen estimator; its first ten trials are random. It takes constraints and
     several objectives. `random`: all trials are."""
-    pruner: Literal["median", "none"] | None = None
-    """`median`: ends a trial whose best validation so far is below the median of what complete trials had at the same
-    one, after five of them; it needs `evaluation.metric` as the one objective. By default `median` where that is so
-    and there are no constraints, which it does not know; else `none`."""
+    prune: bool = True
+    """Ends a trial whose best validation so far is below the median of what complete trials had at the same one, after
+    five of them; only with `evaluation.metric` as the one objective and no constraints, which validations do not show.
+    """
     objectives: list[str] = Field(default_factory=list)
     """Metrics on valid: `recall@20`, `ndcg@20`, `recall@20/tail`, `coverage@20`, …, the k one of `evaluation.ks`; by
     default `evaluation.metric`. `balanced_error`, `gini` and `popularity` are minimised, all others maximised. With
@@ -107,36 +99,14 @@ class TuneConfig(Section):
     """Limits of further metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best of those within;
     where there is none, the nearest, with a warning."""
 
-
-def check_tune(tune: TuneConfig, evaluation: EvaluationConfig) -> None:
-    """Refuse metrics that are not measured, and a pruner that could not judge by the objective.
-
-    Raises:
-        ValueError: with what was expected.
-    """
-    if len(set(tune.objectives)) < len(tune.objectives):
-        raise ValueError(f"tune.objectives: expected distinct metrics, received {tune.objectives}")
-    known = measured_metrics(evaluation)
-    for where, names in (("objectives", tune.objectives), ("constraints", tune.constraints)):
-        if unknown := [name for name in names if name not in known]:
-            raise ValueError(f"tune.{where}: expected metrics among {', '.join(known)}, received {unknown[0]!r}")
-    if tune.pruner == "median" and objectives_of(tune, evaluation) != [evaluation.metric]:
-        raise ValueError(
-            f"tune.pruner: expected none, or the objective {evaluation.metric} alone, which epochs are validated by, "
-            f"received 'median' with {', '.join(tune.objectives)}"
-        )
-
-
-def objectives_of(tune: TuneConfig, evaluation: EvaluationConfig) -> list[str]:
-    """Get the metrics that trials are compared by."""
-    return tune.objectives or [evaluation.metric]
-
-
-def prunes(tune: TuneConfig, evaluation: EvaluationConfig) -> bool:
-    """Tell whether trials may be ended early."""
-    if tune.pruner is None:
-        return objectives_of(tune, evaluation) == [evaluation.metric] and not tune.constraints
-    return tune.pruner == "median"
+    def problems(self, evaluation: EvaluationConfig) -> Iterator[str]:
+        """Yield metrics that are not measured."""
+        if len(set(self.objectives)) < len(self.objectives):
+            yield f"tune.objectives: expected distinct metrics, received {self.objectives}"
+        known = measured_metrics(evaluation)
+        for where, names in (("objectives", self.objectives), ("constraints", self.constraints)):
+            if unknown := [name for name in names if name not in known]:
+                yield f"tune.{where}: expected metrics among {', '.join(known)}, received {unknown[0]!r}"
 
 
 def measured_metrics(evaluation: EvaluationConfig) -> list[str]:
@@ -149,5 +119,5 @@ def measured_metrics(evaluation: EvaluationConfig) -> list[str]:
 
 
 def maximised(metric: str) -> bool:
-    """Tell whether an objective of this metric is maximised."""
-    return metric.partition("@")[0] not in LESS_IS_BETTER
+    """Return whether an objective of this metric is maximised."""
+    return metric.partition("@")[0] not in ("balanced_error", "gini", "popularity")

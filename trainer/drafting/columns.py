@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.files import decoded, find_files, read_columns
 from longtail.trainer.data.times import as_times
 from longtail.trainer.errors import DataError
@@ -40,15 +38,10 @@ _EVENT = {"event", "action", "behavior", "behaviour", "type", "interaction"}
 _MOST_EVENTS = 30
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column, looked at.
+class Column(NamedTuple):
+    """What a column holds: a key of `KINDS`, or why no feature reads it, and counts of values.
 
     Attributes:
-        name: of the column.
-        holds: a key of `KINDS`, or why no feature reads it.
-        distinct: different values, without null.
-        nulls: rows without a value.
         separator: of values such as `Action|Comedy`.
         dims: numbers in each vector.
     """
@@ -59,13 +52,6 @@ class Column:
     nulls: int
     separator: str | None = None
     dims: int | None = None
-
-    @property
-    def kind(self) -> str | None:
-        """Kind of feature that reads it; None if none does."""
-        known = get_args(FeatureConfig.model_fields["kind"].annotation)
-        kind = KINDS.get(self.holds)
-        return kind if kind in known else None
 
 
 def read_table(place: Path) -> pa.Table:
@@ -102,46 +88,50 @@ def look_at(name: str, column: pa.ChunkedArray) -> Column:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _look_at_lists(name, column)
     if pa.types.is_map(kind):
-        keys, weights = kind.key_type, kind.item_type
-        ids = pa.types.is_string(keys) or pa.types.is_integer(keys)
+        weights = kind.item_type
+        ids = is_text(kind.key_type) or pa.types.is_integer(kind.key_type)
         numbers = pa.types.is_integer(weights) or pa.types.is_floating(weights)
-        return Column(name, "bag" if ids and numbers else f"a map of {keys} to {weights}", 0, nulls)
+        return Column(name, "bag" if ids and numbers else f"a map of {kind.key_type} to {weights}", 0, nulls)
     if pa.types.is_nested(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind):
         return Column(name, f"values of type {kind}, which no feature reads", 0, nulls)
     distinct = pc.count_distinct(column).as_py()
-    if distinct == 1 and not nulls:
-        return Column(name, "one value in every row", 1, 0)
-    if pa.types.is_boolean(kind):
-        return Column(name, "boolean", distinct, nulls)
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return Column(name, "date", distinct, nulls)
-    if pa.types.is_floating(kind):
-        infinite = np.isinf(column.to_numpy()).any()
-        return Column(name, "infinite numbers" if infinite else "number", distinct, nulls)
-    if pa.types.is_integer(kind):
-        return Column(name, "category" if distinct <= 2 or words_of(name) & _CODES else "number", distinct, nulls)
-    if is_text(kind):
+    if is_text(kind) and (distinct > 1 or nulls):
         return _look_at_strings(name, column, distinct)
-    return Column(name, f"values of type {kind}, which no feature reads", distinct, nulls)
+    if distinct == 1 and not nulls:
+        holds = "one value in every row"
+    elif pa.types.is_boolean(kind):
+        holds = "boolean"
+    elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        holds = "date"
+    elif pa.types.is_floating(kind):
+        holds = "infinite numbers" if np.isinf(column.to_numpy()).any() else "number"
+    elif pa.types.is_integer(kind):
+        holds = "category" if distinct <= 2 or words_of(name) & _CODES else "number"
+    else:
+        holds = f"values of type {kind}, which no feature reads"
+    return Column(name, holds, distinct, nulls)
 
 
 def _look_at_lists(name: str, column: pa.ChunkedArray) -> Column:
-    inner, nulls = column.type.value_type, column.null_count
+    inner, dims = column.type.value_type, None
     if pa.types.is_floating(inner):
-        lengths = pc.unique(pc.list_value_length(column).drop_null())
-        if len(lengths) == 1 and lengths[0].as_py():
-            numbers = pc.list_flatten(column).cast(pa.float64())
-            if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
-                return Column(name, "vectors with numbers that are missing or infinite", 0, nulls)
-            return Column(name, "vector", 0, nulls, dims=lengths[0].as_py())
-        return Column(name, "vectors of different lengths", 0, nulls)
-    if not pa.types.is_fixed_size_list(column.type) and (pa.types.is_string(inner) or pa.types.is_integer(inner)):
-        return Column(name, "bag", 0, nulls)
-    return Column(name, f"lists of {inner}, which no feature reads", 0, nulls)
+        lengths = pc.unique(pc.list_value_length(column).drop_null()).to_pylist()
+        numbers = pc.list_flatten(column).cast(pa.float64())
+        if len(lengths) > 1 or not lengths[0]:
+            holds = "vectors of different lengths"
+        elif numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
+            holds = "vectors with numbers that are missing or infinite"
+        else:
+            holds, dims = "vector", lengths[0]
+    elif not pa.types.is_fixed_size_list(column.type) and (is_text(inner) or pa.types.is_integer(inner)):
+        holds = "bag"
+    else:
+        holds = f"lists of {inner}, which no feature reads"
+    return Column(name, holds, 0, column.null_count, dims=dims)
 
 
 def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Column:
-    """Categories repeat, text has words, joined values have parts that repeat, and the rest is of no use."""
+    """Tell categories, which repeat, from words, joined values, whose parts repeat, and strings of no use."""
     rows, nulls = len(column), column.null_count
     sample = column.drop_null().slice(0, _SAMPLE)
     if pc.mean(pc.starts_with(sample, "http").cast(pa.float64())).as_py() > 0.5:
@@ -155,16 +145,16 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
         fewer = separator == "|" or different < some
         if joined >= 0.05 and fewer and different <= 0.2 * len(sample) + 20 and _words(flat) <= 3:
             return Column(name, "joined", distinct, nulls, separator=separator)
-    words = _words(sample)
+    words, holds = _words(sample), "category"
     if words >= 3 or (words >= 1.5 and distinct > 0.5 * rows):
-        return Column(name, "words", distinct, nulls)
-    if distinct > max(_FEW, 0.5 * (rows - nulls)):
-        return Column(name, "a value of its own in most rows", distinct, nulls)
-    return Column(name, "category", distinct, nulls)
+        holds = "words"
+    elif distinct > max(_FEW, 0.5 * (rows - nulls)):
+        holds = "a value of its own in most rows"
+    return Column(name, holds, distinct, nulls)
 
 
 def _words(texts: pa.Array | pa.ChunkedArray) -> float:
-    """Mean number of words."""
+    """Compute the mean number of words."""
     return float(pc.mean(pc.list_value_length(pc.utf8_split_whitespace(texts))).as_py() or 0)
 
 
@@ -173,8 +163,7 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-@dataclass(frozen=True)
-class Roles:
+class Roles(NamedTuple):
     """Columns of a log; `guessed` are roles that only the number of their values speaks for."""
 
     query_id: str
@@ -191,7 +180,6 @@ def roles_of(
     """Find the roles of a log's columns: those given, then by name, then by how many values they have.
 
     Args:
-        log: interactions.
         path: of the log, for errors.
         given: columns by role, as the options name them; None is found out.
         query_columns, label_columns: of the feature tables, which must have the ids' columns.
@@ -207,36 +195,38 @@ def roles_of(
     event = given["event"] or _event_in(log, taken={*given.values(), timestamp})
     ids = {name: int(pc.count_distinct(log[name]).as_py()) for name in log.column_names if _is_id(log, name)}
     found, guessed = {"query_id": given["query_id"], "label_id": given["label_id"]}, []
+
+    def free() -> list[str]:
+        return [name for name in ids if name not in {timestamp, event, *found.values()}]
+
     for role, names, columns in (("label_id", _LABEL, label_columns), ("query_id", _QUERY, query_columns)):
-        taken = {timestamp, event, *found.values()}
-        free = [name for name in ids if name not in taken]
-        if found[role] is None and (named := [name for name in free if _score(name, names, columns)]):
+        if found[role] is None and (named := [name for name in free() if _score(name, names, columns)]):
             found[role] = max(named, key=lambda name: (_score(name, names, columns), ids[name]))
     for role in ("query_id", "label_id"):
-        free = [name for name in ids if name not in {timestamp, event, *found.values()}]
-        if found[role] is None and free:
-            found[role] = max(free, key=lambda name: ids[name] if ids[name] < log.num_rows else 0)
+        if found[role] is None and (left := free()):
+            found[role] = max(left, key=lambda name: ids[name] if ids[name] < log.num_rows else 0)
             guessed.append(role)
-    if found["query_id"] is None or found["label_id"] is None:
+    query, label = found["query_id"], found["label_id"]
+    if query is None or label is None:
         raise DataError(
             f"{path}: expected a column of query ids and one of label ids, strings or integers, found "
-            f"{', '.join(f'{name} ({log.schema.field(name).type})' for name in log.column_names)}; "
+            f"{', '.join(f'{field.name} ({field.type})' for field in log.schema)}; "
             "name them with --query-id and --label-id"
         )
-    if found["query_id"] == found["label_id"]:
-        raise DataError(f"{path}: expected two columns of ids, received {found['query_id']!r} for both")
-    return Roles(found["query_id"], found["label_id"], timestamp, event, guessed)
+    if query == label:
+        raise DataError(f"{path}: expected two columns of ids, received {query!r} for both")
+    return Roles(query, label, timestamp, event, guessed)
 
 
 def _score(name: str, words: set[str], columns: Collection[str]) -> int:
-    """How well a name fits: 4 for a column of the feature table, 2 for a word of the list, 1 more for `id`."""
+    """Score how well a name fits: 4 for a column of the feature table, 2 for a word of the list, 1 more for `id`."""
     own = words_of(name)
     fits = 4 * (name in columns) + 2 * bool(own & words)
     return fits + (1 if fits and "id" in own else 0)
 
 
 def _is_id(log: pa.Table, name: str) -> bool:
-    """Strings, integers, and integers that a null or their size made floats of."""
+    """Tell strings and integers, of which a null or their size may have made floats."""
     column = log[name]
     kind = column.type
     if pa.types.is_floating(kind):
@@ -247,7 +237,7 @@ def _is_id(log: pa.Table, name: str) -> bool:
 
 
 def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
-    """The column of times: dates, or numbers or text with a name that says so; most of its rows have one."""
+    """Find the column of times: dates, or numbers or text with a name that says so; most of its rows have one."""
     fits = {}
     for name in log.column_names:
         kind, named = log.schema.field(name).type, bool(words_of(name) & TIME_WORDS)
@@ -259,7 +249,7 @@ def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
 
 
 def _event_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
-    """The column of event types: few different strings, and a name that says so."""
+    """Find the column of event types: few different strings, and a name that says so."""
     names: list[str] = log.column_names
     for name in names:
         fits = name not in taken and is_text(log.schema.field(name).type) and words_of(name) & _EVENT

@@ -1,4 +1,4 @@
-"""How fast what is wanted passes, as a log shows it: the half-life of pairs' weights that `init` drafts.
+"""The half-life of pairs' weights that `init` drafts, by how well counts predict later events of a log.
 
 Legend: `N` rows by time, `L` labels, `H` half-lives.
 """
@@ -11,16 +11,14 @@ import numpy as np
 
 from longtail.bundle.arrays import Float64, Int32
 
-_LEARNT, _ASKED = 0.8, 0.9
+_LEARNT, _TESTED = 0.8, 0.9
 """Shares of the rows, by time: popularity is learnt from the first and predicts the next; the newest are test's."""
 _HALVINGS = np.arange(0, 8, 0.5)
 """Half-lives are the span of what is learnt from, halved so often."""
 _OF_ALL_TIMES = (0, 0.2, 0.5)
 """Parts of popularity without decay in the mixture, of which the best one counts."""
-_LEAST_GAIN = 0.02
-"""Nats; what is less is not told from chance, and not worth the pairs that it forgets."""
-_SHARE = 0.5
-"""Of the best gain, which is enough: tastes are learnt from more pairs than popularity is."""
+_LEAST_GAIN, _SHARE = 0.02, 0.5
+"""Least gain, nats, above chance; and share of the best gain that is enough, as tastes are learnt from more pairs."""
 
 
 class HalfLife(NamedTuple):
@@ -31,7 +29,7 @@ class HalfLife(NamedTuple):
 
     @property
     def span(self) -> str:
-        """In whole days, or hours where it is less than two days, as a recipe has it."""
+        """Format it in whole days, or in hours below two days, as a recipe has it."""
         return f"{self.days:.0f}d" if self.days >= 2 else f"{max(24 * self.days, 1):.0f}h"
 
 
@@ -42,8 +40,7 @@ def half_life_of(labels_N: Int32, days_N: Float64) -> HalfLife | None:
     over that of all, with an event more of every label, mixed with a part of what it is without decay.
 
     Args:
-        labels_N: int32 [N], from 0, in any order of time.
-        days_N: float64 [N].
+        labels_N, days_N: label rows and times, in any order.
 
     Example:
         >>> labels_N, days_N = np.repeat([0, 1, 2], [2000, 1000, 1000]), np.arange(4000) / 40
@@ -54,11 +51,11 @@ def half_life_of(labels_N: Int32, days_N: Float64) -> HalfLife | None:
     """
     order_N = np.argsort(days_N, kind="stable")
     labels_N, days_N = labels_N[order_N], days_N[order_N]
-    learnt, asked = (int(share * len(labels_N)) for share in (_LEARNT, _ASKED))
-    span = float(days_N[learnt - 1] - days_N[0]) if 0 < learnt < asked else 0.0
+    learnt, tested = (int(share * len(labels_N)) for share in (_LEARNT, _TESTED))
+    span = float(days_N[learnt - 1] - days_N[0]) if 0 < learnt < tested else 0.0
     if span <= 0:
         return None
-    labels, wanted = int(labels_N.max()) + 1, labels_N[learnt:asked]
+    labels, wanted = int(labels_N.max()) + 1, labels_N[learnt:tested]
     ages, past = days_N[learnt - 1] - days_N[:learnt], labels_N[:learnt]
 
     def popularity(life: float) -> Float64:

@@ -21,6 +21,7 @@ from longtail.trainer.config import load_recipe
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.times import UNITS, as_times, implausible, in_words, unit_of
 from longtail.trainer.drafting.columns import (
+    KINDS,
     TIME_WORDS,
     Column,
     Roles,
@@ -29,16 +30,18 @@ from longtail.trainer.drafting.columns import (
     read_table,
     roles_of,
     words_of,
-)
+)  # fmt: skip
 from longtail.trainer.drafting.recency import HalfLife, half_life_of
 from longtail.trainer.errors import DataError, RecipeError
 
 _WIDTH = 64
-"""Of embeddings, and of the model."""
+"""Width of embeddings and of the model."""
 # Gentle: one purchase in twenty that weighs 10 leaves two fifths of the pairs' (Σw)²/Σw².
 _EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 2, "basket": 2,
                   "checkout": 3, "purchase": 3, "order": 3, "buy": 3, "transaction": 3}  # fmt: skip
 _SECONDS_A_DAY = 86_400
+_MANY = 0.05
+"""Share of repeated pairs from which on they are dropped."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
 
 
@@ -63,15 +66,16 @@ def draft_recipe(
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: expected a directory {out.parent}, found none")
     log = read_table(clicks)
-    tables = {side: read_table(path) for side, path in (("query", queries), ("label", labels)) if path is not None}
     given = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
-    names = {side: tables[side].column_names if side in tables else [] for side in ("query", "label")}
-    roles = roles_of(log, clicks, given, query_columns=names["query"], label_columns=names["label"])
-    for side, path, name in (("query", queries, roles.query_id), ("label", labels, roles.label_id)):
+    beside = {"queries": queries, "labels": labels}
+    tables = {key: read_table(path) for key, path in beside.items() if path is not None}
+    names = {key: tables[key].column_names if key in tables else [] for key in beside}
+    roles = roles_of(log, clicks, given, query_columns=names["queries"], label_columns=names["labels"])
+    for path, key, name in ((queries, "queries", roles.query_id), (labels, "labels", roles.label_id)):
         if path is not None:
-            _check_table(tables[side], path, log, clicks, name)
-    places = {"train": clicks, "queries": queries, "labels": labels}
-    text = _recipe(clicks, out, log, roles, tables, {name: path for name, path in places.items() if path is not None})
+            _check_table(tables[key], path, log, clicks, name)
+    places = {"train": clicks} | {key: path for key, path in beside.items() if path is not None}
+    text = _recipe(out, log, roles, tables, places)
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     load_recipe(out)  # what is written is a recipe
@@ -105,6 +109,11 @@ class _Sizes(NamedTuple):
     median: float
     bad: int
 
+    @property
+    def repeats(self) -> float:
+        """Share of the rows with ids that are a pair that is there already."""
+        return 1 - self.pairs / max(self.rows - self.bad, 1)
+
 
 def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> _Sizes:
     ids = log.select([roles.query_id, roles.label_id])
@@ -118,41 +127,59 @@ def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> _Sizes:
 
 
 def _recipe(
-    clicks: Path, out: Path, log: pa.Table, roles: Roles, tables: Mapping[str, pa.Table], places: Mapping[str, Path]
-) -> str:
-    """The text of a recipe."""
-    sizes = _sizes(log, clicks, roles)
-    taken = {"history", roles.query_id, roles.label_id}
-    of_queries, no_query = _features(tables.get("query"), roles.query_id, taken)
-    of_labels, no_label = _features(tables.get("label"), roles.label_id, taken)
+    out: Path, log: pa.Table, roles: Roles, tables: Mapping[str, pa.Table], places: Mapping[str, Path]
+) -> str:  # fmt: skip
+    clicks, folder = places["train"], out.parent.resolve()
+    sizes, taken = _sizes(log, clicks, roles), {"history", roles.query_id, roles.label_id}
+    if not _is_feature(roles.label_id):
+        raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
+    of_queries, left_out = _features(tables.get("queries"), roles.query_id, taken)
+    of_labels, no_label = _features(tables.get("labels"), roles.label_id, taken)
     described = bool(of_labels)
-    batch = next(
-        (size for rows, size in ((50_000, 512), (300_000, 1024), (3_000_000, 2048)) if sizes.rows < rows), 4096
-    )
+    limits = ((50_000, 512), (300_000, 1024), (3_000_000, 2048))
+    batch = next((size for rows, size in limits if sizes.rows < rows), 4096)
     epochs, patience = (30, 3) if sizes.rows < 3_000_000 else (10, 2)
+    held_out = 0.05 if sizes.rows >= 500_000 and roles.timestamp else 0.1
+    trained = (1 - 2 * held_out) * (sizes.pairs if sizes.repeats > _MANY else sizes.rows - sizes.bad)
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= sizes.labels), 1)
     ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(sizes.labels, 1)]}\n"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", clicks.stem).lstrip("._-") or "job"
-    folder = out.parent.resolve()
-    beside = [f"{key} = {_toml(os.path.relpath(path.resolve(), folder))}" for key, path in places.items()]
+    data = [f"{key} = {_toml(os.path.relpath(path.resolve(), folder))}" for key, path in places.items()]
+    data += _data(log, roles, sizes, tables.get("labels"), held_out)
+    history = {"name": "history", "kind": "history", "table": roles.label_id, "dim": _WIDTH, "max_length": 50}
+    query = ["# What it interacted with before; also what a query that training never saw is known by."]
+    label, own = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
+    if described:
+        history |= {"entries": "both", "damping": 5}
+        query.append("# Of all that labels are: two of one brand have that in common. A few entries say little.")
+        label.append("# A twentieth of its values is unknown in training, so that new labels are found by the others.")
+        own["unknown_rate"] = 0.05
+    query.append(f"{_toml(history)},")
+    label.append(f"{_toml(own)},")
+    if sizes.median >= 3 and _is_feature(roles.query_id):
+        query.insert(0, f"{_toml({'name': roles.query_id, 'kind': 'id', 'dim': _WIDTH})},")
+    else:
+        few = f"half of the queries have {sizes.median:g} pairs or fewer, too few for a row"
+        left_out.insert(0, f"{roles.query_id}: {few}")
     # Where a vector's length counts, scores are smaller than log-odds, and popularity's share may have to be larger.
     dot = (
         'similarity = "dot"  # a query of which little is known has a short vector, and popularity decides\n'
         "temperature = 0.2\ninit_scale = 0.01"
     )
+    newline = "\n"
     return f"""# {clicks.name}: {sizes.rows:,} interactions of {sizes.queries:,} queries with {sizes.labels:,} labels.
 # Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
 # Run      longtail-train fit {out.name} --out runs/{name}
 name = {_toml(name)}
 
 [data]
-{_joined([*beside, *_data(log, roles, sizes, tables.get("label"))])}
+{newline.join(data)}
 
 [query]
-{_tower(of_queries, no_query, *_query_lines(roles, sizes, described=described))}
+{_tower(of_queries, left_out, query)}
 
 [label]
-{_tower(of_labels, no_label, *_label_lines(roles, described=described))}
+{_tower(of_labels, no_label, label)}
 
 [model]
 dim = {_WIDTH}
@@ -168,7 +195,7 @@ embedding_learning_rate = {0.002 if described else 0.01}
 dense_learning_rate = 0.001
 
 [training]
-# {sizes.rows // batch:,} steps an epoch. Stops {patience} epochs after recall on valid last rose; that epoch is kept.
+# About {trained / batch:,.0f} steps an epoch. Stops {patience} epochs after recall on valid was best; that one is kept.
 epochs = {epochs}
 batch_size = {batch}
 patience = {patience}
@@ -180,13 +207,13 @@ refit = true  # then train again on train + valid
 exclude_seen = true
 {"bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]" if described else "# bias_removal = [0, 0.5, 1]"}
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
-# Reported beside the model, so that nobody serves one that is worse.
+# Reported with the model, so that nobody serves one that is worse.
 baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
 
 
-def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | None) -> list[str]:
-    """Ids, split, weights, repeats, bad rows, and columns that answers show."""
+def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | None, held_out: float) -> list[str]:
+    """Draft ids, split, weights, repeats, bad rows, and columns that answers show."""
     guesses = dict.fromkeys(roles.guessed, "  # a guess, by the number of its values")
     lines = [f"{role} = {_toml(getattr(roles, role))}{guesses.get(role, '')}" for role in ("query_id", "label_id")]
     half_life = None
@@ -194,14 +221,13 @@ def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | No
         odd = [name for name in log.column_names if words_of(name) & TIME_WORDS]
         hint = f" {', '.join(odd)}: expected numbers, dates or ISO 8601 text in most rows." if odd else ""
         lines += [f"# No column of times was found, so pairs are held out by chance.{hint}",
-                  'split = { strategy = "random" }']  # fmt: skip
+                  f'split = {{ strategy = "random", valid = {held_out}, test = {held_out} }}']  # fmt: skip
     else:
-        split, half_life = _split(log, roles, sizes, roles.timestamp)
+        split, half_life = _split(log, roles, roles.timestamp, held_out)
         lines += split
     lines += _events(log, roles, half_life)
-    repeats = 1 - sizes.pairs / max(sizes.rows - sizes.bad, 1)
-    lines += [f"# {repeats:.0%} of the rows are a pair that is there already.",
-              f'repeats = "{"drop" if repeats > 0.05 else "keep"}"']  # fmt: skip
+    lines += [f"# {sizes.repeats:.0%} of the rows are a pair that is there already.",
+              f'repeats = "{"drop" if sizes.repeats > _MANY else "keep"}"']  # fmt: skip
     lines += [f"# {sizes.bad:,} rows lack an id."] if sizes.bad else []
     lines += ['on_bad_row = "drop"  # up to 5 % of the rows; `longtail-train check` lists them']
     texts = [log[name] for name in (roles.query_id, roles.label_id) if is_text(log.schema.field(name).type)]
@@ -211,12 +237,12 @@ def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | No
     columns = [] if label_table is None else [field.name for field in label_table.schema if is_text(field.type)]
     shown = [name for name in columns if words_of(name) & _TITLES and name not in (roles.label_id, *RESERVED_COLUMNS)]
     lines += [f"display = {_toml(shown[:3])}  # shown in answers"] if shown else []
-    unread = [name for name in log.column_names if name not in vars(roles).values()]
+    unread = [name for name in log.column_names if name not in roles]
     return [*lines, *([f"# Not read: {', '.join(unread)}."] if unread else [])]
 
 
-def _split(log: pa.Table, roles: Roles, sizes: _Sizes, timestamp: str) -> tuple[list[str], HalfLife | None]:
-    """The split by time, and how fast what is wanted passes; None where times are no dates."""
+def _split(log: pa.Table, roles: Roles, timestamp: str, held_out: float) -> tuple[list[str], HalfLife | None]:
+    """Draft the split by time, and compute how fast popularity passes; None where times are no dates."""
     times_N = as_times(log[timestamp])
     if times_N is None or not np.isfinite(times_N).any():
         kind = log.schema.field(timestamp).type
@@ -226,11 +252,10 @@ def _split(log: pa.Table, roles: Roles, sizes: _Sizes, timestamp: str) -> tuple[
     good_N = np.isfinite(times_N) if unit is None else ~implausible(times_N, unit, now=now)
     first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
-    share = 0.05 if sizes.rows >= 500_000 else 0.1
     lines = [
         f"timestamp = {_toml(timestamp)}  # {first} to {last}{bad}",
         "# The latest pairs are held out: a model is asked about days that it has not seen.",
-        f'split = {{ strategy = "temporal", valid = {share}, test = {share} }}',
+        f'split = {{ strategy = "temporal", valid = {held_out}, test = {held_out} }}',
     ]
     if unit is None:
         return lines, None
@@ -240,17 +265,17 @@ def _split(log: pa.Table, roles: Roles, sizes: _Sizes, timestamp: str) -> tuple[
 
 
 def _events(log: pa.Table, roles: Roles, half_life: HalfLife | None) -> list[str]:
-    """What pairs weigh, by the column of events and by age."""
+    """Draft weights of pairs by the column of events and by age."""
     lines: list[str] = []
     events: dict[str, Any] = {}
     if roles.event is not None:
         counts = sorted(pc.value_counts(log[roles.event]).to_pylist(), key=lambda found: -found["counts"])
         shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(log):.0%}" for found in counts[:10])
         lines.append(f"# Column {roles.event}: {shares}.")
-        names = [found["values"] for found in counts if found["values"]]
         weights = {
             name: max((_EVENT_WEIGHTS[word] for word in words_of(name) & _EVENT_WEIGHTS.keys()), default=1)
-            for name in names
+            for found in counts
+            if (name := found["values"])
         }
         events |= {"column": roles.event, "weights": weights}
     if half_life is not None:
@@ -263,69 +288,32 @@ def _events(log: pa.Table, roles: Roles, half_life: HalfLife | None) -> list[str
 
 
 def _features(table: pa.Table | None, id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
-    """Columns of a feature table that a tower reads, each with a name not among `taken`; others with the reason."""
+    """Name the columns of a feature table that a tower reads, by no name of `taken`; give reasons for the others."""
     features: list[tuple[str, Column]] = []
     left_out = []
     columns = [] if table is None else [look_at(each, table[each]) for each in table.column_names if each != id_name]
     for column in columns:
-        if column.kind is None:
+        if column.holds not in KINDS:
             left_out.append(f"{column.name}: {column.holds}")
             continue
         plain = "_".join(re.findall(r"[A-Za-z0-9]+", column.name))
         plain = plain if _is_feature(plain) else f"feature_{plain}".rstrip("_")
-        numbered = (f"{plain}_{at}" for at in count(2))
-        name = next(each for each in chain([plain], numbered) if each not in taken)
+        name = next(each for each in chain([plain], (f"{plain}_{at}" for at in count(2))) if each not in taken)
         taken.add(name)
         features.append((name, column))
     return features, left_out
 
 
-def _query_lines(roles: Roles, sizes: _Sizes, *, described: bool) -> tuple[list[str], list[str]]:
-    """Own id where queries come back, and history; what is left out."""
-    lines, left_out = [], []
-    if sizes.median >= 3 and _is_feature(roles.query_id):
-        lines.append(f"{_toml({'name': roles.query_id, 'kind': 'id', 'dim': _WIDTH})},")
-    else:
-        few = f"half of the queries have {sizes.median:g} pairs or fewer, too few for a row"
-        left_out.append(f"{roles.query_id}: {few}")
-    lines.append("# What it interacted with before; also what a query that training never saw is known by.")
-    history: dict[str, Any] = {
-        "name": "history",
-        "kind": "history",
-        "table": roles.label_id,
-        "dim": _WIDTH,
-        "max_length": 50,
-    }
-    if described:
-        history |= {"entries": "both", "damping": 5}
-        lines.append(
-            "# Of all that labels are, not of their ids alone: two of one brand have that in common. Few say little."
-        )
-    return [*lines, f"{_toml(history)},"], left_out
-
-
-def _label_lines(roles: Roles, *, described: bool) -> tuple[list[str], list[str]]:
-    if not _is_feature(roles.label_id):
-        raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
-    own: dict[str, Any] = {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
-    lines = []
-    if described:
-        lines.append("# A twentieth of its values is unknown in training, so that new labels are found by the others.")
-        own["unknown_rate"] = 0.05
-    return [*lines, f"{_toml(own)},"], []
-
-
-def _tower(features: list[tuple[str, Column]], left_out: list[str], own: list[str], without: list[str]) -> str:
-    """TOML of a tower: its own lines, those of its table's features, and what was seen of each."""
-    equal = all(column.kind not in ("number", "vector") for _, column in features)
-    lines = list(own)
+def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[str]) -> str:
+    """Draft a tower: its own lines, those of its table's features, and what was seen of each."""
+    equal = all(KINDS[column.holds] not in ("number", "vector") for _, column in features)
     for name, column in features:
-        keys: dict[str, Any] = {"name": name, "kind": column.kind}
+        keys: dict[str, Any] = {"name": name, "kind": KINDS[column.holds]}
         if name != column.name:
             keys["column"] = column.name
         keys |= {"separator": column.separator} if column.separator else {}
         keys |= {"dims": column.dims} if column.dims else {}
-        if column.kind in ("id", "bag", "text", "date"):
+        if keys["kind"] in ("id", "bag", "text", "date"):
             wide = equal or column.holds in ("words", "joined", "bag") or column.distinct > 1000
             keys["dim"] = _WIDTH if wide else 16
         if column.holds == "category" and column.distinct > 1000:
@@ -333,11 +321,10 @@ def _tower(features: list[tuple[str, Column]], left_out: list[str], own: list[st
         seen = f"{column.distinct:,} values" if column.distinct else column.holds
         lines.append(f"{_toml(keys)},  # {seen}{f', {column.nulls:,} missing' if column.nulls else ''}")
     why = "features of one width add up" if equal else "side by side, then one linear layer: no id is forgotten"
-    return _joined([
-        *(f"# Left out: {reason}." for reason in (*without, *left_out)),
-        f'combine = "{"sum" if equal else "concat"}"  # {why}',
-        "features = [", *(f"    {line}" for line in lines), "]",
-    ])  # fmt: skip
+    combine = [f'combine = "{"sum" if equal else "concat"}"  # {why}', "features = ["]
+    return "\n".join(
+        [*(f"# Left out: {reason}." for reason in left_out), *combine, *(f"    {line}" for line in lines), "]"]
+    )
 
 
 def _is_feature(name: str) -> bool:
@@ -345,11 +332,7 @@ def _is_feature(name: str) -> bool:
 
 
 def _toml(value: Any) -> str:
-    """One value as TOML in one line."""
+    """Format one value as TOML in one line."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{tomlkit.key(key).as_string()} = {_toml(each)}' for key, each in value.items())} }}"
     return str(tomlkit.item(value).as_string())
-
-
-def _joined(lines: list[str]) -> str:
-    return "\n".join(lines)

@@ -20,6 +20,9 @@ from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
 from longtail.trainer.metric_registry import METRICS, Metric, k_of
 
+VALID_QUERIES = 10_000
+"""Most queries that a validation during training measures, drawn by seed."""
+
 
 @dataclass(frozen=True)
 class HeldOut:

@@ -124,8 +124,8 @@ def _newest(dataset: Dataset) -> dict[str, str | int]:
 
 
 def _for_the_next_training(trained: Trained, tables: Collection[str]) -> dict[str, bytes]:
-    """Return files that a warm start reads beside tables, as far as the recipe keeps them."""
-    training, model = trained.recipe.training, trained.model
-    weights = {WEIGHTS_FILE: weights_of(model, without=tables)} if training.keep_weights else {}
-    state = {OPTIMIZER_FILE: optimizer_state_of(model, trained.step.updates)} if training.keep_optimizer else {}
-    return weights | state
+    """Return files that a warm start reads with the tables."""
+    files = {WEIGHTS_FILE: weights_of(trained.model, without=tables)}
+    if trained.recipe.training.keep_optimizer:
+        files[OPTIMIZER_FILE] = optimizer_state_of(trained.model, trained.step.updates)
+    return files

@@ -73,9 +73,7 @@ def export_towers(trained: Trained, folder: Path) -> ExportedTowers:
                 f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights beside its tables, ONNX's limit, found "
                 f"{size}: make its layers narrower"
             )
-    kept = set(towers.tables) if recipe.training.keep_weights else set()
-    wanted = kept.union(*read.values())
-    files = write_tables({name: table for name, (_, table) in large.items() if name in wanted}, folder)
+    files = write_tables({name: table for name, (_, table) in large.items()}, folder)
     stand_in = stand_ins({name: table for name, (_, table) in large.items()})
     rows = dict(trained.encoding.vocabulary_rows) | {rows: STAND_IN_ROWS for rows, _ in large.values()}
     models = onnx_models(recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[apart[id_]] for id_ in apart})

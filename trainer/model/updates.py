@@ -98,14 +98,7 @@ class Updates:
         self._model, self.config = model, config
         self.steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         self._row_rate, dense_rate = (
-            learning_rate(
-                rate,
-                config.schedule,
-                total_steps,
-                milestones=config.milestones,
-                decay=config.decay,
-                warmup=config.warmup,
-            )
+            learning_rate(rate, config.schedule, total_steps, warmup=config.warmup)
             for rate in (config.embedding_learning_rate, config.dense_learning_rate)
         )
         tables = model.tables

@@ -77,13 +77,15 @@ class Ranges:
                 inside = isinstance(node, int | float) and values.low <= node <= values.high
                 steps = (node - values.low) / values.step if inside and values.step else 0
                 candidates = {node: node} if inside and abs(steps - round(steps)) < 1e-9 else {}
-            for name, value in candidates.items():
-                try:
-                    if key not in found and self._validated({key: value}) == self.recipe:
-                        found[key] = name
-                except (RecipeError, ValidationError):
-                    continue
+            if same := [name for name, value in candidates.items() if self._is_own(key, value)]:
+                found[key] = same[0]
         return found
+
+    def _is_own(self, key: str, value: Any) -> bool:
+        try:
+            return self._validated({key: value}) == self.recipe
+        except (RecipeError, ValidationError):
+            return False
 
     def _choices(self, key: str) -> dict[str | int | float, Any]:
         """The choices of a key by Optuna's names for them: themselves, or the JSON of a list or table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import json
 import shutil
@@ -16,15 +17,16 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.trainer.config import Recipe, load_recipe, recipe_toml
-from longtail.trainer.config.tune import maximised, objectives_of, prunes
+from longtail.trainer.config import PLACES, Recipe, load_recipe, recipe_toml
+from longtail.trainer.config.tune import maximised
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.dial_selection import check_choice, choose_dial
+from longtail.trainer.dial_selection import choose_dial
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
+from longtail.trainer.limits import check_choice
 from longtail.trainer.metric_registry import k_of
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flattened
@@ -33,8 +35,7 @@ from longtail.trainer.tuning.ranges import Ranges
 
 try:
     import optuna
-
-    from longtail.trainer.tuning.report import study_page, write_trials
+    from optuna.storages import RetryHeartbeatStaleTrialCallback as Retry
 except ImportError as missing:
     raise RecipeError(f"tune: expected optuna to be installed: pip install 'longtail[tune]' ({missing})") from missing
 
@@ -42,12 +43,11 @@ FILE = "study.db"
 """Optuna's storage in the directory of a study, unless another one is given."""
 HEARTBEAT = 30
 """Seconds between signs of life of a trial; after three without one, its values are tried again."""
-_PLACES = {"train", "valid", "test", "queries", "labels"}
 
 
 @dataclass(frozen=True)
 class TuneResult:
-    """What a study found on valid.
+    """Result of a study on valid.
 
     Attributes:
         recipe: of the best trial, to `fit`.
@@ -74,23 +74,23 @@ def tune(
 ) -> TuneResult:
     """Try values from the ranges of a recipe's `[tune]`, and write the recipe of the best trial to `out`.
 
-    Every trial trains and chooses λ and μ on valid as `fit` does; test pairs are dropped once they are read. Called
-    again, or by several processes at once, with the same recipe, data and storage, it goes on with the same study;
-    values of an interrupted trial are tried again, from its checkpoint in `out`. Ctrl-C leaves as `KeyboardInterrupt`
-    after the result so far is written.
+    Called again, or by several processes at once, with the same recipe, data and storage, it goes on with the same
+    study; values of an interrupted trial are tried again, from its checkpoint in `out`. Ctrl-C leaves as
+    `KeyboardInterrupt` after the result so far is written.
 
     Args:
         recipe: a recipe, or the path of its TOML file.
         out: directory for the result, checkpoints and logs; a new one, or that of this study.
         reporter: shows progress; `Reporter()` does on the terminal, None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `training.epochs=3`.
-        trials: how many, instead of `tune.trials`; those of earlier calls included.
+        trials: how many, instead of `tune.trials`, with those of earlier calls; processes that share a study may begin
+            one each more.
         storage: URL of an Optuna storage, such as `postgresql://host/optuna`, where the study has the recipe's name;
             by default `study.db` in `out`.
 
     Raises:
         RecipeError: no `[tune]`, a range over what cannot be, a study of another recipe, Optuna is not installed.
-        DataError: what is wrong with the data of the recipe itself; a metric over more labels than there are.
+        DataError: the recipe's own data are wrong, or have fewer labels than a metric's k.
         TrainerError: none of the trials could be trained.
 
     Example:
@@ -99,10 +99,10 @@ def tune(
         >>> [trial.state.name for trial in found.trials], 0.05 <= found.recipe.model.temperature <= 0.5
         (['COMPLETE', 'COMPLETE'], True)
     """
-    out, reporter = Path(out), reporter or Reporter(Console(quiet=True))
+    reporter = reporter or Reporter(Console(quiet=True))
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
-    search = _Search(Ranges(recipe), out, reporter, storage)
+    search = _Search(Ranges(recipe), Path(out), reporter, storage)
     wanted = search.ranges.tune.trials if trials is None else trials
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # its lines would repeat ours
@@ -122,29 +122,25 @@ def tune(
 
 
 class _Search:
-    """One process at work on a study.
-
-    Attributes:
-        study: Optuna's, once `open` was called.
-    """
+    """One process at work on `study`, which `open` creates or loads."""
 
     study: optuna.Study
 
     def __init__(self, ranges: Ranges, out: Path, reporter: Reporter, storage: str | None) -> None:
-        self.ranges, self._out, self._say = ranges, out, reporter.say
-        self._reporter, recipe = reporter, ranges.recipe
+        self.ranges, self._out, self._say, self._reporter = ranges, out, reporter.say, reporter
         if storage is None and not (out / FILE).exists() and out.exists() and (out.is_file() or any(out.iterdir())):
             raise RecipeError(f"{out}: expected a study ({FILE}) to go on with, or a path that is free")
         self._url = storage or f"sqlite:///{(out / FILE).resolve()}"
-        self._name = recipe.name if storage else "tune"
-        self._prunes = prunes(ranges.tune, recipe.evaluation)
-        self._objectives = objectives_of(ranges.tune, recipe.evaluation)
-        self._dataset = _without_test(recipe)
+        self._name = ranges.recipe.name if storage else "tune"
+        metric, given = ranges.recipe.evaluation.metric, ranges.tune
+        self._objectives = given.objectives or [metric]
+        self._prunes = given.prune and self._objectives == [metric] and not given.constraints
+        self._dataset = _without_test(ranges.recipe)
         if not len(self._dataset.valid):
             raise DataError("tune: expected validation pairs to measure trials on, found none")
-        check_choice(recipe, self._dataset)
+        check_choice(ranges.recipe, self._dataset)
         labels = len(self._dataset.label_ids)
-        for name in (*self._objectives, *ranges.tune.constraints):
+        for name in (*self._objectives, *given.constraints):
             if int(k_of(name)) > labels:  # an evaluation leaves these out
                 raise DataError(f"tune: expected metrics at a k of at most {labels}, all labels, received {name}")
 
@@ -153,10 +149,10 @@ class _Search:
         self._out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self._again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=2)
+            self._again = Retry()
             storage = optuna.storages.RDBStorage(
                 self._url, heartbeat_interval=HEARTBEAT, grace_period=3 * HEARTBEAT,
-                heartbeat_stale_trial_callback=self._again,
+                heartbeat_stale_trial_callback=Retry(max_retry=2),
             )  # fmt: skip
         self.study = optuna.create_study(
             storage=storage,
@@ -165,8 +161,7 @@ class _Search:
             pruner=optuna.pruners.MedianPruner() if self._prunes else optuna.pruners.NopPruner(),
             load_if_exists=True,
         )
-        given = self._settings()
-        begun = self.study.user_attrs.get("settings")
+        given, begun = self._settings(), self.study.user_attrs.get("settings")
         if begun is None:
             self.study.set_user_attr("settings", given)
             self.study.enqueue_trial(self.ranges.own())
@@ -178,9 +173,10 @@ class _Search:
             )
 
     def finished(self) -> list[optuna.trial.FrozenTrial]:
-        """List complete, pruned and refused trials; interrupted ones are tried again under another number."""
+        """List the trials that have ended, but for those that were interrupted and are tried again."""
         trials = self.study.get_trials(deepcopy=False)
-        return [each for each in trials if each.state.name in ("COMPLETE", "PRUNED") or "refused" in each.user_attrs]
+        again = {number for each in trials for number in each.system_attrs.get("retry_history", ())}
+        return [each for each in trials if each.state.is_finished() and each.number not in again]
 
     def run(self, trial: optuna.Trial) -> list[float]:
         """Train and measure one trial, as Optuna calls it; return its objectives."""
@@ -191,9 +187,11 @@ class _Search:
         self._say(f"  {escape(_in_words(values))}")
         frozen = self.study.get_trials()[trial.number]
         number = f"{frozen.system_attrs.get('failed_trial', trial.number):04d}"  # of the first attempt
+        ended = True
         try:
             found = self.found(self.ranges.recipe_of(values), number, self._judge(trial))
         except KeyboardInterrupt:
+            ended = False
             self._again(self.study, frozen)
             raise
         except optuna.TrialPruned as pruned:
@@ -206,37 +204,38 @@ class _Search:
             raise
         finally:
             gc.collect()  # of the trial's tables, which its compiled steps refer to in circles
-        shutil.rmtree(self._out / "work" / number, ignore_errors=True)
+            if ended:
+                shutil.rmtree(self._out / "work" / number, ignore_errors=True)
         trial.set_user_attr("found", found)
         for name, bound in self.ranges.tune.constraints.items():
             trial.set_constraint(name, bound.missed(found["metrics"][name]))
         self._say(f"  {self._figures(found)}")
         return [found["metrics"][name] for name in self._objectives]
 
-    def found(self, recipe: Recipe, number: str, judge: Callable[[TrainingHistory], None]) -> dict[str, Any]:
+    def found(self, recipe: Recipe, number: str, judge: Callable[..., None]) -> dict[str, Any]:
         """Train a recipe as `fit` does; get its figures at the λ and μ that it chooses on valid."""
         began = time.perf_counter()
         try_own_layers(recipe)
         dataset, work, logs = self._data_of(recipe), self._out / "work" / number, self._out / "logs" / number
         trained = train(recipe, dataset, epochs=recipe.training.epochs, work=work, logs=logs, reporter=self._reporter,
                         judge=judge)  # fmt: skip
-        judge(trained.history)
+        judge(trained.history, ends=False)
         dial = choose_dial(trained, dataset)
         point = next(point for point in dial.curve if Setting.of(point) == dial.default)
         seconds, epochs = time.perf_counter() - began, trained.history.best_epoch
         metrics = {name: interval.value for name, interval in point.metrics.items()}
         return {"metrics": metrics, **dial.default._asdict(), "epochs": epochs, "seconds": seconds}
 
-    def _judge(self, trial: optuna.Trial) -> Callable[[TrainingHistory], None]:
-        """Report validations to Optuna in order, those of a checkpoint among them, and end what it prunes."""
+    def _judge(self, trial: optuna.Trial) -> Callable[..., None]:
+        """Return what reports validations to Optuna in order, and `ends` a trial that it prunes."""
         reported = 0
 
-        def judge(history: TrainingHistory) -> None:
+        def judge(history: TrainingHistory, *, ends: bool = True) -> None:
             nonlocal reported
             for value in list(history.metrics.values())[reported:] if self._prunes else ():
                 trial.report(value, reported)
                 reported += 1
-            if reported and trial.should_prune():
+            if ends and reported and trial.should_prune():
                 raise optuna.TrialPruned("pruned: its best validation is below the median of complete trials")
 
         return judge
@@ -259,8 +258,9 @@ class _Search:
         return theirs
 
     def _settings(self) -> dict[str, str]:
-        """Everything that figures depend on: settings by dotted key, as JSON, and the data's fingerprint."""
-        tree = self.ranges.recipe.model_dump(mode="json", by_alias=True, exclude={"name": True, "data": _PLACES})
+        """Get everything that figures depend on: settings by dotted key, as JSON, and the data's fingerprint."""
+        places = {*PLACES, "memory"}
+        tree = self.ranges.recipe.model_dump(mode="json", by_alias=True, exclude={"name": True, "data": places})
         tree["tune"] = self.ranges.tune.model_dump(mode="json", exclude={"trials"})
         own = {f"own.{name}": json.dumps(origin) for name, origin in self.ranges.recipe.own_rows.items()}
         return dict(flattened(tree)) | own | {"data": self._dataset.fingerprint()}
@@ -281,29 +281,35 @@ class _Search:
             complete, key=lambda trial: (_missed(trial), *(a * b for a, b in zip(less, trial.values, strict=True)))
         )
         front = self.study.best_trials if len(less) > 1 else []
-        shutil.rmtree(out / "front", ignore_errors=True)
-        for trial, path in (
-            (best, out / "best.toml"),
-            *((each, out / f"front/trial-{each.number}.toml") for each in front),
-        ):
-            path.parent.mkdir(exist_ok=True)
+        for old in out.glob("front/trial-*.toml"):
+            old.unlink()
+        for trial, path in ((best, "best.toml"), *((each, f"front/trial-{each.number}.toml") for each in front)):
+            (out / path).parent.mkdir(exist_ok=True)
             values, found = self.ranges.values(trial.params), self._figures(trial.user_attrs["found"])
             recipe = self.ranges.recipe_of(values)
             head = f"# Trial {trial.number}, on valid: {found}\n# Tried: {_in_words(values)}\n\n"
-            path.write_text(head + recipe_toml(recipe, path.parent), encoding="utf-8")
-        write_trials(trials, self.ranges, out / "trials.csv")
-        cards = {
-            "Trials": f"{len(complete)} complete of {len(trials)}",
-            f"Best: {best.number}": self._figures(best.user_attrs["found"]),
-        }
-        (out / "report.html").write_bytes(study_page(self.study, self.ranges.recipe.name, self._objectives, cards))
-        self._say(f"[bold]Best: trial {best.number} of {len(trials)}[/]  {self._figures(best.user_attrs['found'])}")
-        if _missed(best):
-            self._say(
-                f"[bold red]No trial meets tune.constraints on valid[/]: the nearest misses by {_missed(best):.4f}"
-            )
-        self._say(f"[bold]Recipe[/] {out / 'best.toml'}  ·  report {out / 'report.html'}  ·  {out / 'trials.csv'}")
+            (out / path).write_text(head + recipe_toml(recipe, (out / path).parent), encoding="utf-8")
+        self._write_trials(trials)
+        figures = self._figures(best.user_attrs["found"])
+        self._say(f"[bold]Best: trial {best.number} of {len(trials)}[/]  {figures}")
+        if missed := _missed(best):
+            self._say(f"[bold red]No trial meets tune.constraints on valid[/]: the nearest misses by {missed:.4f}")
+        self._say(f"[bold]Recipe[/] {out / 'best.toml'}  ·  trials {out / 'trials.csv'}")
         return TuneResult(self.ranges.recipe_of(self.ranges.values(best.params)), best, front, trials)
+
+    def _write_trials(self, finished: list[optuna.trial.FrozenTrial]) -> None:
+        """Write a row a trial: its state, its figures at the λ and μ it chose, and its values by key."""
+        rows: list[dict[str, Any]] = []
+        for trial in finished:
+            found, reason = dict(trial.user_attrs.get("found", {})), trial.user_attrs.get("refused")
+            state = trial.state.name.lower() if reason is None else "refused"
+            values = {key: json.dumps(value) for key, value in self.ranges.values(trial.params).items()}
+            row = {"trial": trial.number, "state": state, "missed": _missed(trial), **values}
+            rows.append(row | found.pop("metrics", {}) | found | {"reason": reason})
+        with (self._out / "trials.csv").open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            writer.writeheader()
+            writer.writerows(rows)
 
     def _figures(self, found: dict[str, Any]) -> str:
         bounds = self.ranges.tune.constraints
@@ -326,7 +332,7 @@ def _without_test(recipe: Recipe) -> Dataset:
 
 
 def _reads(recipe: Recipe) -> tuple[Any, ...]:
-    """What `read_dataset` depends on."""
+    """Return what `read_dataset` depends on."""
     return (
         recipe.weighted_data, recipe.seed, recipe.string_columns, recipe.table_columns, recipe.context_columns,
         recipe.objective_of_type,
