@@ -224,7 +224,9 @@ def test_what_a_sequence_cannot_be_is_refused() -> None:
         r"query feature 'history': expected data\.timestamp, or a data\.split by time",
         data={"timestamp": None},
     )
-    refused(r"loss.hits: expected 'mask_known', or 'keep', with sampler 'in_batch'", loss={"sampler": "in_batch"})
+    refused(
+        r"loss\.hits: expected 'mask_known' or 'keep' with sampler 'in_batch' and the", loss={"sampler": "in_batch"}
+    )
     refused(r"expected no combiner beside an encoder", feature={"combiner": "sum"})
     refused(
         r"expected a dim that encoder.heads divides, received 4 and 3",

@@ -124,7 +124,9 @@ def test_what_times_cannot_be_is_refused() -> None:
             job(history("hstu", **encoder), data={"timestamp": timestamp, "split": {"strategy": "leave_last_out"}})
 
     refused(r"query feature 'history': expected data\.timestamp with", timestamp=None)
-    refused(r"expected without_times beside time_buckets only, received 0.1", time_buckets=None, without_times=0.1)
+    refused(
+        r"encoder: expected without_times with time_buckets only, received 0\.1", time_buckets=None, without_times=0.1
+    )
     refused(r"time_buckets\n.*greater than or equal to 2", time_buckets=1)
     untimed = tiny.dataset(tiny.pairs((0, 1), (0, 2)), queries=1, labels=LABELS, ordered=True)
     with pytest.raises(DataError, match=r"data.timestamp: expected times of all pairs .* found none"):

@@ -71,33 +71,26 @@ class BoundConfig(Section):
 
 
 class TuneConfig(Section):
-    """What `longtail-train tune` tries: every trial trains the recipe with other values of some keys.
-
-    Trials are measured on valid, at the λ and μ that each chooses there as `fit` does; none evaluates test.
-    """
+    """Ranges and limits of `longtail-train tune`, whose trials are measured on valid as `fit` does; none reads test."""
 
     ranges: dict[str, RangeConfig] = Field(min_length=1)
-    """By any key that `--set` takes, in quotes: `"model.temperature" = { low = 0.05, high = 0.5, log = true }`. Not
-    those that decide what is measured: `name`, `seed`, `evaluation.…`, `tune.…`, `data.split.…`, `data.valid` and
-    `data.test`; of the other keys of `data` none that changes the validation pairs or the catalogue."""
+    """By any key that `--set` takes, in quotes: `"model.temperature" = { low = 0.05, high = 0.5, log = true }`; but for
+    those that decide what is measured: `name`, `seed`, `evaluation`, `tune`, the split and the catalogue."""
     trials: int = Field(default=20, ge=1)
-    """How many, those of earlier runs of the same study, pruned and refused ones included."""
+    """Number of trials, with those of earlier runs, pruned and refused ones."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Decides, with what earlier trials found, which values are tried. Trainings use the recipe's own `seed`."""
+    """Of the values that are tried; trainings use the recipe's own `seed`."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """`tpe`: Optuna's tree-structured Parzen estimator; its first ten trials are random. It takes constraints and
-    several objectives. `random`: all trials are."""
+    """`tpe`: Optuna's tree-structured Parzen estimator, after ten random trials. `random`: all trials are."""
     prune: bool = True
-    """Ends a trial whose best validation so far is below the median of what complete trials had at the same one, after
-    five of them; only with `evaluation.metric` as the one objective and no constraints, which validations do not show.
-    """
+    """Ends a trial whose best validation is below the median of five complete trials or more at the same one; only with
+    `evaluation.metric` as the one objective and no constraints, which validations do not show."""
     objectives: list[str] = Field(default_factory=list)
-    """Metrics on valid: `recall@20`, `ndcg@20`, `recall@20/tail`, `coverage@20`, …, the k one of `evaluation.ks`; by
-    default `evaluation.metric`. `balanced_error`, `gini` and `popularity` are minimised, all others maximised. With
-    several, `front/` has the recipes on the Pareto front."""
+    """Metrics on valid such as `recall@20/tail`, the k one of `evaluation.ks`; by default `evaluation.metric`.
+    `balanced_error`, `gini` and `popularity` are minimised. With several, `front/` has the Pareto front's recipes."""
     constraints: dict[str, BoundConfig] = Field(default_factory=dict)
-    """Limits of further metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best of those within;
-    where there is none, the nearest, with a warning."""
+    """Limits of metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best of those within; where
+    there is none, the nearest, with a warning."""
 
     def problems(self, evaluation: EvaluationConfig) -> Iterator[str]:
         """Yield metrics that are not measured."""

@@ -61,7 +61,7 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     if root is None:
         raise DataError("data.prepared: expected a folder for the prepared data set, received none")
     files = _files(recipe)
-    content = json.dumps({"format": _FORMAT, "files": files, "read": _settings(recipe)}, sort_keys=True)
+    content = json.dumps({"format": _FORMAT, "files": files, "read": settings_of(recipe)}, sort_keys=True)
     folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
     with first_before_others("the prepared data set"):
         if not folder.exists():
@@ -98,7 +98,8 @@ def _read_by(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _settings(recipe: Recipe) -> dict[str, Any]:
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that decide what a data set reads."""
     return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared", "memory"})} | _read_by(recipe)
 
 

@@ -24,8 +24,7 @@ class Ranges:
     """The ranges of a recipe, checked key by key.
 
     Raises:
-        RecipeError: no section `tune`; a range over a key that does not exist, that decides what is measured, or that
-            refuses one of the range's ends or choices whatever the other keys are.
+        RecipeError: no section `tune`, or a range whose ends or choices its key could never have.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -54,11 +53,7 @@ class Ranges:
         return {key: self._choices(key).get(value, value) for key, value in params.items()}
 
     def recipe_of(self, values: Mapping[str, Any]) -> Recipe:
-        """Create the recipe with some values by key, without `tune`; a table is set before the keys in it.
-
-        Raises:
-            RecipeError: the recipe refuses them.
-        """
+        """Create the recipe with some values by key, without `tune`; RecipeError says why it refuses them."""
         try:
             return self._validated(values)
         except ValidationError as error:

@@ -9,9 +9,9 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -20,7 +20,7 @@ from rich.markup import escape
 from longtail.trainer.config import PLACES, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.data.prepared import read_dataset, settings_of
 from longtail.trainer.dial_selection import choose_dial
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
@@ -45,15 +45,14 @@ HEARTBEAT = 30
 """Seconds between signs of life of a trial; after three without one, its values are tried again."""
 
 
-@dataclass(frozen=True)
-class TuneResult:
+class TuneResult(NamedTuple):
     """Result of a study on valid.
 
     Attributes:
         recipe: of the best trial, to `fit`.
-        best: the trial of the best first objective among those within the constraints; the nearest to them where there
-            is none. Its `user_attrs["found"]` has `metrics` by name, λ, μ, epochs and seconds.
-        front: with several objectives, the trials on the Pareto front.
+        best: of the best first objective within the constraints, or the nearest to them; its `user_attrs["found"]` has
+            `metrics` by name, λ, μ, epochs and seconds.
+        front: trials on the Pareto front of several objectives.
         trials: complete, pruned and refused ones, in order; `user_attrs["refused"]` has the reason.
     """
 
@@ -79,19 +78,15 @@ def tune(
     `KeyboardInterrupt` after the result so far is written.
 
     Args:
-        recipe: a recipe, or the path of its TOML file.
         out: directory for the result, checkpoints and logs; a new one, or that of this study.
-        reporter: shows progress; `Reporter()` does on the terminal, None shows nothing.
+        reporter: shows progress; None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `training.epochs=3`.
         trials: how many, instead of `tune.trials`, with those of earlier calls; processes that share a study may begin
             one each more.
-        storage: URL of an Optuna storage, such as `postgresql://host/optuna`, where the study has the recipe's name;
-            by default `study.db` in `out`.
+        storage: URL of an Optuna storage, where the study has the recipe's name; by default `study.db` in `out`.
 
     Raises:
-        RecipeError: no `[tune]`, a range over what cannot be, a study of another recipe, Optuna is not installed.
-        DataError: the recipe's own data are wrong, or have fewer labels than a metric's k.
-        TrainerError: none of the trials could be trained.
+        TrainerError: no `[tune]`, a study of another recipe, data without validation pairs, no trial that trains.
 
     Example:
         >>> search = 'tune.ranges={"model.temperature"={low=0.05, high=0.5, log=true}}'
@@ -242,14 +237,12 @@ class _Search:
 
     def _data_of(self, recipe: Recipe) -> Dataset:
         """Get the data of a trial, read again if it would read others; refuse other validation pairs or labels."""
-        if _reads(recipe) == _reads(self.ranges.recipe):
+        if settings_of(recipe) == settings_of(self.ranges.recipe):
             return self._dataset
         ours, theirs = self._dataset, _without_test(recipe)
-        if not (
-            theirs.label_ids.equals(ours.label_ids)
-            and theirs.query_ids.equals(ours.query_ids)
-            and np.array_equal(theirs.valid.queries, ours.valid.queries)
-            and np.array_equal(theirs.valid.labels, ours.valid.labels)
+        same = theirs.label_ids.equals(ours.label_ids) and theirs.query_ids.equals(ours.query_ids)
+        if not same or any(
+            not np.array_equal(getattr(theirs.valid, rows), getattr(ours.valid, rows)) for rows in ("queries", "labels")
         ):
             raise DataError(
                 f"data: expected the recipe's own {len(ours.valid):,} validation pairs over {len(ours.label_ids):,} "
@@ -276,26 +269,29 @@ class _Search:
         if not complete:
             reasons = "; ".join(trial.user_attrs.get("refused", "") for trial in trials[:1])
             raise TrainerError(f"tune: expected trials that can be trained, found none of {len(trials)}; {reasons}")
-        less = [-1 if maximised(name) else 1 for name in self._objectives]
-        best = min(
-            complete, key=lambda trial: (_missed(trial), *(a * b for a, b in zip(less, trial.values, strict=True)))
-        )
-        front = self.study.best_trials if len(less) > 1 else []
+        signs = [-1 if maximised(name) else 1 for name in self._objectives]
+        best = min(complete, key=lambda it: (_missed(it), *(a * b for a, b in zip(signs, it.values, strict=True))))
+        front = self.study.best_trials if len(signs) > 1 else []
         for old in out.glob("front/trial-*.toml"):
             old.unlink()
-        for trial, path in ((best, "best.toml"), *((each, f"front/trial-{each.number}.toml") for each in front)):
-            (out / path).parent.mkdir(exist_ok=True)
-            values, found = self.ranges.values(trial.params), self._figures(trial.user_attrs["found"])
-            recipe = self.ranges.recipe_of(values)
-            head = f"# Trial {trial.number}, on valid: {found}\n# Tried: {_in_words(values)}\n\n"
-            (out / path).write_text(head + recipe_toml(recipe, (out / path).parent), encoding="utf-8")
+        recipe = self._write_recipe(best, out / "best.toml")
+        for each in front:
+            self._write_recipe(each, out / f"front/trial-{each.number}.toml")
         self._write_trials(trials)
-        figures = self._figures(best.user_attrs["found"])
+        figures, missed = self._figures(best.user_attrs["found"]), _missed(best)
         self._say(f"[bold]Best: trial {best.number} of {len(trials)}[/]  {figures}")
-        if missed := _missed(best):
+        if missed:
             self._say(f"[bold red]No trial meets tune.constraints on valid[/]: the nearest misses by {missed:.4f}")
         self._say(f"[bold]Recipe[/] {out / 'best.toml'}  ·  trials {out / 'trials.csv'}")
-        return TuneResult(self.ranges.recipe_of(self.ranges.values(best.params)), best, front, trials)
+        return TuneResult(recipe, best, front, trials)
+
+    def _write_recipe(self, trial: optuna.trial.FrozenTrial, path: Path) -> Recipe:
+        path.parent.mkdir(exist_ok=True)
+        values, found = self.ranges.values(trial.params), self._figures(trial.user_attrs["found"])
+        recipe = self.ranges.recipe_of(values)
+        head = f"# Trial {trial.number}, on valid: {found}\n# Tried: {_in_words(values)}\n\n"
+        path.write_text(head + recipe_toml(recipe, path.parent), encoding="utf-8")
+        return recipe
 
     def _write_trials(self, finished: list[optuna.trial.FrozenTrial]) -> None:
         """Write a row a trial: its state, its figures at the λ and μ it chose, and its values by key."""
@@ -329,11 +325,3 @@ def _in_words(values: dict[str, Any]) -> str:
 def _without_test(recipe: Recipe) -> Dataset:
     dataset = read_dataset(recipe)
     return replace(dataset, test=dataset.test.take(slice(0)))
-
-
-def _reads(recipe: Recipe) -> tuple[Any, ...]:
-    """Return what `read_dataset` depends on."""
-    return (
-        recipe.weighted_data, recipe.seed, recipe.string_columns, recipe.table_columns, recipe.context_columns,
-        recipe.objective_of_type,
-    )  # fmt: skip
