@@ -227,7 +227,7 @@ def test_what_a_sequence_cannot_be_is_refused() -> None:
     refused(
         r"loss\.hits: expected 'mask_known' or 'keep' with sampler 'in_batch' and the", loss={"sampler": "in_batch"}
     )
-    refused(r"expected no combiner beside an encoder", feature={"combiner": "sum"})
+    refused("feature 'history' of kind 'history': expected no combiner: an encoder", feature={"combiner": "sum"})
     refused(
         r"expected a dim that encoder.heads divides, received 4 and 3",
         feature={"encoder": {"name": "hstu", "heads": 3}},
