@@ -1,21 +1,26 @@
-"""What a release's calibration queries are answered, which live traffic is compared with.
+"""What a release promises: what its calibration queries are answered, and the recall of its own evaluation.
 
 Legend: `B` calibration queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle import BUCKET_NAMES
+from longtail.bundle import BUCKET_NAMES, Manifest
 from longtail.bundle.arrays import Float32, Float64, Int8, Int64
 from longtail.bundle.exposure import coverage_by_bucket
 
 DECILES = 10
+ALL = "all"
+_RECALL = re.compile(rf"recall@(\d+)(?:/({'|'.join(BUCKET_NAMES)}))?")
+_NEAR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +98,43 @@ def measure_baseline(
 def decile_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
     """Return the decile of every score in logits, 0 … 9, int [N]; one on an edge, of nine, is in the decile above."""
     return np.searchsorted(edges, scores_N, side="right")
+
+
+class OfflineRecall(NamedTuple):
+    """Recall of held-out queries, with its 95 % interval where it has one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineFigures:
+    """Of one release.
+
+    Attributes:
+        recall: at the default λ and μ, by k, then by bucket and `all`; empty of a model that was not evaluated.
+        data_until: when its training data was read, seconds since 1970; None: not known.
+    """
+
+    recall: Mapping[int, Mapping[str, OfflineRecall]] = field(default_factory=dict)
+    data_until: float | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Self:
+        """What a bundle's manifest says."""
+        wanted = manifest.bias_removal.default, manifest.popularity.default
+        recall: dict[int, dict[str, OfflineRecall]] = {}
+        for point in manifest.bias_removal.curve:
+            if max(abs(point.bias_removal - wanted[0]), abs(point.popularity - wanted[1])) > _NEAR:
+                continue
+            for name, found in point.metrics.items():
+                if named := _RECALL.fullmatch(name):
+                    of_k = recall.setdefault(int(named[1]), {})
+                    of_k[named[2] or ALL] = OfflineRecall(found.value, found.low, found.high)
+        return cls(recall, manifest.data_until.timestamp())
+
+    def recall_within(self, k: float) -> tuple[int, Mapping[str, OfflineRecall]] | None:
+        """Recall@k at the largest k measured that is no larger than this one: answers of more labels hold no less."""
+        measured = [cutoff for cutoff in self.recall if cutoff <= k]
+        return (max(measured), self.recall[max(measured)]) if measured else None

@@ -22,18 +22,14 @@ from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring.baseline import DECILES, Baseline, decile_of
-from longtail.serving.monitoring.bins import count_dials, latency_bin
-from longtail.serving.monitoring.collector import report_metrics
+from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures, decile_of
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
 from longtail.serving.monitoring.joining import Choices
-from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
 from longtail.serving.monitoring.release_history import ReleaseHistory
-from longtail.serving.monitoring.report import make_report
-from longtail.serving.monitoring.ring import MinuteRing
-from longtail.serving.monitoring.shown_labels import SUFFIX, ShownLabels
+from longtail.serving.monitoring.report import make_report, report_metrics
+from longtail.serving.monitoring.ring import SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
 from longtail.serving.monitoring.verdict import Evidence, Signal, judge
 from longtail.state import Place, StoreError
 
@@ -73,7 +69,7 @@ class LiveFigures:
     it again:
 
         live/minutes.WORKER    counts by minute and release (ring.py)
-        live/RELEASE.shown     when each label was last answered (shown_labels.py)
+        live/RELEASE.shown     when each label was last answered (ring.py)
         releases.json          which release served when (release_history.py)
         feedback.sqlite        answers, feedback and recall (database.py)
 

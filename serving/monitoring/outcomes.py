@@ -17,9 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from longtail.bundle.arrays import Int8
-from longtail.serving.monitoring.baseline import Baseline
+from longtail.serving.monitoring.baseline import Baseline, OfflineFigures
 from longtail.serving.monitoring.live_figures import LiveFigures
-from longtail.serving.monitoring.offline import OfflineFigures
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.records import AnsweredBatch
 from longtail.serving.monitoring.workers import Seat, Workers

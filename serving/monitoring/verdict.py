@@ -22,8 +22,8 @@ from itertools import count
 from typing import Any, Literal, get_args
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.serving.monitoring.bins import WIDTH
-from longtail.serving.monitoring.offline import ALL, OfflineFigures
+from longtail.serving.monitoring.baseline import ALL, OfflineFigures
+from longtail.serving.monitoring.ring import WIDTH
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[

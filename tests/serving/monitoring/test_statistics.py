@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from longtail.serving.monitoring.bins import latency_bin, latency_ms
 from longtail.serving.monitoring.report import wilson
+from longtail.serving.monitoring.ring import latency_bin, latency_ms
 from longtail.serving.monitoring.verdict import _interval
 
 

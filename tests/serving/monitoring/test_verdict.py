@@ -12,7 +12,7 @@ import pytest
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
 from longtail.serving.monitoring import LiveFigures, OfflineFigures
-from longtail.serving.monitoring.offline import OfflineRecall
+from longtail.serving.monitoring.baseline import OfflineRecall
 from longtail.serving.monitoring.verdict import Evidence, judge
 from tests.serving.monitoring.shop import BASELINE, Clock, answered
 
