@@ -92,11 +92,7 @@ def joined(column: Any, more: Any) -> Any:
 
 
 class LabelAdder:
-    """Makes rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record.
-
-    Attributes:
-        data_until: `Manifest.data_until`: changes up to then are in the bundle, if it has the label.
-    """
+    """Make rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -111,22 +107,11 @@ class LabelAdder:
         return id_ in self._rows and at <= self.data_until
 
     def load(self) -> None:
-        """Load the label tower now.
-
-        Raises:
-            FixedLabelsError: the bundle cannot embed labels.
-            TowerError: a label tower that does not run.
-        """
+        """Load the label tower now; raises FixedLabelsError or TowerError."""
         _ = self._tower
 
     def check(self, records: Sequence[Upsert]) -> None:
-        """Refuse records that `add` could not add.
-
-        Raises:
-            FixedLabelsError: the bundle cannot embed labels.
-            InputError: the first record that does not fit; its row is the record's place.
-            TowerError: a label tower that does not run.
-        """
+        """Refuse records that `add` could not add; raises InputError of the first, FixedLabelsError or TowerError."""
         for start in range(0, len(records), _BATCH):
             part = records[start : start + _BATCH]
             try:
@@ -138,11 +123,7 @@ class LabelAdder:
                 raise type(error)(error.message, row=start + error.row, field=error.field) from None
 
     def add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, str]]:
-        """Embed the records that fit the bundle; returns their rows, and why the others do not fit, by id.
-
-        Raises:
-            TowerError: a label tower that does not run.
-        """
+        """Embed records that fit the bundle; returns their rows, and why others do not, by id; raises TowerError."""
         try:
             _ = self._tower if records else None
         except FixedLabelsError as error:

@@ -119,16 +119,10 @@ class Augmentation:
         bias_L: Float32 | None,
         log_popularity_L: Float32 | None = None,
     ) -> Augmentation:
-        """The augmentation whose κ give every added coordinate the spread of a typical embedding coordinate.
+        """Fit κ so that every added coordinate has the spread of a typical embedding coordinate; arguments as of `rows`
 
-        A quantiser then spends its cells on all coordinates alike; exact search does not depend on κ. A coordinate
+        A quantiser then spends its lists on all coordinates alike; exact search does not depend on κ. A coordinate
         that is the same for every label, such as log ν of uniform noise, changes no order: its κ is 1.
-
-        Args:
-            embeddings_LD: float32, label embeddings.
-            log_pn_L: float32, nats.
-            bias_L: float32, logits, or None for a model without label bias.
-            log_popularity_L: float32, nats, or None where log ν is log π.
         """
         return cls(
             temperature,
@@ -139,12 +133,7 @@ class Augmentation:
 
 
 def fitted_scale(embeddings_LD: Float32, column_L: Float32) -> float:
-    """The κ that gives an added coordinate the spread of a typical embedding coordinate; 1 for a constant column.
-
-    Args:
-        embeddings_LD: float32, label embeddings.
-        column_L: float32, the coordinate of every label before it is scaled.
-    """
+    """Compute the κ that gives a column [L] the spread of a typical embedding coordinate; 1 for a constant column."""
     deviation = float(np.std(column_L, dtype=np.float64))
     if deviation <= _ROUNDING * float(np.abs(column_L).max()):
         return 1.0

@@ -123,9 +123,7 @@ class Bundle:
         """Validate, then write to `target` whole or not at all; returns the bundle with its checksums.
 
         Raises:
-            BundleInvariantError: the bundle contradicts its contract; nothing is written.
-            BundleCorruptError: a file of its tables is gone, or no array.
-            BundleExistsError: `target` is there already; nothing is changed.
+            BundleError: it contradicts its contract, a table is gone, or `target` exists; nothing is changed.
             OSError: the disk is full or not writable; `target` stays absent.
         """
         self.validate()
@@ -165,15 +163,11 @@ class Bundle:
         """Read and check a bundle; embeddings, labels, vocabularies and label vectors stay on disk, memory-mapped.
 
         Args:
-            towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` are
-                their files, which a `Tower` maps.
-            verify: whether to read every byte and check every invariant; False of files that were so, and were not
-                written since. Their sizes are looked at all the same.
+            towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` files.
+            verify: whether to read every byte and check every invariant; else only sizes are looked at.
 
         Raises:
-            BundleCorruptError: not a bundle, a file missing, or a checksum that differs.
-            BundleVersionError: written in another format.
-            BundleInvariantError: intact files that contradict the contract.
+            BundleError: no bundle, a file missing or damaged, another format, or a broken invariant.
         """
         manifest = read_manifest(path)
         verify_files(path, manifest.files, content=verify)

@@ -69,11 +69,7 @@ class DisplayColumns:
 
 
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array [n] of a type that JSON has.
-
-    Args:
-        column: of any type, [n].
-    """
+    """Get a column [n] of any type as one contiguous array of a type that JSON has; raises BundleInvariantError."""
     array = in_one_piece(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

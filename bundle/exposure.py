@@ -28,12 +28,7 @@ def coverage(exposures_L: Counts) -> float:
 
 
 def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> list[float]:
-    """`coverage` of every bucket, in one pass over the labels that were shown; 0 of a bucket without labels.
-
-    Args:
-        exposures_L: times each label was shown, ≥ 0.
-        sizes: labels in each bucket, int64 [4].
-    """
+    """Compute `coverage` of every bucket of so many labels, int64 [4], in one pass; 0 of a bucket without labels."""
     shown = np.bincount(buckets_L[exposures_L > 0], minlength=len(sizes))
     coverages: list[float] = (shown / np.maximum(sizes, 1)).tolist()
     return coverages
@@ -43,13 +38,7 @@ def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:
     """Compute the Gini coefficient: 0 when all L are equal, (L − 1) / L when one has all [METHODS §7].
 
     With x ascending, 2·Σ i·x_i / (L·Σ x_i) − (L + 1) / L. Labels without exposure come first and add nothing, so
-    only the others are sorted.
-
-    Args:
-        exposures_L: times each label was answered, ≥ 0.
-
-    Returns:
-        None when nothing was answered.
+    only the others are sorted. None when nothing was answered.
     """
     ascending = np.sort(exposures_L[exposures_L > 0]).astype(np.float64)
     if not len(ascending):
@@ -62,10 +51,8 @@ def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:
 def psi(counts: Counts, shares: Sequence[float]) -> float | None:
     """Population stability index Σ (p − q)·ln(p / q) of observed p against expected q [Siddiqi 2006, §8].
 
-    The symmetric Kullback-Leibler divergence, in nats. By convention below 0.1 is stable, above 0.25 has shifted.
-
-    Returns:
-        None below PSI_MINIMUM observations.
+    The symmetric Kullback-Leibler divergence, in nats; None below PSI_MINIMUM observations. By convention below 0.1 is
+    stable, above 0.25 has shifted.
     """
     total = float(counts.sum())
     if total < PSI_MINIMUM:

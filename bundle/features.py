@@ -54,13 +54,8 @@ class FeatureReader:
         self._vocabularies = vocabularies
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
-        """Return the tower's inputs for a batch.
-
-        Returns:
-            int32 rows and float32 weights or numbers, [B] or [B, P], by input name, as `Feature.inputs` says.
-
-        Raises:
-            FeatureError: an unknown feature or a value of another type; names row and feature.
+        """Get the tower's inputs for a batch, as `Feature.inputs` says; raises FeatureError, which names row and
+        feature.
         """
         for row, features in enumerate(features_B):
             if not features.keys() <= self._names:

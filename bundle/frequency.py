@@ -17,10 +17,9 @@ HEAD, TORSO, TAIL, NEW = range(4)
 
 
 def log_frequencies(counts_L: Int64 | Float64, *, smoothing: float = 0.5) -> Float64:
-    """Smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
+    """Compute smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
 
-    Never clipped: a label of frequency 1e-9 keeps a log of −20.7, and a label that was never seen
-    keeps a finite one.
+    Never clipped: a label of frequency 1e-9 keeps a log of −20.7, one that was never seen a finite one.
 
     Args:
         counts_L: training pairs per label, ≥ 0, shape [L]; not integers where pairs are visited more or less often.

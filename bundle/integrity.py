@@ -20,12 +20,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read manifest.json alone, checking its version before anything else.
-
-    Raises:
-        BundleCorruptError: no manifest, or not the JSON that a manifest is.
-        BundleVersionError: another schema version than this installation writes.
-    """
+    """Read manifest.json alone; raises BundleCorruptError, or BundleVersionError of another schema version."""
     return read_versioned_json(
         path / MANIFEST,
         Manifest,
@@ -49,11 +44,7 @@ def read_versioned_json(
     unread: type[Exception],
     verify: Callable[[], None] = lambda: None,
 ) -> _Model:
-    """Read a JSON file that has a schema_version, checking that before anything else.
-
-    Args:
-        verify: checks the file further, once its version is known and before its content is read.
-    """
+    """Read a JSON file with a schema_version, which is checked first, then `verify`, then the content."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -90,14 +81,7 @@ def check_names(root: Path, files: Iterable[str]) -> None:
 
 
 def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool = True) -> None:
-    """Check that every named file below `root` is there and is what was written.
-
-    Args:
-        content: whether to read them; else only their sizes are compared.
-
-    Raises:
-        BundleCorruptError: a file is missing or differs in size or sha256.
-    """
+    """Check that every named file is there with its size and, with `content`, sha256; raises BundleCorruptError."""
     check_names(root, files)
     for name, record in files.items():
         path = root / name

@@ -23,14 +23,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def map_table(path: Path, *, verify: bool = True) -> pa.Table:
-    """Map what `write_table` wrote: its pages are shared with every process that does so.
-
-    Args:
-        verify: whether to read all of it, and see that no text ends beyond the file.
-
-    Raises:
-        BundleCorruptError: no Arrow file, or one whose columns point beyond it.
-    """
+    """Map what `write_table` wrote; with `verify` see that no text ends beyond it; raises BundleCorruptError."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         table.validate(full=verify)

@@ -63,11 +63,7 @@ def options_of(url: str) -> dict[str, Any]:
 
 
 class ObjectStore:
-    """The objects below a URL. Every method raises StorageError where the store does not answer or refuses.
-
-    Raises:
-        StorageError: obstore is not installed, or does not know such a URL.
-    """
+    """The objects below a URL. Every method raises StorageError where the store does not answer or refuses."""
 
     def __init__(self, url: str) -> None:
         if not is_url(url):

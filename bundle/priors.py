@@ -49,12 +49,7 @@ class Prior(Record):
 
 @dataclass(frozen=True)
 class Priors:
-    """The priors of one release.
-
-    Attributes:
-        settings: one for each prior, in the order of the coordinates.
-        values_LP: float32 [L, P], every label's numbers as they were given.
-    """
+    """The priors of one release: settings in the order of the coordinates, and every label's values, float32 [L, P]."""
 
     settings: tuple[Prior, ...]
     values_LP: Float32

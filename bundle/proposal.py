@@ -79,12 +79,7 @@ class Proposal:
         return _inhabited(self.leaf_labels)
 
     def project(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Float32:
-        """z of encoded queries, float32 [B, K].
-
-        Args:
-            inputs: the query tower's: `name` int32 [B]; or `name` int32 [B, P] with `name__weight` float32
-                [B, P]; or `name` float32 [B]. Features without a projection are ignored.
-        """
+        """Compute z of encoded queries, float32 [B, K]; the query tower's other inputs are ignored."""
         return project(inputs, self.projection, self.offset)
 
     def log_probabilities(self, z_BK: Float32, labels_BM: npt.NDArray[np.integer[Any]]) -> Float32:
@@ -110,13 +105,9 @@ class Proposal:
         return log_p_BN[:, self.label_leaves]
 
     def beam(self, z_BK: Float32, width: int) -> tuple[Int64, Float32]:
-        """The labels a beam search finds, best first; exact if `width` >= L.
+        """Find labels by a beam of W nodes on every level, best first; exact if `width` >= L.
 
-        Args:
-            width: W >= 1, nodes kept on every level.
-
-        Returns:
-            Label rows int64 [B, W], -1 where there are fewer than W; their log p_n float32 [B, W], there -inf.
+        Returns label rows int64 [B, W], −1 where there are fewer, and log p_n float32 [B, W], there −inf.
         """
         heap_BN = np.ones((len(z_BK), 1), np.int64)
         log_p_BN = np.zeros((len(z_BK), 1), np.float32)

@@ -63,11 +63,9 @@ def download_files(store: ObjectStore, prefix: str, records: Mapping[str, FileRe
 
 
 def upload_files(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
-    """Copy files of a folder to a store, whole or not at all, and its manifest `last`; goes on after a failure.
+    """Copy files of a folder to a store, whole or not at all, and its manifest `last`; goes on after a StorageError.
 
-    Raises:
-        BundleExistsError: another folder is there, or somebody uploads one.
-        StorageError: the store does not answer; then there is no such folder.
+    Raises BundleExistsError where another folder is there, or somebody uploads one.
     """
     content = (folder / last).read_bytes()
     reservation = json.dumps({"sha256": hashlib.sha256(content).hexdigest()}).encode()

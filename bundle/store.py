@@ -22,14 +22,9 @@ from longtail.bundle.errors import BundleExistsError
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty directory that becomes `target` when the block ends without an exception.
+    """Yield an empty directory that becomes `target` when the block ends without an exception; parents are made.
 
-    Args:
-        target: must not exist; missing parents are made.
-
-    Raises:
-        BundleExistsError: `target` is already there, before the block or when it ends.
-        OSError: the disk is full or not writable; `target` stays absent.
+    Raises BundleExistsError where `target` exists, before the block or when it ends; it is not changed.
     """
     refuse_existing(target)
     with working_directory(target) as working:

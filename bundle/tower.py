@@ -22,13 +22,9 @@ from longtail.bundle.vocabulary import Vocabulary
 class Tower(FeatureReader):
     """Embeds features with one tower of a bundle. Thread-safe: neither the session nor the reader keeps a call's state.
 
-    Each call uses one ONNX thread; call from several threads to use several cores.
-
-    Args:
-        model: an ONNX model, float32 [B, dim] out, or its file, whose folder has its tables.
-
-    Raises:
-        TowerError: no ONNX Runtime, not a model that it loads, or its inputs are not the features'.
+    Each call uses one ONNX thread; call from several threads to use several cores. The model is ONNX, float32 [B, dim]
+    out, or its file, whose folder has its tables. Raises TowerError if it does not run, or its inputs are not the
+    features'.
     """
 
     def __init__(
@@ -46,11 +42,8 @@ class Tower(FeatureReader):
         self._dim = dim
 
     def embed(self, inputs: Inputs) -> Float32:
-        """Return embeddings, float32 [B, D].
-
-        Raises:
-            FeatureError: features that the tower turns into NaN or infinity; its field is `features`.
-            TowerError: the tower's output is not [B, D].
+        """Compute embeddings, float32 [B, D]; raises FeatureError for features that become NaN or infinity, or
+        TowerError.
         """
         embeddings_BD: Float32 = self._session.run(None, inputs)[0]
         expected = (len(next(iter(inputs.values()))), self._dim)

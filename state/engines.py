@@ -27,10 +27,9 @@ _TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || 
 
 
 def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL", *, read_only: bool = False) -> Engine:
-    """An engine on an SQLite file in WAL mode; other processes' writes are waited for, up to 10 s.
+    """Create an engine on an SQLite file in WAL mode; other processes' writes are waited for, up to 10 s.
 
-    Args:
-        synchronous: whether a commit is on disk when it returns (FULL), or after the next checkpoint.
+    With FULL a commit is on disk when it returns, with NORMAL after the next checkpoint.
     """
     url = URL.create("sqlite", database=str(path))
     if read_only:

@@ -94,14 +94,9 @@ class LabelStore:
             self._position = None  # what was written is read without waiting to hear of it
 
     def read_from(self, position: LabelPosition | None = None) -> LabelRead:
-        """The changes after a position; next to no work when there are none.
+        """Read the changes after a position of an earlier read, or all; next to no work when there are none.
 
-        Args:
-            position: `LabelRead.position` of an earlier read; None for the beginning.
-
-        Raises:
-            StoreError, StoreCorruptError, StoreVersionError: the store is damaged, cannot be reached, or is of another
-                version.
+        Raises StoreError where the store is damaged, cannot be reached, or is of another version.
         """
         with self._lock, self._told("expected label changes, found"):
             engine = self._backend.engine(make=False)
@@ -184,13 +179,7 @@ def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
 
 
 def read_label_changes(source: str | Place) -> LabelChanges:
-    """Get what all changes of a service amount to; nothing is made.
-
-    Raises:
-        FileNotFoundError: there are none.
-        ValueError: a URL that is none.
-        StoreError, StoreCorruptError, StoreVersionError: as `LabelStore.read_from`.
-    """
+    """Get what all changes of a service amount to; raises FileNotFoundError where there are none, or StoreError."""
     place = read_place(source)
     if isinstance(place, Path) and not (place / LABELS_FILE).is_file():
         raise FileNotFoundError(f"{source}: expected label changes of a service, found none")

@@ -60,11 +60,7 @@ _MISSING: dict[str, Any] = {
 def write_rows(
     bundle: Bundle, record: CollectionRecord, dim: int, head_N: Int64, server: MilvusServer, progress: Progress
 ) -> None:
-    """Create, fill and index a collection; it is not loaded yet.
-
-    Args:
-        head_N: int64, label rows of the partition `head`.
-    """
+    """Create, fill and index a collection, label rows int64 `head_N` in its partition `head`; it is not loaded yet."""
     name, labels = record.name, len(bundle.embeddings)
     server.ask(lambda client, seconds: _create(client, record, dim, seconds))
     in_head_L = np.zeros(labels, np.bool_)
@@ -240,9 +236,6 @@ def tune_collection(
     """Have the rows of a bundle in a collection, and find the least effort that recalls enough at every λ and μ.
 
     No more than a part of the rows is in memory at a time.
-
-    Args:
-        filterable: display columns that requests may filter by; None: all that filters are for.
     """
     started = time.perf_counter()
     labels, kind = len(bundle.embeddings), spec.kind(len(bundle.embeddings))

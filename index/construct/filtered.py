@@ -43,11 +43,7 @@ _Name = Literal["random", "near", "rare"]
 def tune_filtered(
     bundle: Bundle, rows_LE: Float32, index: FaissIndex, effort: Effort, spec: IndexSpec, progress: Progress
 ) -> FilteredSearch:
-    """Measure recall under filters, and look harder where it is below the floor.
-
-    Args:
-        rows_LE: float32, their augmented rows.
-    """
+    """Measure recall under filters over augmented rows, float32 [L, E], and look harder where it is below the floor."""
     trial = FilteredTrial(bundle, rows_LE)
     efforts: list[FilteredEffort] = []
     recalls: list[FilteredRecall] = []
@@ -66,14 +62,7 @@ def tune_filtered(
 
 
 class FilteredTrial:
-    """Queries and selections that every effort is measured with.
-
-    Args:
-        rows_LE: float32, their augmented rows.
-
-    Attributes:
-        queries_QE: float32, augmented calibration queries.
-    """
+    """Queries and selections of augmented rows, float32 [L, E], that every effort is measured with."""
 
     def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
         self.bundle = bundle

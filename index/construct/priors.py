@@ -29,13 +29,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """Which weights requests may give a prior.
-
-    Args:
-        minimum: the least.
-        maximum: the largest.
-        default: of a request that names none; within the limits.
-    """
+    """Which weights requests may give a prior; `default` is of a request that names none."""
 
     minimum: float
     maximum: float
@@ -80,11 +74,8 @@ class PriorTable:
     missing: float | Literal["min", "median"] | None = None
 
     def read(self, bundle: Bundle, *, like: Priors | None = None, progress: Callable[[str], None]) -> Priors:
-        """The priors of a bundle's labels.
-
-        Raises:
-            PriorsError: no such file, another format, no column of ids or of numbers, an id twice, an infinite number,
-                too many priors, other ones than `like` has, or labels without a value where they need one.
+        """Read the priors of a bundle's labels, with the settings of `like` unless limits are given; raises
+        PriorsError.
         """
         table = self._table()
         names = self._names(table, like)

@@ -72,13 +72,10 @@ class Calibration:
         self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
     def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
-        """Recall@k at every place on the dials, and queries per second in one batch.
+        """Measure recall@k, by default at the largest depth, at every place on the dials, and queries per second.
 
         A label that is found counts when its exact score reaches the exact k-th best: ties count. What a search fills
         up exactly does not: where the lists hold fewer than k labels, recall would be 1 at k and low below it.
-
-        Args:
-            k: one of `depths`; None: the largest.
         """
         started = time.perf_counter()
         _, hits_QK = self.found(searcher, self.k if k is None else k)
@@ -105,11 +102,7 @@ class Calibration:
         return rows_QK, hits_QK
 
     def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
-        """The recall that some labels have of their own at every place; 1 where they are too few among the answers.
-
-        Args:
-            labels_L: bool [L], which.
-        """
+        """Compute the recall of some labels, bool [L], at every place; 1 where they are too few among the answers."""
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
         found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
         shape = len(self.places), -1

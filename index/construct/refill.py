@@ -75,11 +75,8 @@ def refill_index(
 ) -> TunedIndex:
     """Fill an index with new rows: lists and head stay, and labels go to where their rows belong now.
 
-    Effort begins where the index stands, and grows until recall reaches the floor.
-
-    Args:
-        changes: which labels differ from the index's; others stay in their lists, and new ones are not of the head.
-            None: the labels are the same, and every list is found again.
+    Effort begins where the index stands, and grows until recall reaches the floor. Labels without changes stay in their
+    lists, and new ones are not of the head; with changes None every list is found again.
     """
     started = time.perf_counter()
     rows_LE = bundle.rows()

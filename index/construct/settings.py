@@ -169,9 +169,6 @@ def rates(
     """Compute the queries per CPU second of searchers, one query at a time, for as many results as recall is of.
 
     They take turns, and the quickest of a query's turns counts: other load slows none of them more.
-
-    Args:
-        clock: returns seconds of this process's CPU time.
     """
     places = np.linspace(0, len(calibration.queries_QE) - 1, min(_TIMED, len(calibration.queries_QE)))
     queries_QE = calibration.queries_QE[places.astype(np.int64)]

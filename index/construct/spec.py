@@ -41,17 +41,14 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """What index to build, and the recall that it must reach.
+    """What index to build, and the recall that it must reach; raises SpecError.
 
     Args:
         text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `ivf_pq`, `hnsw`, `milvus`, `milvus_flat`,
             `milvus_ivf_flat`, or any FAISS factory string.
         recall_floor: least recall@100 against exact search at every measured λ and μ; a build below it fails.
-        bytes_per_label: most bytes that the approximate band's index file, or the one index's, may take for each of its
-            labels; None: any. What is searched exactly again, the embeddings, is a file of its own.
-
-    Raises:
-        SpecError: an empty text, a floor outside 0..1, or no bytes.
+        bytes_per_label: most bytes that the index file may take for each label; None: any. What is searched exactly
+            again, the embeddings, is a file of its own.
     """
 
     text: str = "auto"
@@ -121,12 +118,10 @@ class IndexSpec:
         return {"ivf_fastscan": _FASTSCAN_LEAST_LABELS, "ivf_pq": _PQ_LEAST_LABELS}.get(self.text, 1)
 
     def factory(self, labels: int, dim: int, device: Device = "cpu", lists_known: int | None = None) -> tuple[str, int]:
-        """FAISS factory string for a band of `labels` rows of `dim` coordinates, and the width it takes.
+        """Get the FAISS factory string for so many rows of `dim` coordinates, and the width that it takes.
 
-        A width beyond `dim` means rows and queries are padded with zeros, which changes no score.
-
-        Args:
-            lists_known: of an inverted file; None: as many as befit the labels.
+        A width beyond `dim` means rows and queries are padded with zeros, which changes no score. The number of lists
+        is `lists_known`, or befits the labels.
         """
         count = lists_known or max(1, min(_lists(labels), labels // _POINTS_PER_LIST))
 

@@ -28,10 +28,8 @@ rows of 50,000, and of the nearest two 997 in a thousand were found."""
 def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) -> Int64:
     """Sort label rows, those first that may be answered for any query, int64 [L].
 
-    That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most.
-
-    Args:
-        rows_LE: float32 [L, E], its augmented rows; None: read from it part by part.
+    That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most. Without
+    augmented rows, float32 [L, E], these are read from the bundle part by part.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
     if bundle.priors is None:
@@ -66,11 +64,9 @@ def head_of(rows_LE: Float32, rows_H: Int64) -> Head | None:
 def make_index(
     spec: IndexSpec, rows_LE: Float32, device: Device, *, outside: Int64 | None = None, like: FaissIndex | None = None
 ) -> FaissIndex:
-    """Train and fill the index of a spec, without a head.
+    """Train and fill the index of a spec, without a head, with augmented rows, float32 [L, E].
 
-    Args:
-        rows_LE: float32 [L, E], augmented rows.
-        outside: int64, rows to train with: those outside the smallest head, whose log ν differs most; None: all.
+    It is trained with the rows `outside` the smallest head, whose log ν differs most, and keeps the lists of `like`.
     """
     kind, lists = spec.kind(len(rows_LE)), None
     training = len(rows_LE) if outside is None else len(outside)
@@ -139,11 +135,7 @@ def train_index(
 
 
 def add_to_lists(index: Any, rows_LE: Float32, lists_L: Int32 | Int64) -> None:
-    """Add rows to given lists of a trained, empty inverted file whose kind is one of `ASSIGNABLE`.
-
-    Args:
-        rows_LE: float32, as wide as the index, contiguous.
-    """
+    """Add contiguous rows, as wide as the index, to given lists of a trained, empty inverted file in `ASSIGNABLE`."""
     ids_L, given_L = np.arange(len(rows_LE)), np.ascontiguousarray(lists_L, np.int64)
     index.add_core(len(rows_LE), faiss.swig_ptr(rows_LE), faiss.swig_ptr(ids_L), faiss.swig_ptr(given_L))
 

@@ -121,12 +121,8 @@ class _Tuned:
 def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
     """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
 
-    An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest.
-
-    Raises:
-        SpecError: the spec does not fit the catalogue, FAISS refuses it, or every kind takes too many bytes.
-        DeviceError: the device is not there.
-        RecallFloorError: the best setting stays below the floor.
+    An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest. Raises
+    SpecError, DeviceError, or RecallFloorError where the best setting stays below the floor.
     """
     check_device(device)
     started = time.perf_counter()
@@ -232,9 +228,6 @@ def choose_head(
 
     Of `ivf_flat` each place may score less than the whole head, so the head is as large as the neediest place's; of
     other kinds the mean over the places decides. Where no size suffices the smallest is taken.
-
-    Args:
-        order_L: int64 [L], label rows, those of the head first.
     """
     rank_L = np.empty(len(order_L), np.int64)
     rank_L[order_L] = np.arange(len(order_L))

@@ -42,11 +42,7 @@ _reading = threading.Lock()
 
 
 def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> dict[str, FileRecord]:
-    """Write `root/index/`; returns the record of every file, by path below `root`.
-
-    Raises:
-        SpecError: an index that a factory string can build but FAISS cannot write.
-    """
+    """Write `root/index/`; returns the record of every file, by path below `root`; raises SpecError."""
     (root / INDEX).mkdir()
     files: dict[str, FileRecord] = {}
     if index is not None:
@@ -64,11 +60,9 @@ def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> 
 def read_index(
     root: Path, manifest: ReleaseManifest, bundle: Bundle, *, device: Device = "cpu", mapped: bool = True
 ) -> FaissIndex:
-    """Open the index of a release whose files were verified.
+    """Open the index of a release whose files were verified; a `mapped` one shares its pages with other processes.
 
-    Args:
-        mapped: share the files' pages with every process that opens them so. Files that are deleted meanwhile stay
-            readable; they must never be written again in place.
+    Files that are deleted meanwhile stay readable; they must never be written again in place.
     """
     labels, dim = bundle.embeddings.shape[0], bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
     # FAISS (1.15) copies the blocks of `ivf_fastscan`: from mapped pages a disk gives them one by one.
@@ -94,11 +88,7 @@ def read_index(
 
 
 def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -> Priors | None:
-    """The priors of a release whose files were verified; their values stay on disk, memory-mapped.
-
-    Args:
-        verify: whether to look at every value.
-    """
+    """Get the priors of a release, memory-mapped, and with `verify` look at every value; raises ReleaseCorruptError."""
     if not manifest.priors:
         return None
     values_LP = _read_array(root / PRIORS)

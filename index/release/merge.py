@@ -49,19 +49,13 @@ class MergeReport:
 
 
 def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
-    """Write a bundle that holds the label changes of a service as its own rows.
-
-    Args:
-        bundle: the bundle's directory, or `RELEASE/bundle`.
-        log: the service's state directory or database, as `read_label_changes` takes it.
-        out: the new bundle's directory; must not exist. It is there whole or not at all.
+    """Write a bundle that holds the label changes of a service, its state directory or database, as its own rows.
 
     Raises:
-        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels and none to spare; there are
-            no changes; or they hide every label.
-        StoreError: the changes are not intact, or their database does not answer.
-        BundleError: the bundle is not intact, the label tower does not run, or `out` exists.
-        OSError: the disk is full or not writable; `out` stays absent.
+        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels, there are no changes, or they hide
+            every label.
+        StoreError, BundleError, OSError: changes or bundle cannot be read, or `out` exists or cannot be written; it is
+            whole or absent.
     """
     refuse_existing(out)
     try:

@@ -82,16 +82,9 @@ def open_release(
         mapped: whether its index is mapped and shared with other processes, or read into memory.
         state: directory of a service that notes what it verified; of unchanged files only the sizes are then compared.
             None: every byte is read.
-        milvus: gives the server of a release whose rows are there; by default that of the environment.
 
     Raises:
-        DeviceError: the device is not there, or too small.
-        EngineUnavailableError: the server of its rows does not answer, or has them not.
-        SpecError: no such server is named.
-        ReleaseCorruptError: a file of the index or release.json is missing or not what was written.
-        ReleaseVersionError: written by a newer Longtail.
-        ReleaseMismatchError: the index was built from another bundle.
-        BundleError: the bundle inside is not intact.
+        LongtailIndexError, BundleError: the device or the server is not there, or it is not what was built.
     """
     check_device(device)
     if state is None:
@@ -133,11 +126,7 @@ def read_bundle_manifest(path: Path) -> Manifest:
 
 
 def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:
-    """Read release.json alone and check its version, checksum, name, and that the bundle beside it is its own.
-
-    Args:
-        name: the release's name; that of the directory when None.
-    """
+    """Read release.json alone and check its version, checksum, name, and that the bundle beside it is its own."""
     file = path / RELEASE_MANIFEST
     manifest = read_versioned_json(
         file,

@@ -154,12 +154,8 @@ class Releases:
     def staged_report(self, name: str | None = None, *, state: Place | None = None) -> Report:
         """Get what shadow traffic has shown of a release, by default the staged one, beside CURRENT.
 
-        Args:
-            state: the service's state directory; by default `.state` of this one.
-
-        Raises:
-            ReleaseNotFoundError: nothing is staged, or nothing published.
-            LongtailIndexError: a database was given, which holds no counts, or promise.toml cannot be read.
+        The counts are those of a service's state directory, by default `.state` of this one. Raises LongtailIndexError
+        where nothing is staged or published, a database was given, or promise.toml cannot be read.
         """
         now = self.pointers()
         name, current = name or now.staged, now.current
@@ -199,7 +195,6 @@ class Releases:
             The figures of its buckets, and by force what falls short.
 
         Raises:
-            FloorsError: promise.toml cannot be read.
             NotPublishableError: a bucket gets less than its floor, shadow traffic has not shown what promise.toml asks
                 for, or it refuses features that CURRENT takes, or drops labels that were added while serving.
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.

@@ -41,14 +41,7 @@ _IN_USE_SECONDS = 600.0
 
 
 class RemoteReleases:
-    """The releases below a URL.
-
-    Args:
-        url: such as `s3://bucket/releases`.
-
-    Attributes:
-        directory: of the copies, each as in a directory of releases.
-    """
+    """The releases below a URL such as `s3://bucket/releases`, and their copies in `directory`."""
 
     def __init__(self, url: str, cache: Path | None = None) -> None:
         self.store = ObjectStore(url)
@@ -70,9 +63,7 @@ class RemoteReleases:
     def turn(self) -> Iterator[tuple[Pointers, Move]]:
         """Read `CURRENT` to change it; waits for nobody.
 
-        Raises:
-            PublishedMeanwhileError: on moving: somebody else has.
-            LongtailIndexError: on moving: the store cannot keep two from doing so at once.
+        Moving raises PublishedMeanwhileError if somebody else has, LongtailIndexError of a store without conditions.
         """
         found = self.store.read_version(CURRENT)
 
@@ -100,10 +91,7 @@ class RemoteReleases:
     def fetch(self, name: str) -> Path:
         """Get the directory of a copy of a release, every file of which was verified when it was downloaded.
 
-        Raises:
-            ReleaseNotFoundError: there is no such release.
-            LongtailIndexError, BundleError: what is there is none.
-            StorageError: the store does not answer, or has other bytes.
+        Raises LongtailIndexError or BundleError where there is none, or StorageError.
         """
         target = self.directory / check_name(name)
         with downloading(self.directory):
@@ -123,9 +111,6 @@ class RemoteReleases:
         """Delete copies that are not needed; what was built here and is not yet at the store stays.
 
         A copy that was fetched within the last minutes stays, too: a command may be opening it.
-
-        Args:
-            published: names that were at the store once.
         """
         paths = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
         settled = time.time() - _IN_USE_SECONDS

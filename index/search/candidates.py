@@ -19,14 +19,9 @@ def no_results(queries: int, k: int) -> tuple[Float32, Int64]:
 
 
 def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, Int64]:
-    """Merge candidates of several sources into the k best of each query, descending.
+    """Merge candidates of several sources, float32 and int64 [B, C_i], into the k best of each query, descending.
 
-    Args:
-        scores: the scores of each source, float32 [B, C_i]; −inf for a candidate that does not count.
-        rows: the candidates' label rows, int64 [B, C_i].
-
-    Returns:
-        scores float32 [B, k] and rows int64 [B, k]; −inf and `NO_ROW` (−1) where there are fewer.
+    A score of −inf does not count. Returns scores float32 [B, k] and rows int64 [B, k]; −inf and −1 beyond.
     """
     scores_BC, rows_BC = scores[0], rows[0]
     if len(scores) > 1:

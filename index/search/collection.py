@@ -193,14 +193,7 @@ class Collection:
     def search(self, queries_bE: Float32, k: int, probes: int, expression: str) -> tuple[Float32, Int64]:
         """Find the k best rows that meet an expression: scores float32 [b, k], descending, and rows int64 [b, k].
 
-        Args:
-            queries_bE: float32, augmented queries.
-
-        Returns:
-            −inf and −1 where fewer are found.
-
-        Raises:
-            EngineUnavailableError: as `MilvusServer.ask`.
+        −inf and −1 stand where fewer are found. Raises EngineUnavailableError.
         """
         found = [
             self._ask(lambda client, seconds: self._asked(client, seconds, part_bE, k, probes, expression))  # noqa: B023

@@ -81,11 +81,7 @@ class Eligible:
         return np.flatnonzero(np.unpackbits(self._bits, count=self.labels, bitorder="little"))
 
     def per_list(self, lists_L: Int32, lists: int) -> Int64:
-        """Count the rows of the set in each inverted list, int64 [C]; kept, so the index must always be the same.
-
-        Args:
-            lists_L: the list of every row, int32.
-        """
+        """Count the rows of the set in each inverted list, int64 [C]; kept, so the index must always be the same."""
         if self._per_list_C is None:
             self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)
         return self._per_list_C

@@ -18,11 +18,7 @@ _CHUNK_FLOATS = 1 << 24
 
 
 class ExactRows:
-    """Augmented rows of a bundle, by label row, and their exact scores.
-
-    Attributes:
-        dim: coordinates of an augmented row, E.
-    """
+    """Augmented rows of a bundle, by label row, and their exact scores."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims

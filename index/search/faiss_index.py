@@ -53,12 +53,7 @@ ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat", "ivf_pq")
 
 
 class Head:
-    """Labels that are scored for every query, those of largest reach first.
-
-    Args:
-        rows_H: int64, their rows.
-        vectors_HE: float32, their augmented rows.
-    """
+    """Labels that are scored for every query, largest reach first: rows int64 [H] and augmented rows float32 [H, E]."""
 
     def __init__(self, rows_H: Int64, vectors_HE: Float32) -> None:
         self.rows_H = rows_H
@@ -91,12 +86,7 @@ class Head:
     ) -> tuple[Float32, Int64]:
         """Get the k best of an index's candidates and of the head: float32 and int64 [B, k]; −inf and −1 beyond.
 
-        What the index finds of the head itself counts once, with the score from here.
-
-        Args:
-            queries_BE: float32, augmented queries.
-            scores_BC: float32, exact scores of the candidates; changed.
-            rows_BC: int64, their rows.
+        What the index finds of the head itself counts once, with the score from here. The candidates' scores change.
         """
         least_B = kth_best(scores_BC, k)
         least_B -= _TOLERANCE * (1 + np.abs(least_B))
@@ -213,9 +203,6 @@ class FaissIndex:
         """Find the index's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, L).
 
         Missing candidates are −inf / −1. An approximate index may miss some of the best k.
-
-        Args:
-            queries_BE: float32, augmented queries.
         """
         share = self.share_outside_head(eligible)
         filtered = share < NEARLY_WHOLE
@@ -256,9 +243,6 @@ class FaissIndex:
         Lists without an eligible label are skipped, and of the others so many are visited that the eligible labels
         seen are as many as the depth of the answer takes. That depth is estimated for each query by the share of
         eligible labels in the lists nearest to it. −1 stands beyond a query's own.
-
-        Args:
-            queries_BE: float32, as wide as the index.
         """
         counts_C = eligible.per_list(self.lists, self.index.nlist)
         products_BC = queries_BE @ self.centroids.T

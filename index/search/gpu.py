@@ -52,11 +52,7 @@ class GpuIndex:
         self._has_lists = hasattr(index, "nprobe")
 
     def search(self, queries_BE: Float32, fetch: int, probes: int) -> tuple[Float32, Int64]:
-        """Scores float32 [B, fetch], descending, and ids int64 [B, fetch]; −1 where there are fewer.
-
-        Args:
-            queries_BE: float32, as wide as the index.
-        """
+        """Get scores float32 [B, fetch], descending, and ids int64 [B, fetch]; −1 where there are fewer."""
         with _searching:
             if self._has_lists:
                 self._index.nprobe = probes

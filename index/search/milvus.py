@@ -44,8 +44,7 @@ class Circuit:
     def admit(self, seconds: float) -> tuple[float, float]:
         """Begin a request of at most so many seconds, if the circuit is closed or this one is to try.
 
-        Returns:
-            Seconds until the next may try, 0 if this one may; and when the request began, for `failed`.
+        Returns seconds until the next may try, 0 if this one may; and when the request began, for `failed`.
         """
         with self._lock:
             now = self._clock()
@@ -222,11 +221,7 @@ class MilvusServer:
                 return answer
 
     def wait_until(self, done: Callable[[MilvusClient, float], bool], seconds: float, about: str) -> None:
-        """Ask until something is done that takes the server long.
-
-        Args:
-            done: asks, as of `ask`, whether it is.
-        """
+        """Ask until something is done that takes long; raises EngineUnavailableError after so many seconds."""
         until, pause = monotonic() + seconds, _BACK_OFF_SECONDS
         while not self.ask(done, about=about):
             if monotonic() > until:

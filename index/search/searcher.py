@@ -167,11 +167,7 @@ class Searcher:
         return scores_BK, rows_BK
 
     def found(self, queries_BE: Float32, k: int) -> Found:
-        """Find what the index finds by itself: a query that ends up short is not answered again exactly.
-
-        Args:
-            queries_BE: float32 [B, E], B >= 1.
-        """
+        """Find what the index finds by itself: a query that ends up short is not answered again exactly."""
         return self._best(queries_BE, k, self._eligible(EVERYTHING, None))
 
     def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:

@@ -2,7 +2,7 @@ import tracemalloc
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longtail.bundle.id_rows import IdRows, fingerprints
@@ -28,7 +28,8 @@ def test_ids_that_no_column_holds_are_absent(count: int) -> None:
     assert rows.of([*odd, "", "ä" * 300, "a\0b", "\U0001f600"] * count) == [None, None, None, None, 0, 1, 2, 3] * count
 
 
-@given(ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), unique=True, max_size=300))
+@given(ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=9), unique=True, max_size=200))
+@settings(max_examples=40, deadline=None)
 def test_every_id_is_found_and_no_other(ids: list[str]) -> None:
     column = pa.array(ids, pa.string())
     made = IdRows(column)
