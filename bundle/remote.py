@@ -36,11 +36,15 @@ def copies_of(url: str, root: Path | None = None) -> Path:
 
 
 @contextmanager
-def downloading(directory: Path) -> Iterator[None]:
-    """Keep other processes from downloading to the same directory, which is made."""
+def downloading(directory: Path, *, wait: bool = True) -> Iterator[None]:
+    """Keep other processes from downloading to the same directory, which is made.
+
+    Raises:
+        BlockingIOError: another process does, and this one is not to wait.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".download.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, groupby
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ from longtail.bundle import LabelChanges
 from longtail.bundle.errors import describe
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.state import Place, read_label_changes
@@ -54,6 +55,12 @@ class Asked:
     """Column of lists of label ids that are not to be answered; None without."""
     keep: Sequence[str] | None = None
     """Columns that go into the answers; None: all that are neither lists, maps nor structs."""
+
+
+class _Excluded(RequestModel):
+    """Labels that a row leaves out: of any number, unlike a request's."""
+
+    exclude: list[LabelId]
 
 
 @dataclass(frozen=True)
@@ -131,11 +138,15 @@ def answer(
         raise BatchError(f"--options: {error.field}: {error.message}") from error
     columns = {file: _columns(file, retriever, asked) for file in files}
     _agree(out, manifest)
-    for place, part in enumerate(missing, 1):
-        started = perf_counter()
-        _write(retriever, part, columns[part.file], asked.exclude, options, out)
-        rate = part.rows / (perf_counter() - started)
-        say(f"{part.name}, {place:,} of {len(missing):,}: {part.rows:,} queries, {rate:,.0f} a second")
+    done = 0
+    for (file, group), of_group in groupby(missing, key=lambda part: (part.file, part.group)):
+        table = _read_group(file, group, dict.fromkeys([*chain(*columns[file]), *filter(None, [asked.exclude])]))
+        for part in of_group:
+            started, done = perf_counter(), done + 1
+            rows = table.slice(part.start, part.rows)
+            _write(retriever, part, rows, columns[file], asked.exclude, options, out)
+            rate = part.rows / (perf_counter() - started)
+            say(f"{part.name}, {done:,} of {len(missing):,}: {part.rows:,} queries, {rate:,.0f} a second")
 
 
 def _parts(queries: Path, files: Sequence[Path]) -> list[_Part]:
@@ -232,9 +243,18 @@ def _columns(file: Path, retriever: Retriever, asked: Asked) -> tuple[list[str],
     return features, kept
 
 
+def _read_group(file: Path, group: int, columns: Iterable[str]) -> pa.Table:
+    try:
+        with _opened(file) as parquet:
+            return parquet.read_row_group(group, columns=[*columns])
+    except (pa.ArrowInvalid, OSError) as error:
+        raise BatchError(f"{file}: row group {group}: expected rows, found {error}") from error
+
+
 def _write(
     retriever: Retriever,
     part: _Part,
+    table: pa.Table,
     columns: tuple[list[str], list[str]],
     exclude: str | None,
     options: Mapping[str, Any],
@@ -242,12 +262,6 @@ def _write(
 ) -> None:
     """Answer the rows of a part, in a file that is there whole or not at all."""
     features, kept = columns
-    wanted = dict.fromkeys([*features, *kept, *([] if exclude is None else [exclude])])
-    try:
-        with _opened(part.file) as parquet:
-            table = parquet.read_row_group(part.group, columns=[*wanted]).slice(part.start, part.rows)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BatchError(f"{part.file}: row group {part.group}: expected rows, found {error}") from error
     schema = pa.schema([*table.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
     working = out / f".{part.name}.{uuid4().hex}"
     try:
@@ -278,13 +292,11 @@ def _queries(
     excluded = [[]] * table.num_rows if exclude is None else _as_json(table[exclude])
     queries = []
     for row, labels in enumerate(excluded):
-        asked = {
-            **options,
-            "features": {name: values[row] for name, values in columns.items()},
-            "exclude": [*options.get("exclude", []), *(labels or [])],
-        }
+        given = {name: values[row] for name, values in columns.items()}
         try:
-            queries.append(Query.model_validate(asked))
+            query = Query.model_validate({**options, "features": given})
+            query.exclude.extend(_Excluded.model_validate({"exclude": labels or []}).exclude)
+            queries.append(query)
         except ValidationError as error:
             raise part.wrong(first + row, _first(error)) from None
     return queries

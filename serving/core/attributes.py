@@ -181,7 +181,9 @@ class Attributes:
         return mask
 
     def column(self, name: str) -> ValueColumn | NumberColumn:
-        """A column, read by now."""
+        """Get a column, which is read once."""
+        if (found := self._read.get(name)) is not None:
+            return found
         with self._reading:
             if name not in self._read:
                 kind = NumberColumn if self._kinds[name] in ("number", "date") else ValueColumn

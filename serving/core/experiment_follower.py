@@ -31,6 +31,7 @@ class ExperimentFollower:
         self._content: bytes | None = None
         self._experiment: Experiment | None = None
         self._refused: str | None = None
+        self._unreadable = False
         self._unavailable: dict[str, str] = {}
         self._checking = threading.Lock()
 
@@ -43,7 +44,7 @@ class ExperimentFollower:
                 if str(error) != self._refused:
                     in_force = "no experiment runs" if self._experiment is None else f"{self._experiment.name} goes on"
                     logger.error("%s refused, %s: %s", self._path, in_force, error)
-                self._refused = str(error)
+                self._refused, self._unreadable = str(error), isinstance(error, OSError)
             with suppress(NotReadyError):  # until the first release is there
                 self._apply()
 
@@ -53,9 +54,9 @@ class ExperimentFollower:
                 content = file.read(LARGEST_FILE + 1)
         except FileNotFoundError:
             content = b""
-        if content == self._content:
+        if content == self._content and not self._unreadable:
             return
-        self._content = content
+        self._content, self._unreadable = content, False
         experiment = parse_experiments(content, self._service.settings)
         if experiment is None and self._experiment is not None:
             logger.info("no experiment runs")

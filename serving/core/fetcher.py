@@ -82,7 +82,10 @@ class ReleaseFetcher:
     def drop(self, name: str, inode: int | None) -> None:
         """Delete a damaged copy, to be fetched again, unless another worker has replaced the one of this inode."""
         path = self._directory / name
-        with downloading(self._directory), suppress(OSError):
+        with (
+            suppress(OSError),
+            downloading(self._directory, wait=False),
+        ):  # who holds it replaces the copy, or comes again
             if path.stat().st_ino == inode:
                 shutil.rmtree(path, ignore_errors=True)
 

@@ -299,29 +299,22 @@ class Service:
                 answering.append(retriever if name is None else self.retriever(name))
             except UnknownReleaseError:  # since a moment
                 answering.append(retriever)
+                in_arms[-1] = query.in_arm(replace(given.arm, counted=False), {})
         places_of = {each: [place for place, one in enumerate(answering) if one is each] for each in answering}
-        try:
-            found = await asyncio.gather(
-                *(
-                    self.search(
-                        replace(
-                            search,
-                            retriever=each,
-                            asked=[in_arms[place] for place in places],
-                            in_request=places,
-                        )
-                    )
-                    for each, places in places_of.items()
-                )
-            )
-        except InvalidRequestError:
-            # No request is refused because of an arm: without one, it says what is wrong with the request itself.
-            by_default = [query.in_arm(replace(query.arm, counted=False), {}) for query in in_arms]
-            return await self.search(replace(search, asked=by_default)), retriever.name
-        of_place = dict(zip(chain(*places_of.values()), chain(*found), strict=True))
-        return [of_place[place] for place in range(len(in_arms))], (
-            answering[0].name if len(places_of) == 1 else retriever.name
-        )
+
+        async def answer(each: Retriever, places: list[int]) -> tuple[str, list[Any]]:
+            group = replace(search, retriever=each, asked=[in_arms[place] for place in places], in_request=places)
+            try:
+                return each.name, await self.search(group)
+            except InvalidRequestError:
+                # No request is refused because of an arm: without one, it says what is wrong with the request itself.
+                plain = [queries[place].in_arm(replace(in_arms[place].arm, counted=False), {}) for place in places]
+                return retriever.name, await self.search(replace(group, retriever=retriever, asked=plain))
+
+        found = await asyncio.gather(*(answer(each, places) for each, places in places_of.items()))
+        of_place = dict(zip(chain(*places_of.values()), chain(*(results for _, results in found)), strict=True))
+        names = {name for name, _ in found}
+        return [of_place[place] for place in range(len(in_arms))], names.pop() if len(names) == 1 else retriever.name
 
     async def search(self, search: Search) -> list[Any]:
         """Return the results of one request, or its vectors, float32 [D], from a batch that others may share.

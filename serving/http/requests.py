@@ -98,6 +98,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
     body, more = await _read_part(request)
     if more:
+        body = bytearray(body)  # bytes would be copied whole for every part
         try:
             async with asyncio.timeout(settings.request_seconds):
                 while more and len(body) <= limit:
@@ -117,7 +118,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     return parsed
 
 
-async def _read_part(request: Request) -> tuple[bytes, bool]:
+async def _read_part(request: Request) -> tuple[bytes | bytearray, bool]:
     """Return the next bytes of a body, and whether more will come."""
     message = await request.receive()
     if message["type"] == "http.disconnect":

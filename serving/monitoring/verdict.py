@@ -18,7 +18,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
-from itertools import count
 from typing import Any, Literal, get_args
 
 from longtail.bundle import BUCKET_NAMES
@@ -286,7 +285,7 @@ def _beta(x: float, a: float, b: float) -> float:
         return 1 - _beta(1 - x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     value, c, d = 1.0, 1.0, 0.0
-    for step in count(1):
+    for step in range(1, 100_000):
         m, odd = divmod(step, 2)
         term = (-(a + m) * (a + b + m) if odd else m * (b - m)) * x / ((a + step - 1) * (a + step))
         d = 1 / ((1 + term * d) or 1e-300)

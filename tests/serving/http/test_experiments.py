@@ -122,6 +122,9 @@ def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say,
     assert (len(result["labels"]), result["counted"]) == (4, False)
     error = ask(client, EAST, EAST | {"k": 9}, status=422)["error"]
     assert error["field"] == "queries.1.k"
+    say(settings="explore = {tail = 1}")
+    (result,) = ask(client, EAST | {"k": 2, "mmr": {"weight": 0.5}})["results"]
+    assert (len(result["labels"]), result["counted"]) == (2, False)
 
 
 def test_a_bad_file_leaves_the_one_before_in_force(
@@ -142,6 +145,10 @@ def test_a_bad_file_leaves_the_one_before_in_force(
     app.state.follower.experiments.check()
     assert ask(client, EAST)["results"][0]["arm"] == "tail"
     (tmp_path / "experiments.toml").rmdir()
+    say()
+    findings = client.get("/v1/monitoring").json()["verdict"]["findings"]
+    assert not [found for found in findings if found["signal"] == "experiments"], "the same content is read again"
+    (tmp_path / "experiments.toml").unlink()
     app.state.follower.experiments.check()
     assert "arm" not in ask(client, EAST)["results"][0]
 
@@ -181,7 +188,8 @@ def test_an_arm_may_have_a_release_of_its_own(tmp_path: Path, caplog: Any) -> No
         assert (found["chosen"], found["hits"]) == (2, 2)
         service.stage(None)
         (result,) = ask(client, EAST, unit=by_arm["tail"])["results"]
-        assert result["release"] == "plane-1", "nobody is refused, even before the arms are looked at again"
+        # Nobody is refused, even before the arms are looked at again.
+        assert (result["release"], *of(result)) == ("plane-1", 0.5, "tail", False)
         with caplog.at_level(logging.ERROR):
             for _ in range(3):
                 follower.check()
