@@ -182,20 +182,8 @@ class Settings(BaseSettings):
     """Bytes of float32 vectors that one request of /v1/embed may ask for."""
     max_features_bytes: ClassVar[int] = 1 << 17
     """Bytes of one query's features that are recorded, as JSON."""
-    cache_bytes: ClassVar[int | None] = None
-    """Bytes of disk that downloads may take; None: any number."""
-    max_feedback: ClassVar[int | None] = None
-    """Chosen labels that are kept for export; None: as many as `max_answers`."""
-    explore_candidates: ClassVar[int] = 100
-    """Best labels of a bucket that a request's `explore` draws its slots from."""
-    explore_temperature: ClassVar[float] = 1.0
-    """Temperature in logits of the softmax over their scores."""
-    explore_seed: ClassVar[int | None] = None
-    """Seed of these draws, for tests."""
     shadow_k: ClassVar[int] = 20
     """Labels retrieved for an organic interaction, to see whether it would have been answered."""
-    stale_days: ClassVar[float] = 30.0
-    """Age of a release's training data from which on the verdict calls it stale."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -117,12 +116,7 @@ class Service:
             for name in ("write", "labels")
         )
         self._reader = BoundedExecutor("read", max_pending=_MAX_PENDING_READS, timeout=seconds)
-        seed = settings.explore_seed
-        self._lottery = Lottery(
-            settings.explore_candidates,
-            settings.explore_temperature,
-            secrets.randbits(64) if seed is None else seed,
-        )
+        self._lottery = Lottery()
         self.queue: SearchQueue[Search, list[Any]] = SearchQueue(
             self._answer,
             threads=1 if settings.device == "gpu" else settings.search_threads,
@@ -373,12 +367,7 @@ class Service:
         asked = [each for _, of_search in options for each in of_search]
         queries = [each for each in asked if isinstance(each, Query)]
         similar = [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
-        # With a seed a request of the same id draws the same, for tests; else every answer draws anew.
-        repeatable = settings.explore_seed is not None
-        draws = Draws(
-            self._lottery,
-            [f"{place}:{search.request_id if repeatable else search.answer_id}" for search, place in names],
-        )
+        draws = Draws(self._lottery, [f"{place}:{search.answer_id}" for search, place in names])
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not searches[0].preview:
             self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)

@@ -136,11 +136,9 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
             kept=settings.place,
             worker=worker,
             max_answers=settings.max_answers,
-            max_feedback=settings.max_feedback,
             feedback_seconds=3600 * settings.feedback_hours,
             releases=settings.keep_releases + 2,
             shadow_k=settings.shadow_k,
-            stale_days=settings.stale_days,
         )
     except (OSError, StoreError) as error:
         raise StateError(

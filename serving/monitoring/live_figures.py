@@ -79,7 +79,7 @@ class LiveFigures:
         worker: number of this process among those that share `state`; no two that run have the same.
         max_answers, max_feedback, feedback_seconds: as of `FeedbackStore`; 0 answers: none is kept.
         releases: begun last, that labels shown are counted of, at least one.
-        shadow_k, stale_days: as of `Evidence`.
+        shadow_k: labels retrieved for an organic interaction.
         clock: seconds since 1970.
 
     Raises:
@@ -97,14 +97,13 @@ class LiveFigures:
         feedback_seconds: float = KEPT_SECONDS,
         releases: int = 3,
         shadow_k: int = 20,
-        stale_days: float | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
         self._max_answers = max_answers
         self._releases = releases
-        self._shadow_k, self._stale_days = shadow_k, stale_days
+        self._shadow_k = shadow_k
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
         self._history = ReleaseHistory(state / "releases.json")
@@ -324,7 +323,6 @@ class LiveFigures:
             troubles=broken,
             shadow_k=self._shadow_k,
             age_days=None if until is None else max(0.0, (now - until) / _DAY),
-            stale_days=self._stale_days,
         )
 
     def _keep_answers(self) -> None:

@@ -37,6 +37,7 @@ _SURE, _USUAL, _WIDER = 0.999, 0.95, 3.290526731491926 / 1.959963984540054
 """Confidence of intervals, and how much wider a normal one of the first is."""
 _MORE, _LESS, _TWICE, _HALF = 1.25, 0.8, 2.0, 0.5
 _FLOOR, _MINUTE_SHARE, _NEAR_SHARE = 1e-4, 1e-3, 5e-3
+_STALE_DAYS = 30.0
 _CHI_SQUARE = 27.877164871256568
 """99.9 % quantile of 9 degrees of freedom: ten deciles of scores."""
 _WORDS = {"5m": "the last 5 minutes", "1h": "the last hour", "24h": "the last 24 hours"}
@@ -73,8 +74,6 @@ class Evidence:
     """Labels retrieved for an organic interaction."""
     age_days: float | None = None
     """Of the training data; None: not known."""
-    stale_days: float | None = None
-    """Beyond which that is too old; None: never."""
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:
@@ -133,10 +132,9 @@ def _counted(evidence: Evidence) -> Iterator[Finding]:
             severity = "act" if failed >= 5 and failed > most * arrived else "watch"
             sentence = f"{failed:,} of {arrived:,} requests in {_WORDS['5m']} {what}."
             yield Finding(signal, severity, sentence, None, "5m", failed / arrived, 0.0)
-    age, most_days = evidence.age_days, evidence.stale_days
-    if age is not None and most_days is not None and age > most_days:
-        sentence = f"The release's training data is {age:.0f} days old; more than {most_days:g} is stale."
-        yield Finding("stale_release", "watch", sentence, observed=age, expected=most_days)
+    if (age := evidence.age_days) is not None and age > _STALE_DAYS:
+        sentence = f"The release's training data is {age:.0f} days old; more than {_STALE_DAYS:g} is stale."
+        yield Finding("stale_release", "watch", sentence, observed=age, expected=_STALE_DAYS)
 
 
 def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:

@@ -161,7 +161,7 @@ def test_what_is_broken_comes_before_what_has_drifted() -> None:
     live = {"head": 0.5, "torso": 0.4, "tail": 0.1, "new": 0.0}
     hour = window(shares=live, requests={"count": 1000, "errors": 40, "shed": 3}, dropped=7)
     troubles = {"refused_release": "The published release, r2, could not be loaded.", "label_log": "No log."}
-    verdict = judge(evidence(hour, troubles=troubles, age_days=45.0, stale_days=30.0))
+    verdict = judge(evidence(hour, troubles=troubles, age_days=45.0))
     told = [(found["signal"], found["severity"]) for found in verdict["findings"]]
     assert told[:4] == [("label_log", "act"), ("refused_release", "act"), ("errors", "act"), ("share_drift", "act")]
     assert verdict["headline"] == "No log."
