@@ -41,9 +41,6 @@ class StagedCounts(BaseModel):
     """Queries that were to be mirrored while the mirror was too busy."""
     overlap: float = 0.0
     """Σ of the share of the labels served that the staged release answers, too."""
-    overlap_squares: float = 0.0
-    shift: float = 0.0
-    """Σ of its mean score less the served one's, in logits."""
     exposures: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
     """Labels that it answered, by its own buckets."""
     exposures_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
@@ -54,8 +51,6 @@ class StagedCounts(BaseModel):
     """Of them, those that the staged release alone answers."""
     hits_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
     """Those that the served one alone answers."""
-    seconds: float = 0.0
-    """That it took for them, encoding and search."""
 
     def plus(self, other: StagedCounts) -> Self:
         """The sum of two processes' counts."""
@@ -100,9 +95,6 @@ class StagedCounts(BaseModel):
             "refused": {"queries": self.refused, "reason": self.reason},
             "skipped": self.skipped,
             "overlap": None if not answered else self.overlap / answered,
-            "overlap_interval": self.overlap_interval,
-            "score_shift": None if not answered else self.shift / answered,
-            "seconds": None if not answered else self.seconds / answered,
             "exposure": {
                 bucket: {"staged": _share(self.exposures, place), "current": _share(self.exposures_of_current, place)}
                 for place, bucket in enumerate(BUCKET_NAMES)
@@ -119,9 +111,7 @@ class StagedCounts(BaseModel):
         if self.reason:
             lines.append(f"first refusal: {self.reason}")
         if answered:
-            low, high = self.overlap_interval or (math.nan, math.nan)
-            lines.append(f"overlap: {self.overlap / answered:.3f} [{low:.3f}, {high:.3f}]")
-            lines.append(f"score shift: {self.shift / answered:+.3f}; {self.seconds / answered * 1e3:.2f} ms a query")
+            lines.append(f"overlap: {self.overlap / answered:.3f}")
             shares = [
                 f"{bucket} {_percent(self.exposures_of_current, place)} → {_percent(self.exposures, place)}"
                 for place, bucket in enumerate(BUCKET_NAMES)
@@ -133,17 +123,6 @@ class StagedCounts(BaseModel):
                 difference = f"{change[0]:.4f} {change[1]:+.4f} ± {change[2]:.4f}"
                 lines.append(f"shadow recall, {bucket}: {difference} ({positives:,} choices)")
         return lines
-
-    @property
-    def overlap_interval(self) -> list[float] | None:
-        """The mean overlap's 95 % interval, by the normal approximation; None below two queries."""
-        answered = self.queries - self.refused
-        if answered < 2:
-            return None
-        mean = self.overlap / answered
-        variance = max(0.0, self.overlap_squares / answered - mean**2) * answered / (answered - 1)
-        margin = _Z * math.sqrt(variance / answered)
-        return [max(0.0, mean - margin), min(1.0, mean + margin)]
 
     def recall_change(self, places: Iterable[int]) -> tuple[float, float, float] | None:
         """Shadow recall of some buckets: the served release's, the staged one's less it, and 1.96 standard errors of

@@ -89,12 +89,12 @@ class Mirror:
         """
         if self.staged is None or self._current is None or retriever.name != self._current.name:
             return
-        catalogue, served = retriever.catalogue, list[tuple[Query, Array, Array, Array]]()
+        catalogue, served = retriever.catalogue, list[tuple[Query, Array, Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
             if self._chance.random() < share and not query.explore and query.vector is None:
                 rows_K = retrieval.rows_N[start:end]
                 fingerprints_K, buckets_K = catalogue.fingerprints(rows_K), catalogue.buckets(rows_K)
-                served.append((query, fingerprints_K, buckets_K, retrieval.scores_N[start:end]))
+                served.append((query, fingerprints_K, buckets_K))
 
         def count(staged: Retriever, _: Retriever, counts: StagedCounts) -> None:
             for each in served:
@@ -158,7 +158,7 @@ def _lower_priority() -> None:
 
 
 def _count_query(
-    query: Query, fingerprints_K: Array, buckets_K: Array, scores_K: Array, staged: Retriever, counts: StagedCounts
+    query: Query, fingerprints_K: Array, buckets_K: Array, staged: Retriever, counts: StagedCounts
 ) -> None:
     try:
         retrieval = staged.retrieve([query])
@@ -173,12 +173,7 @@ def _count_query(
     counts.queries += 1
     catalogue = staged.catalogue
     found = catalogue.fingerprints(retrieval.rows_N)
-    overlap = float(np.isin(fingerprints_K, found).mean()) if len(fingerprints_K) else 1.0
-    counts.overlap += overlap
-    counts.overlap_squares += overlap**2
-    if len(scores_K) and len(retrieval.scores_N):
-        counts.shift += float(retrieval.scores_N.mean() - scores_K.mean())
-    counts.seconds += retrieval.seconds["encode"] + retrieval.seconds["search"]
+    counts.overlap += float(np.isin(fingerprints_K, found).mean()) if len(fingerprints_K) else 1.0
     for sums, buckets in (
         (counts.exposures, catalogue.buckets(retrieval.rows_N)),
         (counts.exposures_of_current, buckets_K),

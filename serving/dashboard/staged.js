@@ -4,14 +4,12 @@ async function staged({ staged: name }) {
   const found = name ? await call("/v1/release/staged").catch(() => null) : null;
   byId("staged").hidden = !found;
   if (!found) return;
-  const { queries, refused, skipped, overlap, overlap_interval: within, score_shift: shift, seconds } = found;
+  const { queries, refused, skipped, overlap } = found;
   say(byId("staged-lead"), besides(found));
   figures(byId("staged-figures"), [
     ["Queries mirrored", count(queries), skipped ? `${count(skipped)} more were left out, the mirror being busy` : ""],
     ["Refused", count(refused.queries), refused.reason],
-    ["Overlap", percent(overlap), within ? `${percent(within[0])} to ${percent(within[1])}` : "of the labels served"],
-    ["Score shift", signed(shift, 2), "logits, mean of its labels less that of those served"],
-    ["Time", known(seconds) ? milliseconds(1000 * seconds) : NONE, "a query, encoding and search"],
+    ["Overlap", percent(overlap), "of the labels served"],
   ]);
   table("staged-exposure", ["Served", "Staged", "Change"], BUCKETS, (kind) => {
     const { current, staged: its } = found.exposure[kind];

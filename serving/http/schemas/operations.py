@@ -105,9 +105,6 @@ class StagedAnswer(BaseModel):
     refused: StagedRefusals
     skipped: int = Field(description="Queries that were to be mirrored while the mirror was too busy.")
     overlap: float | None = Field(description="Mean share of the labels served that the staged release answers, too.")
-    overlap_interval: list[float] | None = Field(description="Its 95 % interval.")
-    score_shift: float | None = Field(description="Mean score of its labels less the served ones', in logits.")
-    seconds: float | None = Field(description="That it takes for a query, encoding and search.")
     exposure: dict[str, StagedShare]
     shadow_recall: dict[str, StagedRecall]
     request_id: str

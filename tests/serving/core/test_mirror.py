@@ -70,11 +70,9 @@ def test_a_query_is_counted_by_hand(mirror: Mirror, tmp_path: Path) -> None:
     mirror.use(other_plane(), plane_retriever())
     ask(mirror, EAST, EAST)
     found = mirrored(tmp_path, lambda counts: counts.queries == 2)
-    assert (found.refused, found.overlap, found.overlap_squares) == (0, 1.0, 0.5)
-    assert found.shift == pytest.approx(2 * ((3 + 2) - (2 + 1.5)) / 2)
+    assert (found.refused, found.overlap) == (0, 1.0)
     assert found.exposures_of_current == [2, 0, 2, 0]
     assert found.exposures == [2, 0, 2, 0]
-    assert found.seconds > 0
 
 
 def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, tmp_path: Path) -> None:
