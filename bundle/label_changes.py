@@ -47,12 +47,7 @@ _RECORD: TypeAdapter[LabelRecord] = TypeAdapter(Annotated[LabelRecord, Field(dis
 
 @dataclass(frozen=True)
 class LabelChanges:
-    """What a sequence of records amounts to; of several about one label the last counts.
-
-    Attributes:
-        upserts: added and changed labels by id; none of them is hidden.
-        hidden: hidden labels by id.
-    """
+    """What a sequence of records amounts to, by id; of several about one label the last counts."""
 
     upserts: dict[str, Upsert] = field(default_factory=dict)
     hidden: dict[str, Hide] = field(default_factory=dict)

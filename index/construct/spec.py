@@ -1,8 +1,8 @@
 """What to build: the kinds of index, and the FAISS factory string each of them comes to.
 
-Every index holds augmented rows [METHODS §6] under the inner product. Approximate kinds are banded by
-popularity (band.py); a factory string is taken literally, over all rows. `milvus` is a collection of a Milvus server,
-exact or banded as `auto` decides it; `milvus_flat` and `milvus_ivf_flat` say which.
+Every index holds augmented rows [METHODS §6] of all labels under the inner product, beside an exact head; a factory
+string is taken literally, without one. `milvus` is a collection of a Milvus server, exact or with a head as `auto`
+decides it; `milvus_flat` and `milvus_ivf_flat` say which.
 """
 
 from __future__ import annotations

@@ -59,25 +59,7 @@ _LEAST_HEAD, _MOST_HEAD_SHARE = 1_000, 0.16
 
 @dataclass(frozen=True)
 class TunedIndex:
-    """An index in memory whose settings were chosen, and what was measured on the way.
-
-    Attributes:
-        kind: kind of the index.
-        dim: coordinates of an augmented row.
-        index: the index with the chosen head; None of a collection.
-        chosen: the setting that suffices everywhere.
-        efforts: the least effort of every place on the dials and depth; empty where there is none less.
-        trials: every setting that was tried, in order.
-        recall_k: results per query that recall was measured at.
-        recall_queries: calibration queries that it was measured with.
-        seconds: duration of the whole build.
-        bytes_per_label: of the index file; None of a collection.
-        kinds: what `auto` had to choose from; empty where it had no choice.
-        curve: what less and more effort recalls and how quick it is, of every kind that was built.
-        filtered: what search under filters takes and recalls; None of an exact index.
-        partition: where the lists come from; None if this build trained them, or there are none.
-        collection: where the rows are, in place of an index.
-    """
+    """An index in memory, or a collection, at the chosen setting, and what was measured, as in `ReleaseManifest`."""
 
     kind: Kind
     dim: int

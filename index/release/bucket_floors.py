@@ -112,12 +112,7 @@ class BucketFloors(BaseModel):
 
 @dataclass(frozen=True)
 class Report:
-    """What a check of a release has found.
-
-    Attributes:
-        lines: figures, for people.
-        unmet: what falls short, expected and found, one sentence each.
-    """
+    """What a check of a release has found: figures for people, and what falls short, a sentence for each thing."""
 
     lines: list[str]
     unmet: list[str]

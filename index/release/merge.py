@@ -29,16 +29,7 @@ from longtail.state import read_label_changes
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Counts of the labels that a merge added, embedded again and removed, and of the changes that it left out.
-
-    Attributes:
-        labels: rows of the new bundle.
-        added: labels that the bundle did not have.
-        reembedded: labels of the bundle that got a new embedding because their features changed.
-        removed: hidden labels that lost their row.
-        merged_before: changes that are superseded: the bundle has their labels and is newer.
-        skipped: why a change was left out, by id; the state still has it.
-    """
+    """Counts of labels that a merge wrote, added, embedded again and removed; and why changes were left out, by id."""
 
     labels: int
     added: int

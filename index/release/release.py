@@ -148,7 +148,10 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise ReleaseCorruptError(f"{path / BUNDLE_MANIFEST}: expected the release's bundle, found none") from None
     if found != manifest.bundle_sha256:
-        raise _mismatch(path / BUNDLE_MANIFEST, found, manifest.bundle_sha256)
+        raise ReleaseMismatchError(
+            f"{path / BUNDLE_MANIFEST}: expected the bundle that the index was built from, sha256 "
+            f"{manifest.bundle_sha256}, found {found}; build the index again from this bundle"
+        )
     return manifest
 
 
@@ -160,10 +163,3 @@ def check_name(name: str) -> str:
             f"digit, and none of {', '.join(_RESERVED)}; received {name!r}"
         )
     return name
-
-
-def _mismatch(file: Path, found: str, expected: str) -> ReleaseMismatchError:
-    return ReleaseMismatchError(
-        f"{file}: expected the bundle that the index was built from, sha256 {expected}, found {found}; "
-        "build the index again from this bundle"
-    )

@@ -164,13 +164,7 @@ WHOLE = 1 << 16
 
 
 class Collection:
-    """The rows of a release in a collection, which never change. Thread-safe.
-
-    Attributes:
-        server, record: as given.
-        columns: that labels are filtered by, by name.
-        pool: threads for searches of one batch that have nothing in common.
-    """
+    """The rows of a release in a collection, which never change, and threads for searches side by side. Thread-safe."""
 
     def __init__(self, server: MilvusServer, record: CollectionRecord) -> None:
         self.server, self.record = server, record
@@ -317,10 +311,6 @@ class CollectionSearcher(Searcher):
 
     Lists of labels are scored here, exactly, from the bundle's own rows, and so is what is asked for beyond Milvus's
     16,384 results. Everything else the server finds, by its index and by expressions over its fields.
-
-    Attributes:
-        labels: L.
-        collection, effort: as given.
     """
 
     def __init__(self, bundle: Bundle, collection: Collection, effort: Effort) -> None:
