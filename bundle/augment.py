@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -40,7 +41,7 @@ class Augmentation:
     kappa_popularity: float | None = None
     kappa_priors: tuple[float, ...] = ()
 
-    @property
+    @cached_property
     def extra_dims(self) -> int:
         """Coordinates added to an embedding: log ν, the bias if there is one, log π if it is another number, priors."""
         return 1 + (self.kappa_bias is not None) + (self.kappa_popularity is not None) + len(self.kappa_priors)

@@ -143,21 +143,17 @@ class FeatureReader:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
             rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
-        rows_BP, weights_BP = _padded(rows, lengths, width or max([1, *lengths]))
+        shape = len(lengths), width or max([1, *lengths])
+        if len(rows) == shape[0] * shape[1]:
+            rows_BP, weights_BP = np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)
+        else:
+            inside_BP = np.arange(shape[1]) < np.array(lengths)[:, None]
+            rows_BP = np.full(shape, OUT_OF_VOCABULARY, np.int32)
+            rows_BP[inside_BP] = rows
+            weights_BP = inside_BP.astype(np.float32)
         for row, weights in weighted:
             weights_BP[row, : len(weights)] = weights
         return rows_BP, weights_BP
-
-
-def _padded(rows: list[int], lengths: list[int], width: int) -> tuple[Int32, Float32]:
-    """Rows side by side as [B, P], with weight 1 each."""
-    shape = len(lengths), width
-    if len(rows) == len(lengths) * width:
-        return np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)
-    inside_BP = np.arange(width) < np.array(lengths)[:, None]
-    rows_BP = np.full(shape, OUT_OF_VOCABULARY, np.int32)
-    rows_BP[inside_BP] = rows
-    return rows_BP, inside_BP.astype(np.float32)
 
 
 def _padded_ages(ages_B: Sequence[list[int] | None], weights_BP: Float32) -> Int32:

@@ -27,6 +27,8 @@ class Eligible:
 
     Attributes:
         count: labels in the set.
+        share: of the labels of the catalogue.
+        whole: whether every row is in the set.
     """
 
     def __init__(self, bits: npt.NDArray[np.uint8], labels: int, expression: str = "", but_R: Int64 = _NO_ROWS) -> None:
@@ -34,6 +36,7 @@ class Eligible:
         self.labels = labels
         self.expression, self.but_R = expression, but_R
         self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
+        self.share, self.whole = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
         self._in_head_H: Bools | None = None
@@ -85,16 +88,6 @@ class Eligible:
         if self._per_list_C is None:
             self._per_list_C = np.bincount(lists_L[self.rows], minlength=lists)
         return self._per_list_C
-
-    @property
-    def whole(self) -> bool:
-        """Whether every row is in the set."""
-        return self.count == self.labels
-
-    @property
-    def share(self) -> float:
-        """Rows in the set per row of the catalogue."""
-        return self.count / self.labels
 
     def parameters(self, kind: type, **knobs: int) -> Any:
         """Create FAISS's search parameters that rule out every other row; any number of threads may read them.

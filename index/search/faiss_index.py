@@ -155,17 +155,17 @@ class FaissIndex:
     stored_lists_L: Int32 | None = None
     gpu: GpuIndex | None = None
 
-    @property
+    @cached_property
     def labels(self) -> int:
         """Number of labels L."""
         return int(self.index.ntotal)
 
-    @property
+    @cached_property
     def lossy(self) -> bool:
         """Whether the index's scores are approximations, to be scored again exactly."""
         return self.kind in _LOSSY
 
-    @property
+    @cached_property
     def has_lists(self) -> bool:
         """Whether it is an inverted file."""
         return self.kind in LISTS
@@ -204,13 +204,14 @@ class FaissIndex:
 
         Missing candidates are −inf / −1. An approximate index may miss some of the best k.
         """
-        share = self.share_outside_head(eligible)
+        share = 1.0 if eligible.whole else self.share_outside_head(eligible)
         filtered = share < NEARLY_WHOLE
         refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
         wanted = max(k, MEASURED_DEPTH) if self.kind in CODED else k
         fetch = min(wanted * refine, self.labels)
         probes = probes_for(effort, k, share)
-        queries_BE = pad(queries_BE, self.index.d)
+        if queries_BE.shape[1] < self.index.d:
+            queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
             scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
         elif self.kind == "factory" and not eligible.whole:

@@ -55,7 +55,8 @@ class Search:
 
     Attributes:
         retriever: the release that answers.
-        asked: queries, or labels whose nearest labels are wanted, or what is to embed.
+        options: queries; or, for each label whose nearest labels are wanted, its request.
+        embed: what is to embed in their place.
         answer_id: the name by which feedback refers to the answer.
         request_id: the client's name for the request; by default `answer_id`.
         preview: leave the answers out of the figures.
@@ -63,27 +64,21 @@ class Search:
     """
 
     retriever: Retriever
-    asked: Sequence[Query] | SimilarQuery | ToEmbed
+    options: Sequence[SearchOptions] = ()
+    embed: ToEmbed | None = None
     answer_id: str = ""
     request_id: str = ""
     preview: bool = False
     in_request: Sequence[int] | None = None
 
     @property
-    def options(self) -> Sequence[SearchOptions]:
-        """Get the options of each query; those of an id are its request's."""
-        if isinstance(self.asked, SimilarQuery):
-            return [self.asked] * len(self.asked.labels)
-        return () if isinstance(self.asked, ToEmbed) else self.asked
-
-    @property
     def cost(self) -> Cost:
         """Compute the cost, with the bytes of an answer whose labels are as long as the average one."""
-        if isinstance(self.asked, ToEmbed):
-            return Cost(self.asked.count, self.asked.count)
-        options, mean_bytes = self.options, self.retriever.catalogue.mean_bytes
-        bytes_ = sum([query.k * mean_bytes(query.display) for query in options])
-        return Cost(len(options), sum([query.depth for query in options]), bytes_)
+        if self.embed is not None:
+            return Cost(self.embed.count, self.embed.count)
+        mean_bytes = self.retriever.catalogue.mean_bytes
+        bytes_ = sum([query.k * mean_bytes(query.display) for query in self.options])
+        return Cost(len(self.options), sum([query.depth for query in self.options]), bytes_)
 
 
 class Service:
@@ -281,7 +276,7 @@ class Service:
             ServingError: see `search`.
         """
         retriever, experiment = self.retriever(release), self.experiment
-        search = Search(retriever, queries, answer_id, request_id, preview)
+        search = Search(retriever, queries, None, answer_id, request_id, preview)
         if experiment is None:
             return await self.search(search), retriever.name
         in_arms, answering = list[QueryInArm](), list[Retriever]()
@@ -297,13 +292,13 @@ class Service:
         places_of = {each: [place for place, one in enumerate(answering) if one is each] for each in answering}
 
         async def answer(each: Retriever, places: list[int]) -> tuple[str, list[Any]]:
-            group = replace(search, retriever=each, asked=[in_arms[place] for place in places], in_request=places)
+            group = replace(search, retriever=each, options=[in_arms[place] for place in places], in_request=places)
             try:
                 return each.name, await self.search(group)
             except InvalidRequestError:
                 # No request is refused because of an arm: without one, it says what is wrong with the request itself.
                 plain = [queries[place].in_arm(replace(in_arms[place].arm, counted=False), {}) for place in places]
-                return retriever.name, await self.search(replace(group, retriever=retriever, asked=plain))
+                return retriever.name, await self.search(replace(group, retriever=retriever, options=plain))
 
         found = await asyncio.gather(*(answer(each, places) for each, places in places_of.items()))
         of_place = dict(zip(chain(*places_of.values()), chain(*(results for _, results in found)), strict=True))
@@ -323,9 +318,9 @@ class Service:
             raise InvalidRequestError(
                 f"expected an answer of at most {limit} bytes, received a request for "
                 f"about {cost.bytes:.0f}: fewer labels, or columns in `display`, make less",
-                field="k" if isinstance(search.asked, SimilarQuery) else "queries",
+                field="k" if isinstance(search.options[0], SimilarQuery) else "queries",
             )
-        alike = search.retriever, type(search.asked), search.preview
+        alike = search.retriever, type(search.embed or search.options[0]), search.preview
         try:
             return await self.queue.submit(alike, search, cost, client.get())
         except (QueueFullError, TimedOutError) as error:
@@ -354,19 +349,18 @@ class Service:
     def _search(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
         """Answer a batch of requests of one kind to one release, and count it."""
         retriever, settings, started = searches[0].retriever, self.settings, perf_counter()
-        if to_embed := [search.asked for search in searches if isinstance(search.asked, ToEmbed)]:
+        if to_embed := [search.embed for search in searches if search.embed is not None]:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
             self.monitoring.metrics.count_search(sum(each.count for each in to_embed), waited, seconds)
             return vectors
-        options = [(search, search.options) for search in searches]
         names = [
             (search, place)
-            for search, of_search in options
-            for place in (range(len(of_search)) if search.in_request is None else search.in_request)
+            for search in searches
+            for place in (range(len(search.options)) if search.in_request is None else search.in_request)
         ]
-        asked = [each for _, of_search in options for each in of_search]
+        asked = [each for search in searches for each in search.options]
         queries = [each for each in asked if isinstance(each, Query)]
-        similar = [search.asked for search in searches if isinstance(search.asked, SimilarQuery)]
+        similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
         draws = Draws(self._lottery, [f"{place}:{search.answer_id}" for search, place in names])
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not searches[0].preview:
@@ -401,7 +395,7 @@ class Service:
             if queries and self.mirror.staged is not None:
                 self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
         results = iter(retrieval.results)
-        return [list(islice(results, len(of_search))) for _, of_search in options]
+        return [list(islice(results, len(search.options))) for search in searches]
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.

@@ -96,18 +96,21 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     limit, announced = settings.max_body_bytes, headers.get("content-length", "")
     if announced.isdigit() and int(announced[:18]) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
-    body, more = await _read_part(request)
-    if more:
+    message = await request.receive()
+    body = message.get("body", b"")
+    if message.get("more_body", False):
         body = bytearray(body)  # bytes would be copied whole for every part
         try:
             async with asyncio.timeout(settings.request_seconds):
-                while more and len(body) <= limit:
-                    part, more = await _read_part(request)
-                    body += part
+                while message.get("more_body", False) and len(body) <= limit:
+                    message = await request.receive()
+                    body += message.get("body", b"")
         except TimeoutError:
             raise SlowBodyError(
                 f"expected the whole body within {settings.request_seconds:g} s, received {len(body)} bytes of it"
             ) from None
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
     if len(body) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
     try:
@@ -116,14 +119,6 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
         raise _refusal(error, model) from None
     parsed.check_limits(settings)
     return parsed
-
-
-async def _read_part(request: Request) -> tuple[bytes | bytearray, bool]:
-    """Return the next bytes of a body, and whether more will come."""
-    message = await request.receive()
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return message.get("body", b""), message.get("more_body", False)
 
 
 def read_parameters(request: Request, model: type[Model]) -> Model:

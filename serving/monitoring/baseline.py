@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, Manifest
-from longtail.bundle.arrays import Float32, Float64, Int8, Int64
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.exposure import coverage_by_bucket
 
 DECILES = 10
@@ -81,7 +81,8 @@ def measure_baseline(
     edges = np.quantile(scores_N, np.arange(1, DECILES) / DECILES)
     exposures = np.bincount(buckets_L[rows_N], minlength=len(BUCKET_NAMES))
     shown_L = np.bincount(rows_N, minlength=len(buckets_L))
-    in_decile = np.bincount(decile_of(scores_N, edges), minlength=DECILES)
+    # A score on an edge is in the decile above.
+    in_decile = np.bincount(np.searchsorted(edges, scores_N, side="right"), minlength=DECILES)
     return Baseline(
         bias_removal=float(bias_removal),
         k=int(k),
@@ -93,11 +94,6 @@ def measure_baseline(
         queries=len(rows_BK),
         coverage=tuple(coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))),
     )
-
-
-def decile_of(scores_N: npt.NDArray[np.floating[Any]], edges: Float64) -> npt.NDArray[np.intp]:
-    """Return the decile of every score in logits, 0 … 9, int [N]; one on an edge, of nine, is in the decile above."""
-    return np.searchsorted(edges, scores_N, side="right")
 
 
 class OfflineRecall(NamedTuple):

@@ -22,7 +22,7 @@ from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
-from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures, decile_of
+from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures
 from longtail.serving.monitoring.feedback_counts import COUNTERS
 from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
 from longtail.serving.monitoring.joining import Choices
@@ -154,12 +154,12 @@ class LiveFigures:
                     if path.name.removesuffix(SUFFIX) not in lately | self._held.keys():
                         path.unlink(missing_ok=True)
 
-    def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64 | None]:
+    def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
         """Count a batch; of a release that was not begun lately without deciles and labels shown.
 
         Returns:
-            Labels of unrestricted answers by bucket, int64 [4], and by decile of their scores, int64 [10]; None
-            without a baseline.
+            Labels by bucket, int64 [4]; those of unrestricted answers; and these by decile of their scores, int64 [10],
+            None without a baseline.
         """
         now, queries = self._clock(), len(answered.ends_B)
         judged_N: Bools | slice = slice(None)
@@ -167,17 +167,20 @@ class LiveFigures:
         if answered.restricted_B is not None:
             judged_queries -= answered.restricted_B.sum()
             judged_N = np.repeat(~answered.restricted_B, np.diff(np.asarray(answered.ends_B), prepend=0))
-        judged = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
+        shown, judged = (
+            np.bincount(answered.buckets_N[which], minlength=_BUCKETS) for which in (slice(None), judged_N)
+        )
         held, deciles = self._held.get(answered.release), None
         if held is not None and held.edges is not None:
-            deciles = np.bincount(decile_of(answered.scores_N[judged_N], held.edges), minlength=DECILES)
+            deciles = np.searchsorted(held.edges, answered.scores_N[judged_N], side="right")
+            deciles = np.bincount(deciles, minlength=DECILES)
         with self._ring_lock:
             counts = self._ring.at(now, answered.release)
             counts["queries"] += queries
             counts["bias_removal"] += answered.bias_removal_B.sum(dtype=np.float64)
             counts["popularity_weight"] += answered.popularity_B.sum(dtype=np.float64)
             counts["popularity"] += answered.counts_N.sum()
-            counts["exposures"] += answered.exposures
+            counts["exposures"] += shown
             counts["judged_queries"] += judged_queries
             counts["judged_exposures"] += judged
             if deciles is not None:
@@ -192,7 +195,7 @@ class LiveFigures:
             with self._pending_lock:
                 self._pending.append(answered)
                 self._pending_labels += len(answered.fingerprints_N)
-        return judged, deciles
+        return shown, judged, deciles
 
     def count_request(self, seconds: float, status: int) -> None:
         """Count a request that was answered; a status of 500 and above is an error."""

@@ -67,8 +67,7 @@ class Monitoring:
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
         """Count a batch that was answered, and ids that its release does not have, by `exclude` and `allow`."""
-        judged, deciles = self.figures.count_answers(batch)
-        self.metrics.count_answers(batch, unknown, judged, deciles)
+        self.metrics.count_answers(batch, unknown, *self.figures.count_answers(batch))
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None

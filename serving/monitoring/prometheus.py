@@ -158,18 +158,18 @@ class Metrics(Collector):
             self._of_stage[stage].observe(seconds)
 
     def count_answers(
-        self, batch: AnsweredBatch, unknown: Mapping[str, int], judged: Int64, deciles: Int64 | None
+        self, batch: AnsweredBatch, unknown: Mapping[str, int], shown: Int64, judged: Int64, deciles: Int64 | None
     ) -> None:
         """Count what a batch showed.
 
         Args:
             batch: its queries, labels and dials are counted.
             unknown: ids that the release does not have, by list.
-            judged: labels of unrestricted answers by bucket, int64 [4].
+            shown, judged: labels by bucket, int64 [4], of all and of unrestricted answers.
             deciles: of the scores of these, int64 [10]; None without a baseline.
         """
         self._queries.inc(len(batch.ends_B))
-        counts = [(self._of_bucket[0], judged), (self._of_bucket[1], batch.exposures - judged)]
+        counts = [(self._of_bucket[0], judged), (self._of_bucket[1], shown - judged)]
         if deciles is not None:
             counts.append((self._of_decile, deciles))
         for counters, labels in counts:

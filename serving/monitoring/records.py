@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 
 
@@ -71,11 +69,6 @@ class AnsweredBatch:
     request_ids: Sequence[str | None] | None = None
     arms_B: Sequence[ArmAnswer | None] | None = None
     restricted_B: Bools | None = None
-
-    @cached_property
-    def exposures(self) -> Int64:
-        """How many of the N labels are head, torso, tail and new, int64 [4]."""
-        return np.bincount(self.buckets_N, minlength=len(BUCKET_NAMES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,7 @@ async def similar(request: Request) -> Response:
     service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
     state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
     retriever = service.retriever(body.release)
-    search = service.search(Search(retriever, body, own, id_, body.preview))
+    search = service.search(Search(retriever, [body] * len(body.labels), None, own, id_, body.preview))
     results = await _while_connected(request, search)
     return json_response(request, {"results": results, "release": retriever.name, "answer_id": own})
 
@@ -111,6 +111,6 @@ async def embed(request: Request) -> Response:
             f"{body.count} to make of {manifest.dim} numbers, 4 bytes each",
             field="queries" if body.labels is None else "labels",
         )
-    vectors = await _while_connected(request, service.search(Search(retriever, body, preview=True)))
+    vectors = await _while_connected(request, service.search(Search(retriever, embed=body, preview=True)))
     described = {"dim": manifest.dim, "similarity": manifest.similarity, "temperature": manifest.temperature}
     return json_response(request, {"vectors": vectors, **described, "release": retriever.name})

@@ -162,8 +162,8 @@ def test_requests_share_a_batch_and_a_bad_one_costs_only_itself(app: Starlette) 
     ]
 
     async def together() -> list[Any]:
-        first = asyncio.create_task(service.search(Search(retriever, asked[0], preview=True)))
-        rest = [asyncio.create_task(service.search(Search(retriever, each, preview=True))) for each in asked]
+        first = asyncio.create_task(service.search(Search(retriever, embed=asked[0], preview=True)))
+        rest = [asyncio.create_task(service.search(Search(retriever, embed=each, preview=True))) for each in asked]
         return await asyncio.gather(first, *rest, return_exceptions=True)
 
     _, b, unknown, east, unreadable = asyncio.run(together())
