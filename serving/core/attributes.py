@@ -100,8 +100,7 @@ class ValueColumn:
 
 
 class NumberColumn:
-    """Numbers, or dates as microseconds since 1970: compared as they lie in the label table, which takes hundredths of
-    a second of ten million, and no memory beside it; decimals, dates and times take 8 bytes a label.
+    """Numbers as they lie in the label table, which takes no memory; decimals, and dates as microseconds, take 8 bytes.
 
     Args:
         column: integers, floats, decimals, dates or times, [L]; null or NaN for a label without a value.
@@ -262,15 +261,7 @@ class LabelAttributes:
         self._selected.cache_clear()
 
     def read(self, filter_: Mapping[str, JsonValue], where: str) -> list[Condition]:
-        """The conditions of a filter, in one order however it is written.
-
-        Args:
-            filter_: conditions by column.
-            where: leads the fields of errors.
-
-        Raises:
-            InvalidRequestError: as `select`.
-        """
+        """The conditions of a filter, in one order however it is written; raises as `select`."""
         conditions = []
         for name in sorted(filter_):
             kind, field = self.kinds.get(name), f"{where}.{name[:_LONGEST_NAME]}"

@@ -45,16 +45,14 @@ class Mirror:
     Args:
         state: the service's state directory.
         worker: this process' number.
-        chance: draws which queries are mirrored.
 
     Attributes:
         staged: the release that gets shadow traffic.
     """
 
-    def __init__(self, state: Path, worker: int, chance: random.Random | None = None) -> None:
+    def __init__(self, state: Path, worker: int) -> None:
         self._state = state
         self._worker = worker
-        self._chance = chance or random.Random()
         self.staged: Retriever | None = None
         self._current: Retriever | None = None
         self._counts = StagedCounts(staged="", current="")
@@ -91,7 +89,7 @@ class Mirror:
             return
         catalogue, served = retriever.catalogue, list[tuple[Query, Array, Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
-            if self._chance.random() < share and not query.explore and query.vector is None:
+            if random.random() < share and not query.explore and query.vector is None:
                 rows_K = retrieval.rows_N[start:end]
                 fingerprints_K, buckets_K = catalogue.fingerprints(rows_K), catalogue.buckets(rows_K)
                 served.append((query, fingerprints_K, buckets_K))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,7 +41,7 @@ def other_plane(name: str = "plane-2") -> Retriever:
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[Mirror]:
-    mirror = Mirror(tmp_path, 0, random.Random(0))
+    mirror = Mirror(tmp_path, 0)
     yield mirror
     mirror.close()
 
