@@ -19,8 +19,7 @@ from longtail.trainer.trained import Trained
 def compare_with_baselines(
     trained: Trained, dataset: Dataset, dial: Dial, split: Literal["valid", "test"], reporter: Reporter
 ) -> Comparison | None:
-    """Return the model at its default λ and μ beside the recipe's baselines; None without baselines or pairs of the
-    split.
+    """Compare the model at its default λ and μ with the recipe's baselines; None without baselines or held-out pairs.
 
     Baselines learn from the pairs that the model was trained on, and know of a query what its history holds.
     """

@@ -25,8 +25,7 @@ _VERSION = 1
 
 
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
-    """Return hex sha256 of all that a run's course depends on: the recipe without its paths, the source of rows of its
-    own, the data, and the sha256 of the weights it starts from."""
+    """Compute hex sha256 of a run's recipe without its paths, its plug-ins' sources, data, and first weights."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     for name in ("devices", "processes"):
         del settings["training"][name]
@@ -40,21 +39,17 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
 
 
 class Checkpoints:
-    """The newest state of one run, and its best.
+    """The newest state of one run, and its best; a checkpoint of another `identity` is refused.
 
-    A checkpoint is a directory that is there whole or not at all; writing a new one comes before
-    removing the old, so a crash never leaves none.
-
-    Args:
-        identity: of the run; a checkpoint of another one is refused.
+    A checkpoint is a directory that is there whole or not at all; writing a new one comes before removing the old, so a
+    crash never leaves none.
     """
 
     def __init__(self, root: Path, identity: str) -> None:
         self.root, self.identity = root, identity
 
     def save(self, kind: str, variables: Sequence[keras.Variable | npt.NDArray[Any]], state: dict[str, Any]) -> None:
-        """Write variables, of any shape, and `state` as the newest checkpoint of its kind (`latest`, `best`,
-        `retrieved`)."""
+        """Write variables or arrays and `state` as the newest checkpoint of a kind: `latest`, `best`, `retrieved`."""
         old = self._numbered(kind)
         number = old[-1][0] + 1 if old else 0
         with atomic_directory(self.root / f"{kind}-{number}") as working:

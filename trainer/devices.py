@@ -110,8 +110,7 @@ def first_before_others(where: str) -> Iterator[None]:
 
 @contextmanager
 def sibling_folder(target: Path) -> Iterator[Path]:
-    """Return a folder to make `target` in, removed at the end: beside it, of the first process; a temporary one of
-    others."""
+    """Create a temporary folder to make `target` in: of the first process, a sibling of it."""
     if is_first():
         with working_directory(target) as folder:
             yield folder
@@ -121,7 +120,7 @@ def sibling_folder(target: Path) -> Iterator[Path]:
 
 
 def of_lost_process(error: BaseException) -> str | None:
-    """Return one line to say of an error that comes of another process' end; None if it is another."""
+    """Get one line to say of an error that comes of another process' end; None if it is another."""
     if type(error).__name__ != "JaxRuntimeError" or number_of_processes() == 1:
         return None
     return (

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from longtail.bundle import BiasRemoval, CurvePoint, Popularity
-from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, chosen_by
-from longtail.trainer.evaluation.ranking import Watch, bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
 from longtail.trainer.losses.implied_noise import removes_all
 from longtail.trainer.trained import Trained
@@ -26,8 +21,7 @@ def found_by_label(trained: Trained) -> FoundByLabel:
 
 
 def _theory(trained: Trained) -> dict[str, Setting]:
-    """Return the settings under which scores are the link times log p*(y|x), of the named priors [METHODS §9, label
-    shift]."""
+    """Get the settings under which scores are the link times log p*(y|x), of the named priors [METHODS §9]."""
     link = removes_all(trained.recipe.loss.objective())
     if trained.model.proposal is not None or not link:
         return {}
@@ -37,13 +31,13 @@ def _theory(trained: Trained) -> dict[str, Setting]:
 
 
 def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Dial:
-    """Return the λ, and the μ at that λ, of the best metric on valid, with the curve there.
+    """Choose the λ, and the μ at that λ, of the best metric on valid, with the curve there.
 
-    Where the recipe names a target prior, the λ and μ of the best recall under it, of those of the curve and of μ < 0.
-    Without valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
+    Where the recipe names a target prior, those of the best recall under it, of the curve's and of μ < 0. Without
+    valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
 
     Args:
-        found: of `found_by_label`, for a caller that keeps it; filled with what is found at every setting.
+        found: of `found_by_label`; filled with what is found at every setting.
     """
     found = found or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
@@ -52,9 +46,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         why = chosen_by(config)
 
         def measure(settings: list[Setting]) -> list[CurvePoint]:
-            return curve_of(
-                trained, dataset.valid, known=dataset.train, config=config, settings=settings, watch=found.see
-            )
+            return trained.curve(dataset.valid, dataset.train, settings, watch=found.see)
 
         best, curve = best_dial(measure, config, noise)
         of_curve = [Setting.of(point) for point in curve]
@@ -78,36 +70,3 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         curve=curve,
     )
     return Dial(bias_removal, Popularity(default=best.popularity))
-
-
-def curve_of(
-    trained: Trained,
-    held_out: Pairs,
-    *,
-    known: Pairs,
-    config: EvaluationConfig,
-    settings: Sequence[Setting] | None = None,
-    watch: Watch | None = None,
-) -> list[CurvePoint]:
-    """Return every metric at some settings of λ and μ, with histories and seen labels read from `known`.
-
-    Args:
-        settings: by default the grid of λ at μ = 0.
-        watch: as `bias_removal_curve` takes it.
-    """
-    features = trained.encoding.query.with_history(known, held_out)
-    return bias_removal_curve(
-        held_out,
-        known,
-        lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
-        trained.label_side(),
-        config,
-        queries=len(trained.dataset.query_ids),
-        request_queries=trained.dataset.request_queries,
-        seed=trained.recipe.seed,
-        settings=settings,
-        log_proposal=log_proposal_of(trained.model.proposal, features),
-        calibrated_at=trained.calibrated_at,
-        described=trained.recipe.describes_labels,
-        watch=watch,
-    )

@@ -21,12 +21,11 @@ from longtail.trainer.config import PLACES, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, is_first, sibling_folder, take_part, wait_for_all
-from longtail.trainer.dial_selection import choose_dial, curve_of, found_by_label
+from longtail.trainer.dial_selection import choose_dial, found_by_label
 from longtail.trainer.errors import CheckpointError, RecipeError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, lines, with_default
-from longtail.trainer.evaluation.report import evaluation_table, html_report
-from longtail.trainer.evaluation.tables import baseline_table
+from longtail.trainer.evaluation.report import baseline_table, evaluation_table, html_report
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.export.bundle import to_bundle
@@ -152,7 +151,6 @@ def export_checkpoint(
 
     Args:
         work: the job's `OUT.work`.
-        out: directory to write; must not exist.
         warm_start: the bundle that the job began from, if it did.
     """
     refuse_existing(out)
@@ -185,7 +183,6 @@ def finish(
 
     Args:
         history: of the run that was validated, for the report.
-        out: directory to write; must not exist.
         compared: the validated model beside its baselines, where there is no test.
         by_label: what the validated model found of every label on valid.
     """
@@ -194,7 +191,7 @@ def finish(
         reporter.say("Evaluating on test, full catalogue …")
         known = before_test(dataset)
         settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
-        curve = curve_of(trained, dataset.test, known=known, config=recipe.evaluation, settings=settings)
+        curve = trained.curve(dataset.test, known, settings)
         dial = dial.measured("test", curve)
         compared = compare_with_baselines(trained, dataset, dial, "test", reporter)
     if dial.curve:
@@ -263,11 +260,7 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
 
 
 def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:
-    """Of each objective its share of the served score, and the recipe's metric of that score on its own held-out pairs.
-
-    Args:
-        dial: λ and μ that the metric is measured at.
-    """
+    """Measure the recipe's metric of the served score on the held-out pairs of each objective."""
     recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
     split, held_out, known = "test", dataset.test, before_test(dataset)
     if not len(held_out):  # of a model that was refitted on valid there is nothing to measure
@@ -281,7 +274,7 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
         found[name] = {"share": share, "split": split, "pairs": there.measured, "metric": metric, "value": None}
         words = f"{share:.3g} of the score"
         if there.measured:
-            (point,) = curve_of(trained, own, known=known, config=recipe.evaluation, settings=[dial.default])
+            (point,) = trained.curve(own, known, [dial.default])
             found[name] |= point.metrics[metric].model_dump()
             words += f"; {metric} {point.metrics[metric].value:.4f} of {there.measured:,} {split} pairs"
         found[name]["in_words"] = words

@@ -19,11 +19,7 @@ from longtail.trainer.losses.families import LOSSES
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse data that are too small for a job.
-
-    Raises:
-        DataError: too few pairs or visits for a step, or fewer labels than the recipe's numbers need.
-    """
+    """Refuse data with too few pairs or visits for a step, or fewer labels than the recipe's numbers need."""
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits, labels = dataset.training_queries() if sampled else len(dataset.train), len(dataset.label_ids)
     if visits < 2 * parts:
@@ -55,11 +51,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
-    """Refuse more negatives than there are labels to draw, and mining more than a row has.
-
-    Raises:
-        DataError: names how many there are.
-    """
+    """Refuse more negatives than there are labels to draw, and mining more than a row has."""
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
     drawn, others = sampler.negatives or 0, labels - bool(sampler.exclude_positive)
     if drawn > others and sampler.name != "cross_batch":

@@ -46,11 +46,7 @@ def optimizer_state_of(model: TwoTower, updates: Updates) -> bytes:
 
 
 def carry_over_state(warm_start: WarmStart, model: TwoTower, updates: Updates, carried: CarriedOver) -> None:
-    """Put the state that a bundle keeps into fresh optimisers, of all weights that were carried over.
-
-    Args:
-        carried: what was, to which the state's part is added.
-    """
+    """Put the state that a bundle keeps into fresh optimisers, of all weights in `carried`, and add to it what was."""
     if warm_start.slots is None:
         carried.left["optimizer"] = warm_start.no_slots
         return
@@ -64,7 +60,7 @@ def carry_over_state(warm_start: WarmStart, model: TwoTower, updates: Updates, c
 def _carry_rows(
     saved: Mapping[str, Array], weight: str, group: str, slots: Mapping[str, keras.Variable], carried: CarriedOver
 ) -> None:
-    """Return slots of one optimiser of one table: rows follow their ids, new ones keep the fresh value."""
+    """Carry over the slots of one optimiser of one table: rows follow their ids, new ones keep the fresh value."""
     places, old_rows = carried.places[weight.removeprefix("tables/")]
     shapes = {slot: () if slot == STEPS else (old_rows, *variable.shape[1:]) for slot, variable in slots.items()}
     if why := _misfit(saved, weight, {f"{group}.{slot}": shape for slot, shape in shapes.items()}):
@@ -82,8 +78,7 @@ def _carry_rows(
 
 
 def _carry_dense(saved: Mapping[str, Array], model: TwoTower, updates: Updates, carried: CarriedOver) -> None:
-    """Return slots by weight. Adam counts its steps for all weights at once, so it takes over the state of all or of
-    none."""
+    """Carry over slots by weight; Adam, which counts steps for all weights at once, takes all or none."""
     left, fitting, counts = {}, [], updates.config.dense == "adam"
     for weight, slots in _dense_slots(model, updates).items():
         if weight not in carried.dense:

@@ -13,13 +13,12 @@ from longtail.trainer.backend import Tensor, keras, ops
 
 
 class Table(Protocol):
-    """What an optimiser needs of an embedding table; `model.embedding.Table` is one."""
+    """What an optimiser needs of an embedding table, as `model.embedding.Table`: its rows, float32 [rows, D]."""
 
     name: str
     rows: int
     dim: int
     table: keras.Variable
-    """The rows, float32 [rows, D]."""
 
 
 STEPS = "steps"
@@ -34,14 +33,12 @@ class RowOptimizer(Protocol):
         """State by name: [rows, …] of the table's rows, or `STEPS`."""
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
-        """Write `rows − update` at `ids`.
+        """Write `rows − update` at distinct row numbers, int32.
 
         Args:
-            ids_U: distinct row numbers, int32.
             rows_UD: what the table holds there, float32.
             gradients_UD: gradients of the loss by those rows, float32.
-            rate: learning rate of this step, float32 scalar.
-            step: number of this step, from 1, float32 scalar.
+            rate, step: learning rate and number, from 1, of this step, float32 scalars.
         """
 
 
@@ -71,14 +68,7 @@ class LazyAdam:
     """Adam whose moments move only for touched rows; bias correction follows the global step, and counts on from the
     steps of an earlier run whose moments were taken over."""
 
-    def __init__(
-        self,
-        table: Table,
-        *,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-    ) -> None:
+    def __init__(self, table: Table, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
         self.table = table
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.mean, self.square = _slot(table, "mean"), _slot(table, "square")
@@ -202,14 +192,7 @@ class LazyL2:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
-        """Return what to add to the gradients of the loss, float32 [U, D]; the rows count as touched from then on.
-
-        Args:
-            ids_U: distinct row numbers, int32; 0 is added for those past the table's end.
-            rows_UD: what the table holds there, float32.
-            rate: learning rate of this step, float32 scalar.
-            step: number of this step, from 1, float32 scalar.
-        """
+        """Compute what to add to the gradients, float32 [U, D], and touch the rows; 0 past the table's end."""
         gap_U1 = step - backend.gather(self.touched, ids_U)
         inside_U1 = ops.cast(ids_U < self.table.rows, "float32")[:, None]
         backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
@@ -232,14 +215,7 @@ class LazyDecay:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def decayed(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
-        """Return the rows after their decay, float32 [U, D]; they count as touched from then on.
-
-        Args:
-            ids_U: distinct row numbers, int32.
-            rows_UD: what the table holds there, float32.
-            rate: learning rate of this step, float32 scalar.
-            step: number of this step, from 1, float32 scalar.
-        """
+        """Compute the rows after their decay, float32 [U, D], and touch them; arguments as `RowOptimizer.apply`."""
         gap_U1 = step - backend.gather(self.touched, ids_U)
         backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
         return rows_UD * ops.power(ops.maximum(1 - rate * self.weight_decay, 0.0), gap_U1)
@@ -260,13 +236,7 @@ class LazyAverage:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def touch(self, ids_U: Tensor, rows_UD: Tensor, *, step: Tensor) -> None:
-        """Count rows for all steps before this one, which changes them.
-
-        Args:
-            ids_U: distinct row numbers, int32.
-            rows_UD: what the table holds there before the step, float32.
-            step: number of this step, from 1, float32 scalar.
-        """
+        """Count rows for all steps before this one, which changes them; arguments as `RowOptimizer.apply`."""
         weight_U1 = ops.power(self.decay, step - backend.gather(self.touched, ids_U))
         backend.scatter(self.sum, ids_U, weight_U1 * backend.gather(self.sum, ids_U) + (1 - weight_U1) * rows_UD)
         backend.scatter(self.touched, ids_U, ops.zeros_like(weight_U1) + step)

@@ -21,11 +21,7 @@ class _Rate(ProgressColumn):
 
 
 class Reporter:
-    """Prints the lines of a training job and the progress bar of each of its runs.
-
-    Args:
-        console: where to; by default standard output.
-    """
+    """Prints the lines of a training job and the progress bar of each of its runs, by default to standard output."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()

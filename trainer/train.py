@@ -16,7 +16,7 @@ import numpy as np
 
 from longtail.bundle import CurvePoint
 from longtail.trainer import backend
-from longtail.trainer.callbacks import Callbacks
+from longtail.trainer.callbacks import callbacks_of
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
@@ -25,7 +25,6 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.ranking import bias_removal_curve, log_proposal_of
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
 from longtail.trainer.limits import check_sizes
@@ -37,7 +36,7 @@ from longtail.trainer.optimizer_state import carry_over_state
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
-from longtail.trainer.trackers import Trackers
+from longtail.trainer.trackers import trackers
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
@@ -68,11 +67,7 @@ class Run:
 def prepare_run(
     recipe: Recipe, dataset: Dataset, *, epochs: float, work: Path, warm_start: WarmStart | None = None
 ) -> Run:
-    """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one.
-
-    Args:
-        warm_start: weights, and the optimisers' state, to begin with where there is no checkpoint.
-    """
+    """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one."""
     use_devices(recipe)
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
@@ -130,17 +125,13 @@ def train(
     track: Sequence[str] = (),
     judge: Callable[[TrainingHistory], None] | None = None,
 ) -> Trained:
-    """Train, going on from the newest checkpoint in `work` if there is one.
-
-    Interrupted and resumed at any step, the result equals that of an uninterrupted run to the last bit
-    (on one machine and backend).
+    """Train, going on from the newest checkpoint in `work` if there is one; a resumed run equals an uninterrupted one.
 
     Args:
         dataset: its data; validation runs if `valid` has pairs.
         epochs: how many to train, at most; a fraction ends within an epoch.
-        warm_start: weights, and the optimisers' state, to begin with.
-        callbacks: of Keras, as `Callbacks` calls them.
-        judge: told of the history, also of what a checkpoint says, before each epoch; what it raises ends the run.
+        warm_start: weights, and the optimisers' state, to begin with where there is no checkpoint.
+        judge: called with the history before each epoch; an error that it raises ends the run.
     """
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
@@ -178,7 +169,7 @@ def train(
         history.metrics[at] = metric
         figures = {recipe.evaluation.metric: metric, "best_bias_removal": best.bias_removal}
         figures["best_popularity"] = best.popularity
-        trackers.record({f"valid/{name}": value for name, value in figures.items()}, place(epoch, step))
+        record({f"valid/{name}": value for name, value in figures.items()}, place(epoch, step))
         progress.validated(at, total / step, recipe.evaluation.metric, curve)
         if metric >= max(history.metrics.values()):
             history.best_epoch = at
@@ -189,12 +180,12 @@ def train(
         """Return where trackers put a figure: at the epoch, or at the step where some validations are within epochs."""
         return epoch * steps + step if every < 1 else epoch + 1
 
-    watching = Callbacks(callbacks, trained.model, epochs=math.ceil(epochs), steps=steps)
+    watching = callbacks_of(callbacks, trained.model, epochs=math.ceil(epochs), steps=steps)
     with (
-        Trackers(logs if is_first() else None, recipe, track) as trackers,
+        trackers(logs if is_first() else None, recipe, track) as record,
         reporter.training(recipe.name, math.ceil(epochs), steps * batch_size) as progress,
     ):
-        watching.begin()
+        watching.on_train_begin()
         for epoch in range(run.epoch, math.ceil(epochs)):
             if history.out_of_patience(recipe.resolved_patience):
                 break
@@ -202,7 +193,7 @@ def train(
                 judge(history)
             first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=first * batch_size)
-            watching.epoch_begins(epoch)
+            watching.on_epoch_begin(epoch)
             if first == 0:
                 train_step.begin_epoch()
             for method in train_step.methods:
@@ -240,15 +231,16 @@ def train(
                 if done == end:
                     break
             history.losses.append(total / done)
-            trackers.record({"train/loss": history.losses[-1]}, place(epoch, done))
+            record({"train/loss": history.losses[-1]}, place(epoch, done))
             logs_of_epoch["loss"] = history.losses[-1]
             ended = done == end and (every < 1 or (epoch + 1) % every == 0 or epoch + 1 >= epochs)
             if validating and ended:
                 logs_of_epoch[f"val_{recipe.evaluation.metric}"] = validate(epoch, done, total)
             save("latest", epoch + 1, 0, 0.0)
-            if watching.epoch_ends(epoch, logs_of_epoch):
+            watching.on_epoch_end(epoch, logs_of_epoch)
+            if watching.model.stop_training:
                 break
-        watching.end()
+        watching.on_train_end()
     checkpoints.finish()
     if validating:
         checkpoints.load("best", train_step.variables)
@@ -267,22 +259,13 @@ def _checkpoints_of(recipe: Recipe, work: Path, identity: str) -> Checkpoints:
 
 
 def _validate(trained: Trained) -> list[CurvePoint]:
-    """Valid at 0, ½ and 1 of the dial that moves, on at most `VALID_QUERIES` queries."""
-    config = trained.recipe.evaluation
-    return bias_removal_curve(
+    """Measure valid at 0, ½ and 1 of the dial that moves, on at most `VALID_QUERIES` queries."""
+    return trained.curve(
         trained.dataset.valid,
         trained.dataset.train,
-        trained.embed_queries,
-        trained.label_side(),
-        config,
-        queries=len(trained.dataset.query_ids),
-        request_queries=trained.dataset.request_queries,
-        seed=trained.recipe.seed,
+        trained.noise().quick(),
+        features=trained.encoding.query,
         max_queries=VALID_QUERIES,
-        settings=trained.noise().quick(),
-        log_proposal=log_proposal_of(trained.model.proposal, trained.encoding.query),
-        calibrated_at=trained.calibrated_at,
-        described=trained.recipe.describes_labels,
     )
 
 

@@ -5,18 +5,22 @@ Legend: `B` queries, `L` labels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import keras
 import numpy as np
 
+from longtail.bundle import CurvePoint
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer.config import Recipe
+from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.evaluation.dial import Noise
-from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.evaluation.dial import Noise, Setting
+from longtail.trainer.evaluation.ranking import LabelSide, Watch, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import log_frequencies_of
 from longtail.trainer.losses.implied_noise import (
@@ -101,6 +105,39 @@ class Trained:
         if self.model.proposal is not None:
             return max(removes_all(objective) * power_of_q(objective), 0.0)
         return 0.0 if self.noise().constant else removes_all(objective)
+
+    def curve(
+        self,
+        held_out: Pairs,
+        known: Pairs,
+        settings: Sequence[Setting],
+        *,
+        features: QueryFeatures | None = None,
+        max_queries: int | None = None,
+        watch: Watch | None = None,
+    ) -> list[CurvePoint]:
+        """Measure every metric at some settings of λ and μ, as `bias_removal_curve`; seen labels are read from `known`.
+
+        Args:
+            features: of the queries; by default with the histories that `known` gives them.
+        """
+        read = self.encoding.query.with_history(known, held_out) if features is None else features
+        return bias_removal_curve(
+            held_out,
+            known,
+            lambda rows_B: self.model.embed_queries(read.of_queries(rows_B)),
+            self.label_side(),
+            self.recipe.evaluation,
+            queries=len(self.dataset.query_ids),
+            request_queries=self.dataset.request_queries,
+            seed=self.recipe.seed,
+            max_queries=max_queries,
+            settings=settings,
+            log_proposal=log_proposal_of(self.model.proposal, read),
+            calibrated_at=self.calibrated_at,
+            described=self.recipe.describes_labels,
+            watch=watch,
+        )
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Return embeddings of queries by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""

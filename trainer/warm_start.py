@@ -92,11 +92,7 @@ class WarmStart:
 
     @classmethod
     def read(cls, path: Path, *, optimizer: bool = True) -> WarmStart:
-        """Read the weights that a bundle keeps.
-
-        Args:
-            optimizer: read the optimisers' state too, if the bundle keeps it.
-        """
+        """Read the weights that a bundle keeps, and with `optimizer` the optimisers' state if the bundle keeps it."""
         if not (path / "manifest.json").exists() and any(path.glob("select/latest-*")):
             raise CheckpointError(
                 f"{path}: expected a bundle, found the checkpoints of a run: `longtail-train export RECIPE "
@@ -147,11 +143,7 @@ class WarmStart:
                 )
 
     def carry_over(self, model: TwoTower, vocabularies: Mapping[str, Vocabulary], label_ids: pa.Array) -> CarriedOver:
-        """Put the old weights into a fresh model, wherever they fit; the rest stays as it was drawn.
-
-        Args:
-            label_ids: of its labels, string [L].
-        """
+        """Put the old weights into a fresh model with labels `label_ids` wherever they fit; others stay as drawn."""
         carried = CarriedOver()
         ids = {name: vocabulary.ids for name, vocabulary in vocabularies.items()} | {LABEL_BIAS: label_ids}
         for name, table in model.tables.items():

@@ -81,10 +81,7 @@ def measure(
     none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)
     measured = {}
     for bias_removal, top_NK, log_p_N in zip(grid, tops, likelihoods, strict=True):
-        metrics = metrics_of(
-            top_NK, positives, ks=ks, buckets_L=label_side.buckets, counts_L=label_side.counts, bootstrap=none,
-            inverse_propensity_L=label_side.inverse_propensity(config),
-        )  # fmt: skip
+        metrics = metrics_of(top_NK, positives, label_side.facts(config), ks=ks, bootstrap=none)
         shares = contributions(top_NK, positives, ks=ks, buckets_L=label_side.buckets)
         if log_p_N is not None:
             shares["log_likelihood"] = log_p_N * len(log_p_N) / positives.per_query.sum()

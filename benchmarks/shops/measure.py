@@ -10,7 +10,6 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.evaluation.baselines import BASELINES, Interactions, skipped, top_labels
 from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import LabelSide, rank
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 
@@ -70,9 +70,7 @@ class Measurement:
         self.label_side = LabelSide.of_bundle(
             bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=queries
         )
-        self._side: dict[str, Any] = {
-            "buckets_L": self.label_side.buckets, "counts_L": self.label_side.counts, "inverse_propensity_L": None,
-        }  # fmt: skip
+        self._facts = LabelFacts(self.label_side.counts, self.label_side.buckets)
 
     def ours(self, seconds: float) -> Row:
         """The bundle at its default λ and μ."""
@@ -104,7 +102,7 @@ class Measurement:
         baseline, began = BASELINES[name], time.perf_counter()
         settings = baseline.settings
         if baseline.grid:
-            settings = tuned(baseline, valid, chosen_from, self.recipe.evaluation.metric, self._side)
+            settings = tuned(baseline, valid, chosen_from, self.recipe.evaluation.metric, self._facts)
         chosen = time.perf_counter()
         top_NK = top_labels(self.task, data, baseline.fit(data, settings))
         said = ", ".join(f"{key} {value:g}" for key, value in settings.items())
@@ -153,13 +151,13 @@ class Measurement:
 
     def metrics(self, row: Row) -> dict[str, Interval]:
         """Every metric of a method's lists."""
-        return self.task.metrics(row.top_NK, **self._side)
+        return self.task.metrics(row.top_NK, self._facts)
 
     def ahead(self, ours: Row, other: Row) -> Interval:
         """The recipe's metric of ours less the other's, paired by query."""
         metric = self.recipe.evaluation.metric
         (ours_N, denominator_N), (theirs_N, _) = (
-            self.task.ratio(metric, row.top_NK, **self._side) for row in (ours, other)
+            self.task.ratio(metric, row.top_NK, self._facts) for row in (ours, other)
         )
         return self.task.bootstrap.interval(ours_N - theirs_N, denominator_N)
 

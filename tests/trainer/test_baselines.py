@@ -17,6 +17,7 @@ from longtail.trainer.evaluation.baselines import (
     top_labels,
 )
 from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
 from tests.trainer import tiny
@@ -46,6 +47,7 @@ SIDE = LabelSide.of(
     np.zeros((L, 2), np.float32), None, COUNTS, training_queries=QUERIES, temperature=1.0,
     log_pn=np.zeros(L, np.float32), buckets=Buckets.by_quantile(COUNTS),
 )  # fmt: skip
+FACTS = SIDE.facts(CONFIG)
 
 
 def dense(pairs: Pairs) -> np.ndarray:
@@ -128,12 +130,8 @@ def test_ials_solves_the_normal_equations() -> None:
 
     agreement = np.mean([len(set(a) & set(b)) / K for a, b in zip(expected, found.tolist(), strict=True)])
     assert agreement > 0.9
-    ours, theirs = (TASK.metrics(np.int32(lists), **side())[f"recall@{K}"].value for lists in (found, expected))
+    ours, theirs = (TASK.metrics(np.int32(lists), FACTS)[f"recall@{K}"].value for lists in (found, expected))
     assert ours == pytest.approx(theirs, abs=0.02)
-
-
-def side() -> dict[str, object]:
-    return {"buckets_L": SIDE.buckets, "counts_L": SIDE.counts, "inverse_propensity_L": None}
 
 
 def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
@@ -159,9 +157,7 @@ def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wan
     # Popularity answers 1, 2 in both contexts of query 0, of which the first wants 1 and the second 3; and 2, 3 to 1.
     popular = top_labels(task, data, BASELINES["popularity"].fit(data, {}))
     assert popular.tolist() == [[1, 2], [1, 2], [2, 3]]
-    found_N, wanted_N = task.ratio(
-        "recall@2", popular, buckets_L=np.zeros(4, np.int8), counts_L=np.array([3, 2, 1, 1]), inverse_propensity_L=None
-    )
+    found_N, wanted_N = task.ratio("recall@2", popular, LabelFacts(np.array([3, 2, 1, 1]), np.zeros(4, np.int8)))
     assert (found_N.tolist(), wanted_N.tolist()) == ([1, 0, 1], [1, 1, 1])
 
 
@@ -185,7 +181,7 @@ def test_tuning_takes_the_best_of_the_grid() -> None:
     tuned = compared(answers("popularity"), baselines=["iALS"], tune_baselines=True)
 
     tried = {
-        (settings["confidence"], settings["regularization"]): TASK.metrics(answers("iALS", **settings), **side())
+        (settings["confidence"], settings["regularization"]): TASK.metrics(answers("iALS", **settings), FACTS)
         for settings in BASELINES["iALS"].grid
     }
     best = max(metrics[f"recall@{K}"].value for metrics in tried.values())

@@ -1,5 +1,6 @@
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import typer
 from longtail.bundle import Bundle
 from longtail.trainer import cli
 from longtail.trainer.config import load_recipe
+from longtail.trainer.evaluation.dial import Setting
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
@@ -161,8 +163,6 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
 
 def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys: pytest.CaptureFixture[str]) -> None:
     """The same as in memory: the bundle knows how many training queries its counts come from."""
-    from longtail.trainer.job import curve_of
-
     propensity = "evaluation.propensity={ a = 1, b = 1 }"
     code, out, errors = run(
         capsys, "evaluate", finished.out, "--recipe", finished.recipe, "--set", propensity, "--markdown"
@@ -171,12 +171,9 @@ def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys:
     assert (code, errors) == (0, "")
     names, _, *rows = [[cell.strip() for cell in line.split("|")] for line in out.strip().splitlines()]
     trained = finished.trained
-    curve = curve_of(
-        trained,
-        trained.dataset.test,
-        known=trained.dataset.train.followed_by(trained.dataset.valid),
-        config=load_recipe(finished.recipe, [propensity]).evaluation,
-    )
+    scored = replace(trained, recipe=load_recipe(finished.recipe, [propensity]))
+    known = trained.dataset.train.followed_by(trained.dataset.valid)
+    curve = scored.curve(trained.dataset.test, known, [Setting(at) for at in (0.0, 0.5, 1.0)])
     for row, point in zip(rows, curve, strict=True):
         for name in ("psp@5", "psndcg@5"):
             assert row[names.index(name)] == f"{point.metrics[name].value:.4f}"

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from longtail.trainer.evaluation.metrics import Bootstrap, Positives, inverse_propensity, metrics_of
+from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, inverse_propensity, metrics_of
 
 HEAD, TORSO, TAIL = 0, 1, 2
 BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)
@@ -55,7 +55,7 @@ BY_HAND = {
 def metrics() -> dict[str, object]:
     queries, labels = np.array(WANTED).T
     return metrics_of(
-        TOP, Positives.of(queries, labels, queries=3, labels=5), ks=[1, 3], buckets_L=BUCKETS, counts_L=COUNTS,
+        TOP, Positives.of(queries, labels, queries=3, labels=5), LabelFacts(COUNTS, BUCKETS), ks=[1, 3],
         bootstrap=Bootstrap(3, resamples=50, seed=0),
     )  # fmt: skip
 
@@ -86,8 +86,9 @@ def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_o
     """Of the tail's three labels one is tested four times and found thrice, one once and missed, one never."""
     wanted = Positives.of(np.array([0, 1, 2, 3, 4]), np.array([0, 0, 0, 0, 1]), queries=5, labels=3)
     found = metrics_of(
-        np.array([[0], [0], [0], [2], [2]], np.int32), wanted, ks=[1], buckets_L=np.full(3, TAIL, np.int8),
-        counts_L=np.ones(3, np.int64), bootstrap=Bootstrap(5, resamples=10, seed=0),
+        np.array([[0], [0], [0], [2], [2]], np.int32), wanted,
+        LabelFacts(np.ones(3, np.int64), np.full(3, TAIL, np.int8)), ks=[1],
+        bootstrap=Bootstrap(5, resamples=10, seed=0),
     )  # fmt: skip
 
     assert found["balanced_error@1/tail"].value == 1 - (3 / 4 + 0) / 2
@@ -127,8 +128,8 @@ SCORED_BY_HAND = {
 def scored(top: list[list[int]]) -> dict[str, float]:
     queries, labels = np.array(WANTED).T
     metrics = metrics_of(
-        np.array(top, np.int32), Positives.of(queries, labels, queries=3, labels=5), ks=[1, 3], buckets_L=BUCKETS,
-        counts_L=COUNTS, bootstrap=Bootstrap(3, resamples=50, seed=0), inverse_propensity_L=INVERSE_PROPENSITY,
+        np.array(top, np.int32), Positives.of(queries, labels, queries=3, labels=5),
+        LabelFacts(COUNTS, BUCKETS, INVERSE_PROPENSITY), ks=[1, 3], bootstrap=Bootstrap(3, resamples=50, seed=0),
     )  # fmt: skip
     return {name: figure.value for name, figure in metrics.items() if name.startswith("ps")}
 

@@ -7,8 +7,7 @@ from rich.console import Console
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import html_report
-from longtail.trainer.evaluation.tables import baseline_table, steps
+from longtail.trainer.evaluation.report import baseline_table, html_report, steps
 from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
 

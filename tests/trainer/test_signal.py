@@ -5,11 +5,9 @@ Legend: `X` queries, `L` labels, `E` pairs of a positive and a negative.
 
 import numpy as np
 import pytest
-from keras import ops
 
 from longtail.bundle.arrays import Float64
-from longtail.trainer.evaluation.signal import data_and_noise, overlap, signal_to_noise
-from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
+from longtail.trainer.evaluation.signal import overlap, signal_to_noise
 
 DATA = np.array([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
 NOISES = {
@@ -51,19 +49,3 @@ def test_noise_like_the_data_has_the_largest_ratio() -> None:
     assert all(signal_to_noise(DATA, noise) < best for noise in NOISES.values())
     rng = np.random.default_rng(0)
     assert max(signal_to_noise(DATA, rng.dirichlet(np.ones(3), 2)) for _ in range(1000)) < best
-
-
-@pytest.mark.parametrize("sampler", ["uniform", "popularity", "model"])
-def test_a_model_at_its_optimum_gives_back_the_data(sampler: str) -> None:
-    """f = log p_D/p_n, whatever the sampler's p_n; with `model` p_n is exp(f) of the embeddings themselves."""
-    log_pi = np.log(DATA.mean(axis=0))
-    arguments = {"negatives": 2} | ({"exact": True} if sampler == "model" else {})
-    made = SAMPLERS[sampler](SamplerSetup(log_pi, 2, 3), **arguments)
-    context = DrawContext(ops.zeros((2,), "int32"), {}, ops.convert_to_tensor(np.log(DATA).astype(np.float32)))
-    if made.refresh is not None:
-        made.refresh(LabelTable(np.eye(3, dtype=np.float32), None, 1.0))
-    noise = {"uniform": NOISES["uniform"], "popularity": NOISES["frequency"], "model": DATA}[sampler]
-
-    data, found = data_and_noise(made, context, np.log(DATA / noise))
-    np.testing.assert_allclose(found, noise, rtol=1e-5)
-    np.testing.assert_allclose(data, DATA, rtol=1e-5)

@@ -32,8 +32,10 @@ def devices() -> int:
 
 
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
-    """Return a variable that is read and written by rows, float32 [rows, width], in equal parts on all devices; some
-    rows more where they cannot be equal. Its attribute `rows` is the number that was asked for."""
+    """Create a variable that is read and written by rows, float32 [rows, width], in equal parts on all devices.
+
+    There are more rows where parts could not be equal; its attribute `rows` is the number that was wanted.
+    """
     shards, placed = devices(), {}
     if (distribution := keras.distribution.distribution()) is not None:
         placed = {"layout": keras.distribution.TensorLayout((AXIS, None), distribution.device_mesh)}
@@ -95,8 +97,11 @@ def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
 
 
 class _Within(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyped
-    """Has values for some variables; all others have those of the scope around it. By itself Keras' has what they held
-    when the step was traced: a constant of the program, gone with the buffers that the step was given."""
+    """Has values for some variables; all others have those of the scope around it.
+
+    By itself Keras' scope gives those that variables held when the step was traced: a constant of the program, gone
+    with the buffers that the step was given.
+    """
 
     def get_current_value(self, variable: keras.Variable) -> Any:
         """Return the variable's value here, or around."""
@@ -107,12 +112,7 @@ class _Within(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyped
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
-    """Return the loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
-
-    Args:
-        loss: of the rows to a scalar, and whatever else is wanted of it.
-        rows: distinct rows of every table, float32 [U, D] each.
-    """
+    """Compute the loss and what it returns with it; its gradients by `rows`, float32 [U, D], and by variables."""
 
     def pure(rows: list[Tensor], values: list[Tensor]) -> tuple[Tensor, _Beside]:
         with _Within(state_mapping=list(zip(variables, values, strict=True))):
@@ -195,8 +195,7 @@ def compile_step(step: Step, variables: Sequence[keras.Variable]) -> Step:
 
 
 def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array]:
-    """Return a tower's outputs outside of training, compiled for every shape of inputs, not operation by operation; in
-    the precision that the tower computes in when it is first called."""
+    """Compile a tower's outputs outside of training, in the precision that it computes in when it is first called."""
     variables = tower.variables
 
     def pure(values: list[Tensor], inputs: Mapping[str, Any]) -> jax.Array:

@@ -22,12 +22,7 @@ AXIS = "devices"
 
 
 def join(coordinator: str | None, processes: int, process: int | None) -> None:
-    """Become one of several processes that compute together; before anything is computed.
-
-    Args:
-        coordinator: HOST:PORT that process 0 listens on; by default what SLURM or MPI say.
-        process: which of them this one is, from 0; by default as the coordinator.
-    """
+    """Join several processes that compute together, before anything is computed; arguments as `devices.Cluster`."""
     jax.distributed.initialize(coordinator, processes, process)
 
 

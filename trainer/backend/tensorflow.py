@@ -68,12 +68,7 @@ def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
 def value_and_gradients(
     loss: Callable[[list[Tensor]], tuple[Tensor, _Beside]], rows: list[Tensor], variables: Sequence[keras.Variable]
 ) -> tuple[tuple[Tensor, _Beside], list[Tensor], list[Tensor]]:
-    """Return the loss and what it returns beside it; its gradients with respect to `rows`, and to dense variables.
-
-    Args:
-        loss: of the rows to a scalar, and whatever else is wanted of it.
-        rows: distinct rows of every table, float32 [U, D] each.
-    """
+    """Compute the loss and what it returns with it; its gradients by `rows`, float32 [U, D], and by variables."""
     with tf.GradientTape() as tape:
         tape.watch(rows)
         value, auxiliary = loss(rows)
@@ -85,15 +80,12 @@ def value_and_gradients(
 def sum_of_blocks(
     loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """Return the sum of a loss over blocks of rows, differentiated block by block as it is computed.
+    """Compute the sum of a loss over blocks of rows, differentiated block by block, and what it keeps of all rows.
 
     Args:
         loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
         shared: float tensors that every block sees whole.
         rows: float tensors, the first axis a multiple of `blocks`.
-
-    Returns:
-        The sum; and what is kept of all rows, without gradient.
     """
 
     def parted(columns: Tensors) -> Tensors:

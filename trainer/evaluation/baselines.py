@@ -119,8 +119,7 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
 
 
 def item_knn(data: Interactions, settings: Settings) -> Scores:
-    """Return sum over a query's known labels of the cosine between their columns of the training matrix, over the
-    `neighbours` nearest of each label."""
+    """Score labels by their cosine with a query's known labels, summed, over the `neighbours` nearest of each label."""
     from implicit.nearest_neighbours import CosineRecommender
 
     knn = CosineRecommender(K=int(settings["neighbours"]) + 1)  # a label is its own nearest
@@ -203,11 +202,9 @@ def skipped(name: str, data: Interactions) -> str | None:
 
 
 def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
-    """Return the lists of a baseline, int32 [N, K], as `rank` makes a model's: seen labels left out, −1 where none is
-    left.
+    """Make the lists of a baseline, int32 [N, K], as `rank` makes a model's; −1 where no unseen label is left.
 
-    Args:
-        data: what the baseline was fitted on; a query without known pairs is answered by its popularity.
+    A query without known pairs is answered by popularity.
     """
     popular_L = np.argsort(-data.popularity, kind="stable")
     newcomer_Q = data.newcomers
@@ -272,7 +269,7 @@ def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Return one BLAS thread, as `implicit` has threads of its own, and without its advice on what it is handed."""
+    """Let `implicit` use one BLAS thread, as it has threads of its own, and hide its advice."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")
         yield

@@ -78,11 +78,7 @@ class Comparison:
         return json.dumps(content, indent=1, ensure_ascii=False)
 
     def show(self, console: Console, names: list[str]) -> None:
-        """Print tables of the figures, of the curve and of the recipes' differences.
-
-        Args:
-            names: metrics to show; those that were not measured are left out.
-        """
+        """Print tables of the figures, of the curve and of the recipes' differences."""
         console.print(f"a  {self.names[0]}, {self.dials[0]}\nb  {self.names[1]}, {self.dials[1]}", highlight=False)
         if not self.same_data:
             console.print("Not the same data: differences are of the data too.", highlight=False)
@@ -138,8 +134,7 @@ def compare(a: Path, b: Path) -> Comparison:
 
 
 def shown(comparison: Comparison, metric: str | None = None) -> list[str]:
-    """Return a metric, nDCG, recall by bucket and coverage at its k; by default recall@20, or else of the longest
-    lists."""
+    """Choose metrics to show: one, by default recall@20, with nDCG, recall by bucket and coverage at its k."""
     if metric is None:
         ks = [
             int(k)

@@ -13,6 +13,7 @@ from longtail.bundle import Interval
 from longtail.bundle.arrays import Int32
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.evaluation.baselines import BASELINES, Baseline, Interactions, Settings, skipped, top_labels
+from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
 
@@ -82,19 +83,12 @@ def compare(
     *,
     tuning: tuple[Task, Interactions] | None,
 ) -> Comparison | None:
-    """Run the recipe's baselines.
+    """Run the recipe's baselines; None if there is none to run.
 
     Args:
         tuning: validation queries, and what is learnt from to answer them; None where there are none.
-
-    Returns:
-        None if there is no baseline to run.
     """
-    side: dict[str, Any] = {
-        "buckets_L": label_side.buckets,
-        "counts_L": label_side.counts,
-        "inverse_propensity_L": label_side.inverse_propensity(config),
-    }
+    facts = label_side.facts(config)
     notes: list[str] = []
     metrics: dict[str, dict[str, Interval]] = {}
     used: dict[str, Settings] = {}
@@ -110,11 +104,11 @@ def compare(
             if tuning is None:
                 notes.append(f"{name} was not tuned, for want of validation data.")
             else:
-                settings = tuned(baseline, *tuning, config.metric, side)
+                settings = tuned(baseline, *tuning, config.metric, facts)
         began = time.monotonic()
         lists[name] = top_labels(task, data, baseline.fit(data, settings))
         seconds[name] = time.monotonic() - began
-        metrics[name], used[name] = task.metrics(lists[name], **side), settings
+        metrics[name], used[name] = task.metrics(lists[name], facts), settings
     if not metrics:
         return None
     if (newcomers := data.without_history(task.queries_N)) and not {"item-kNN", "iALS"}.isdisjoint(metrics):
@@ -124,18 +118,18 @@ def compare(
         )
     best = max(metrics, key=lambda name: metrics[name][config.metric].value)
     (ours_N, denominator_N), (theirs_N, _) = (
-        task.ratio(config.metric, top_NK, **side) for top_NK in (ours_NK, lists[best])
+        task.ratio(config.metric, top_NK, facts) for top_NK in (ours_NK, lists[best])
     )
     difference = task.bootstrap.interval(ours_N - theirs_N, denominator_N)
-    model = task.metrics(ours_NK, **side)
+    model = task.metrics(ours_NK, facts)
     return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, difference, notes)
 
 
-def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, side: dict[str, Any]) -> Settings:
+def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, facts: LabelFacts) -> Settings:
     """Return the settings of the highest metric on validation; of equals, the first of the grid."""
 
     def value(settings: Settings) -> float:
-        numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, baseline.fit(data, settings)), **side)
+        numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, baseline.fit(data, settings)), facts)
         return float(numerator_N.sum() / max(denominator_N.sum(), 1))
 
     return max(baseline.grid, key=value)

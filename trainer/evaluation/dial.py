@@ -111,14 +111,10 @@ Measure = Callable[[list[Setting]], list[CurvePoint]]
 
 
 def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple[Setting, list[CurvePoint]]:
-    """Return the λ of the best metric at μ = 0, then the μ of the best metric there; and both lines as measured.
+    """Choose the λ of the best metric at μ = 0, then the μ of the best metric there; also get both lines as measured.
 
     Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it. Where
     it refines, each line has one point more if one between its best and the neighbours of that is better.
-
-    Args:
-        measure: the curve at some settings, on validation pairs.
-        config: its metric, its floor, the grids of λ and μ, and how near to the best they are refined.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
@@ -132,12 +128,7 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
-    """Return the least value of every metric that the recipe has a floor for; of one that is relative, by the grid of
-    λ.
-
-    Args:
-        curve: with the whole grid at μ = 0, or λ = 0 alone where ν is constant.
-    """
+    """Compute the least value of every metric with a floor, a relative one from the grid of λ at μ = 0."""
     line = [point for point in curve if not point.popularity and point.bias_removal in config.bias_removal] or curve
 
     def least(metric: str, floor: float | RelativeFloor) -> float:

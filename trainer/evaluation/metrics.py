@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -91,43 +92,46 @@ class Bootstrap:
         return Interval(value=float(numerator_N.sum()) / total, low=float(low), high=float(high))
 
 
+class LabelFacts(NamedTuple):
+    """What metrics know of the labels.
+
+    Attributes:
+        counts_L: training pairs, int64.
+        buckets_L: places in `BUCKET_NAMES`, int8.
+        inverse_propensity_L: 1 / p_y, float64; None leaves `psp` and `psndcg` out.
+    """
+
+    counts_L: Int64
+    buckets_L: Int8
+    inverse_propensity_L: Float64 | None = None
+
+
 def metrics_of(
     top_NK: Int32,
     positives: Positives,
+    facts: LabelFacts,
     *,
     ks: list[int],
-    buckets_L: Int8,
-    counts_L: Int64,
     bootstrap: Bootstrap,
-    inverse_propensity_L: Float64 | None = None,
     own: Mapping[str, Metric] | None = None,
 ) -> dict[str, Interval]:
-    """Return every metric at every k.
+    """Compute every metric at every k: those of `ratios_of`, with intervals, and those of labels, without.
 
-    Those of `ratios_of`, with intervals, and those of labels, without. `balanced_error@K`: mean over tested labels of
-    the share of their pairs missed [R21 §5.1]; `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is.
-    `coverage@K[/BUCKET]`: share of labels in any list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one.
+    `balanced_error@K`: mean over tested labels of the share of their pairs missed [R21 §5.1];
+    `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is. `coverage@K[/BUCKET]`: share of labels in any
+    list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one.
 
     Args:
         top_NK: label rows, best first; −1 where a list ends early.
-        bootstrap: resamples of the N queries, for the intervals.
-        inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
         own: registered metrics by name, as `NAME@K`, their parameters bound.
     """
-    ratios = ratios_of(
-        top_NK,
-        positives,
-        ks=ks,
-        buckets_L=buckets_L,
-        counts_L=counts_L,
-        inverse_propensity_L=inverse_propensity_L,
-        own=own,
-    )
-    metrics = {name: bootstrap.interval(*ratio) for name, ratio in ratios.items()}
+    metrics = {
+        name: bootstrap.interval(*ratio) for name, ratio in ratios_of(top_NK, positives, facts, ks=ks, own=own).items()
+    }
+    buckets_L = facts.buckets_L
     hits_NK, listed_NK = positives.hits(top_NK), top_NK >= 0
     tests_L = np.bincount(positives.label_rows, minlength=positives.labels)
     tested = tests_L > 0
-    tested_bucket = buckets_L[tested]
     for k in ks:
         shown_L = np.bincount(top_NK[:, :k][listed_NK[:, :k]], minlength=positives.labels)
         found_L = np.bincount(top_NK[:, :k][hits_NK[:, :k]], minlength=positives.labels)
@@ -136,10 +140,9 @@ def metrics_of(
         metrics[f"gini@{k}"] = Interval(value=gini(shown_L) or 0.0)
         metrics[f"coverage@{k}"] = Interval(value=coverage(shown_L))
         coverages = coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))
-        for name, share in zip(BUCKET_NAMES, coverages, strict=True):
+        for bucket, (name, share) in enumerate(zip(BUCKET_NAMES, coverages, strict=True)):
             metrics[f"coverage@{k}/{name}"] = Interval(value=share)
-        for bucket, name in enumerate(BUCKET_NAMES):
-            of_bucket = share_found[tested_bucket == bucket]
+            of_bucket = share_found[buckets_L[tested] == bucket]
             error = float(1 - np.mean(of_bucket)) if len(of_bucket) else 0.0
             metrics[f"balanced_error@{k}/{name}"] = Interval(value=error)
     return metrics
@@ -148,24 +151,18 @@ def metrics_of(
 def ratios_of(
     top_NK: Int32,
     positives: Positives,
+    facts: LabelFacts,
     *,
     ks: list[int],
-    buckets_L: Int8,
-    counts_L: Int64,
-    inverse_propensity_L: Float64 | None = None,
     own: Mapping[str, Metric] | None = None,
 ) -> dict[str, tuple[Float64, Float64]]:
-    """Return numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
+    """Compute numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
     whose label is in the bucket. `exposure@K/BUCKET`: share of list entries. `popularity@K`: mean training count of
     list entries. `psp@K`, `psndcg@K`: see `_propensity_scored`.
-
-    Args:
-        top_NK: label rows, best first; −1 where a list ends early.
-        inverse_propensity_L: 1 / p_y of every label; None leaves `psp` and `psndcg` out.
-        own: registered metrics by name, as `NAME@K`, their parameters bound.
     """
+    counts_L, buckets_L, inverse_propensity_L = facts
     hits_NK = positives.hits(top_NK)
     listed_NK = top_NK >= 0
     wanted_N = positives.per_query
@@ -213,7 +210,7 @@ def ratios_of(
 
 
 def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> Float64:
-    """1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
+    """Compute 1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
 
     Args:
         queries: N, training queries; of fewer than e, where C would be negative, C is 0.

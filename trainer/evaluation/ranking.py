@@ -19,7 +19,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.evaluation.metrics import Positives, inverse_propensity
+from longtail.trainer.evaluation.metrics import LabelFacts, Positives, inverse_propensity
 from longtail.trainer.evaluation.selection import Selection, Values, Write
 from longtail.trainer.evaluation.task import Seen, Task
 
@@ -88,13 +88,12 @@ class LabelSide:
         """Augmented label rows, float32 [L, E]."""
         return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)
 
-    def inverse_propensity(self, config: EvaluationConfig) -> Float64 | None:
-        """1 / p_y, float64 [L], if the recipe asks for it."""
-        if config.propensity is None:
-            return None
-        return inverse_propensity(
-            self.counts, queries=self.training_queries, a=config.propensity.a, b=config.propensity.b
-        )
+    def facts(self, config: EvaluationConfig) -> LabelFacts:
+        """Get what metrics know of the labels, with propensities if the recipe has them."""
+        inverse_L, at = None, config.propensity
+        if at is not None:
+            inverse_L = inverse_propensity(self.counts, queries=self.training_queries, a=at.a, b=at.b)
+        return LabelFacts(self.counts, self.buckets, inverse_L)
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
@@ -169,17 +168,12 @@ def bias_removal_curve(
     for setting, top_NK in zip(settings, ranked[0], strict=True):
         if watch is not None:
             watch(setting, top_NK, task.positives)
-    inverse_propensity_L = label_side.inverse_propensity(config)
+    facts = label_side.facts(config)
     return [
         CurvePoint(
             bias_removal=setting.bias_removal,
             popularity=setting.popularity,
-            metrics=task.metrics(
-                top_NK,
-                buckets_L=label_side.buckets,
-                counts_L=label_side.counts,
-                inverse_propensity_L=inverse_propensity_L,
-            )
+            metrics=task.metrics(top_NK, facts)
             | (
                 {}
                 if log_p_N is None or likely is None
@@ -205,17 +199,17 @@ def rank(
     likely_at: Collection[Setting] | None = None,
     never_L: Bools | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:
-    """Exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
+    """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
     And for every setting the log-likelihood of each query's positives, `Σ_y log softmax(s)_y` over the labels that may
-    be ranked, float64 [N], nats; None unless `likely` names the positives, and at settings where it is not asked for.
+    be ranked, float64 [N], nats; None without `likely`, and at settings that are not in `likely_at`.
 
     Args:
         seen_keys: `query · L + label` to leave out, sorted.
         request_queries: as `bias_removal_curve` takes them.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
-        likely: positives of the N queries whose log-likelihood is asked for.
-        likely_at: the settings that it is asked for at; None for all.
+        likely: positives of the N queries for the log-likelihood.
+        likely_at: settings of the log-likelihood; None for all.
         never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
     augmentation, rows_LE = label_side.augmentation, label_side.rows()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from itertools import pairwise
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -15,7 +16,6 @@ from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scro
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting
-from longtail.trainer.evaluation.tables import baselines_html, figure_cell, price_html
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import k_of
@@ -35,7 +35,7 @@ def shown_metrics(metric: str) -> list[str]:
 
 
 def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
-    """Return a terminal table: one row per λ, and per μ where it is another dial; the default marked."""
+    """Create a terminal table: one row per λ, and per μ where it is another dial; the default is marked."""
     k = k_of(metric)
     chosen_by = dial.bias_removal.chosen_by
     recall_of = "head, torso, tail, new: recall of pairs whose label is there"
@@ -57,8 +57,7 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
 
 
 def target_table(found: FoundByLabel, prior: str) -> Table:
-    """Return a terminal table: recall under another prior of labels at every λ and μ; the best marked, and what theory
-    says."""
+    """Create a terminal table of recall under another prior of labels at every λ and μ; the best is marked."""
     recalls, covered = found.recall(prior)
     best = max(recalls, key=lambda measured: measured.recall.value)
     theory = found.theory.get(prior)
@@ -101,11 +100,7 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
 def html_report(
     recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None
 ) -> bytes:
-    """report.html: facts, plots over each dial that moves and of the training, the whole table; one file, no network.
-
-    Args:
-        dial: the curve of λ and μ, and their defaults.
-    """
+    """Write report.html: facts, plots over each dial that moves and of the training, and the whole table."""
     metric = recipe.evaluation.metric
     k = k_of(metric)
     plots = [made for line in _lines(dial) for made in _line_plots(line, k)]
@@ -147,7 +142,7 @@ def _dials(dial: Dial) -> tuple[str, ...]:
 
 def _lines(dial: Dial) -> list[_Line]:
     """Return the lines of a curve that have more than one point."""
-    at_zero = sorted((point for point in dial.curve if not point.popularity), key=lambda point: point.bias_removal)
+    at_zero = _lambdas(dial)
     prior = sorted(
         (point for point in dial.curve if point.bias_removal == dial.default.bias_removal),
         key=lambda point: point.popularity,
@@ -194,14 +189,9 @@ def _removes(dial: Dial) -> str:
     return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
 
 
-def _buckets(points: list[CurvePoint], k: str) -> list[str]:
-    """Return the buckets that a curve has: one measured before version 4 of the bundle does not know `new`."""
-    return [bucket for bucket in BUCKET_NAMES if f"exposure@{k}/{bucket}" in points[0].metrics]
-
-
 def _recall(axes: Axes, line: _Line, k: str) -> None:
     grid = line.grid
-    for series in ("overall", *_buckets(line.points, k)):
+    for series in ("overall", *BUCKET_NAMES):
         name, colour = f"recall@{k}" if series == "overall" else f"recall@{k}/{series}", _COLOURS[series]
         figures = [point.metrics[name] for point in line.points]
         axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
@@ -215,9 +205,8 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
 
 def _exposure(axes: Axes, line: _Line, k: str) -> None:
     grid = line.grid
-    buckets = _buckets(line.points, k)
-    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in buckets]
-    axes.stackplot(grid, shares, labels=buckets, colors=[_COLOURS[bucket] for bucket in buckets], alpha=0.85)
+    shares = [[point.metrics[f"exposure@{k}/{bucket}"].value for point in line.points] for bucket in BUCKET_NAMES]
+    axes.stackplot(grid, shares, labels=BUCKET_NAMES, colors=[_COLOURS[bucket] for bucket in BUCKET_NAMES], alpha=0.85)
     axes.axvline(line.default, color="white", linestyle="--", linewidth=1)
     axes.set(title=f"Exposure in the top {k}", xlabel=line.words, ylim=(0, 1))
     axes.margins(x=0)
@@ -254,3 +243,96 @@ def _row(dial: Dial, point: CurvePoint, names: list[str]) -> str:
     ]
     at = "".join(f"<th>{number:g}</th>" for number in Setting.of(point)[: len(_dials(dial))])
     return f"<tr{' class=chosen' if Setting.of(point) == dial.default else ''}>{at}{''.join(cells)}</tr>"
+
+
+def baseline_table(compared: Comparison) -> Table:
+    """Create a terminal table of the model at its default and every baseline, at the k of the recipe's metric."""
+    k = k_of(compared.metric)
+    took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
+    table = Table(
+        title=f"The model and its baselines, top {k}", title_justify="left",
+        caption=f"to learn and answer: {took}", caption_justify="left",
+    )  # fmt: skip
+    table.add_column("", no_wrap=True)
+    for heading in ("recall", "nDCG", *BUCKET_NAMES):
+        table.add_column(heading, justify="right")
+    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
+    for name, metrics in {"the model": compared.model, **compared.baselines}.items():
+        style = "bold" if metrics is compared.model else None
+        table.add_row(name, *(f"{metrics[metric].value:.4f}" for metric in names), style=style)
+    return table
+
+
+def baselines_html(compared: Comparison | None, names: list[str]) -> str:
+    """Write the model and its baselines with metrics and intervals, the verdict in words, and what was left out."""
+    if compared is None:
+        return ""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in ["", *names])
+    rows = ""
+    for name, metrics in {"the model": compared.model, **compared.baselines}.items():
+        settings = ", ".join(f"{key} {value:g}" for key, value in compared.settings.get(name, {}).items())
+        cells = "".join(
+            figure_cell(metrics[metric].value, metrics[metric].low, metrics[metric].high) for metric in names
+        )
+        mark = " class=chosen" if metrics is compared.model else ""
+        rows += f"<tr{mark}><th>{html.escape(name)}<small>{html.escape(settings)}</small></th>{cells}</tr>"
+    words = " ".join([compared.sentence, *compared.notes])
+    return f"<h2>Beside baselines</h2><p>{html.escape(words)}</p>{scrolled(head, rows)}"
+
+
+class Step(NamedTuple):
+    """What changes from one λ of a curve to the next: recall, and recall of the tail."""
+
+    recall: float
+    tail: float
+
+    @property
+    def rate(self) -> float | None:
+        """Get recall gained per recall lost in the tail, Δrecall / Δtail recall; None where the tail stays as it is."""
+        return self.recall / self.tail if self.tail else None
+
+
+def _lambdas(dial: Dial) -> list[CurvePoint]:
+    """Get the points at μ = 0 by rising λ."""
+    return sorted((point for point in dial.curve if not point.popularity), key=lambda point: point.bias_removal)
+
+
+def steps(dial: Dial, k: str) -> list[Step]:
+    """Compute what every step of λ at μ = 0 changes, by ascending λ."""
+    names = f"recall@{k}", f"recall@{k}/tail"
+    return [
+        Step(*(end.metrics[name].value - start.metrics[name].value for name in names))
+        for start, end in pairwise(_lambdas(dial))
+    ]
+
+
+def price_html(dial: Dial, k: str) -> str:
+    """Write what each step of λ gives and takes: recall and exposure of every bucket after it, and the exchange
+    rate."""
+    made = steps(dial, k)
+    if not made:
+        return ""
+    names = [f"recall@{k}", *(f"{name}@{k}/{bucket}" for name in ("recall", "exposure") for bucket in BUCKET_NAMES)]
+    heads = ["λ", *names, "Δ recall", "Δ tail", "Δ recall / Δ tail"]
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    rows = ""
+    for point, step in zip(_lambdas(dial), [None, *made], strict=True):
+        cells = "".join(f"<td>{point.metrics[name].value:.4f}</td>" for name in names)
+        if step is None:
+            change = "<td></td>" * 3
+        else:
+            rate = "–" if step.rate is None else f"{step.rate:.2f}"
+            change = f"<td>{step.recall:+.4f}</td><td>{step.tail:+.4f}</td><td>{rate}</td>"
+        chosen = " class=chosen" if point.bias_removal == dial.default.bias_removal else ""
+        rows += f"<tr{chosen}><th>{point.bias_removal:g}</th>{cells}{change}</tr>"
+    words = (
+        "The changes are from the λ above. A rate of −2: two points of recall for every point that the tail loses. "
+        "evaluation.floor holds the default λ to a least recall of a bucket, or to a share of what it is at another λ."
+    )
+    return f"<h2>What recall costs the tail</h2><p>{words}</p>{scrolled(head, rows)}"
+
+
+def figure_cell(value: float, low: float | None, high: float | None) -> str:
+    """Return a figure, with its interval if it has one."""
+    interval = "" if low is None or high is None else f"<small>{low:.4f}–{high:.4f}</small>"
+    return f"<td>{value:.4f}{interval}</td>"

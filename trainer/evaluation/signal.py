@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from longtail.bundle.arrays import Float64
-from longtail.trainer.backend import ops
-from longtail.trainer.sampling import DrawContext, Sampler
 
 
 def signal_to_noise(data_XL: Float64, noise_XL: Float64) -> float:
@@ -38,19 +36,3 @@ def overlap(data_XL: Float64, noise_XL: Float64) -> Float64:
     total_XL = data_XL + noise_XL
     overlap_X: Float64 = 2 * (data_XL * noise_XL / np.where(total_XL > 0, total_XL, 1)).sum(axis=1)
     return overlap_X
-
-
-def data_and_noise(sampler: Sampler, context: DrawContext, logits_XL: Float64) -> tuple[Float64, Float64]:
-    """p_D and p_n of a trained model and its sampler, both float64 [X, L], for `signal_to_noise` and `overlap`.
-
-    p_n is the sampler's q. p_D is what the model has learned, softmax(f + log p_n) [BM20 eq. 5]: of family `logistic`
-    with weight `unit`.
-    """
-    queries, labels = logits_XL.shape
-    if sampler.log_q is None:
-        log_q_XL = np.broadcast_to(np.asarray(sampler.log_q_L, np.float64), (queries, labels))
-    else:
-        every_XL = ops.convert_to_tensor(np.tile(np.arange(labels, dtype=np.int32), (queries, 1)))
-        log_q_XL = ops.convert_to_numpy(sampler.log_q(context, every_XL)).astype(np.float64)
-    scores_XL = logits_XL + log_q_XL
-    return np.exp(scores_XL - np.logaddexp.reduce(scores_XL, axis=1, keepdims=True)), np.exp(log_q_XL)

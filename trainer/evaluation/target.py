@@ -66,11 +66,7 @@ class FoundByLabel:
     found: dict[Setting, Int64] = field(default_factory=dict)
 
     def see(self, setting: Setting, top_NK: Int32, positives: Positives) -> None:
-        """Count the lists of one setting; all are of the same positives.
-
-        Args:
-            top_NK: label rows, best first, int32 [N, at least K]; −1 where a list ends early.
-        """
+        """Count what the lists of one setting found: label rows, best first, int32 [N, ≥ K], −1 after the last."""
         top_NK = top_NK[:, : self.k]
         self.pairs_L = np.bincount(positives.label_rows, minlength=positives.labels)
         self.found[setting] = np.bincount(top_NK[positives.hits(top_NK)], minlength=positives.labels)
@@ -80,8 +76,7 @@ class FoundByLabel:
         self.found = {setting: found_L for setting, found_L in self.found.items() if setting in settings}
 
     def recall(self, prior: str | Path) -> tuple[list[TargetRecall], float]:
-        """Return recall under a prior at every setting, and the share of the prior that is on labels with held-out
-        pairs.
+        """Compute recall under a prior at every setting, and the share of the prior on labels with held-out pairs.
 
         Args:
             prior: `train`, `uniform`, or a table with the columns `label` and `share`: any numbers ≥ 0, of any scale;
@@ -167,11 +162,7 @@ class FoundByLabel:
 
 
 def settings_beyond(measured: Sequence[Setting], *, apart: bool) -> list[Setting]:
-    """Return settings that a prior may need and a grid of μ from 0 on lacks: μ < 0 at the λ where μ was measured.
-
-    Args:
-        apart: whether μ is a dial of its own.
-    """
+    """Get settings that a prior may need and a grid of μ from 0 on lacks: μ < 0 at the λ where μ was measured."""
     if not apart:
         return []
     at = next((setting.bias_removal for setting in measured if setting.popularity), measured[-1].bias_removal)

@@ -12,12 +12,12 @@ from functools import cached_property, partial
 import numpy as np
 
 from longtail.bundle import Interval
-from longtail.bundle.arrays import Float64, Int8, Int32, Int64
+from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import DataError
-from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of, ratios_of
+from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, metrics_of, ratios_of
 from longtail.trainer.metric_registry import METRICS, Metric, k_of
 
 VALID_QUERIES = 10_000
@@ -43,11 +43,7 @@ class HeldOut:
     def of(
         cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, request_queries: Int32 | None = None
     ) -> HeldOut:
-        """Of a split.
-
-        Args:
-            request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
-        """
+        """Count the pairs of a split; `request_queries`, int32 [A], are the query rows of requests."""
         seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen, held_out=held_out)
         keys_P = to_find(held_out, seen, labels=labels, request_queries=request_queries)
         once = len(to_find(held_out, seen[:0], labels=labels, request_queries=request_queries))
@@ -61,7 +57,7 @@ class HeldOut:
 
 
 def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs | None = None) -> Int64:
-    """`query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
+    """Get `query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
 
     Args:
         held_out: pairs whose queries are ranked for; None where all are.
@@ -76,13 +72,9 @@ def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs
 
 
 def to_find(held_out: Pairs, seen: Int64, *, labels: int, request_queries: Int32 | None = None) -> Int64:
-    """`query · L + label` of distinct held-out pairs that are not seen, int64 [P], rising.
+    """Get `query · L + label` of distinct held-out pairs whose keys are not in `seen`, int64 [P], rising.
 
-    With `request_queries`, requests (`Pairs.request_rows`): what a query has seen is left out of all of its.
-
-    Args:
-        seen: keys to leave out, int64 [P].
-        request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
+    With `request_queries`, query rows int32 [A], keys are of requests (`Pairs.request_rows`).
     """
     if request_queries is None:
         keys = distinct(_keys(held_out, labels))
@@ -121,14 +113,11 @@ class Task:
         cls, held_out: Pairs, known: Pairs, config: EvaluationConfig, *, labels: int, seed: int,
         max_queries: int | None = None, request_queries: Int32 | None = None,
     ) -> Task:  # fmt: skip
-        """From pairs.
+        """Create the task of held-out pairs, at most `max_queries` queries drawn by seed.
 
         Args:
             known: pairs seen in training; out of each query's list if `exclude_seen`, and then no positive.
-            config: list lengths, resamples, and whether seen labels may be answered.
-            seed: of the bootstrap and of the choice of queries.
-            max_queries: at most this many queries, drawn by seed.
-            request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
+            request_queries: query row of every request, int32 [A]; None where each query has one.
         """
         check_metric(config, labels=labels)
         seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen, held_out=held_out)
@@ -148,36 +137,13 @@ class Task:
         queries_N = rows_N if request_queries is None else request_queries[rows_N]
         return cls(rows_N, queries_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
 
-    def metrics(
-        self, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None
-    ) -> dict[str, Interval]:
-        """Return every metric of lists of labels, best first, −1 where one ends early; `metrics_of` says which there
-        are."""
-        return metrics_of(
-            top_NK,
-            self.positives,
-            ks=self.ks,
-            buckets_L=buckets_L,
-            counts_L=counts_L,
-            bootstrap=self.bootstrap,
-            inverse_propensity_L=inverse_propensity_L,
-            own=self.own,
-        )
+    def metrics(self, top_NK: Int32, facts: LabelFacts) -> dict[str, Interval]:
+        """Compute every metric of lists of labels, best first, −1 where one ends early, as `metrics_of`."""
+        return metrics_of(top_NK, self.positives, facts, ks=self.ks, bootstrap=self.bootstrap, own=self.own)
 
-    def ratio(
-        self, metric: str, top_NK: Int32, *, buckets_L: Int8, counts_L: Int64, inverse_propensity_L: Float64 | None
-    ) -> tuple[Float64, Float64]:
-        """Numerator and denominator of one metric for every query, float64 [N] each."""
-        k = int(k_of(metric))
-        return ratios_of(
-            top_NK,
-            self.positives,
-            ks=[k],
-            buckets_L=buckets_L,
-            counts_L=counts_L,
-            inverse_propensity_L=inverse_propensity_L,
-            own=self.own,
-        )[metric]
+    def ratio(self, metric: str, top_NK: Int32, facts: LabelFacts) -> tuple[Float64, Float64]:
+        """Compute numerator and denominator of one metric for every query, float64 [N] each."""
+        return ratios_of(top_NK, self.positives, facts, ks=[int(k_of(metric))], own=self.own)[metric]
 
 
 @dataclass(frozen=True)

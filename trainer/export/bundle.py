@@ -32,10 +32,10 @@ _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
 def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes], folder: Path) -> Bundle:
-    """Return the bundle of a trained model, not yet written.
+    """Create the bundle of a trained model, not yet written.
 
     Args:
-        held_out_rows: rows of queries, as `Pairs.request_rows` has them, to draw calibration queries from, int32 [n].
+        held_out_rows: `Pairs.request_rows` to draw calibration queries from, int32 [n].
         folder: where the towers are written, and the tables that the bundle's are links to.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model

@@ -49,10 +49,11 @@ _OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "
 
 
 class ExportedTowers(NamedTuple):
-    """
+    """ONNX models by side, and the tables that they refer to or that training goes on from.
+
     Attributes:
-    models: ONNX, by side: `query`, and `label` if labels have features beside their id.
-    tables: files of the tables that they refer to, and of those that training goes on from, by name.
+        models: `query`, and `label` if labels have features beside their id.
+        tables: files by name.
     """
 
     models: dict[str, bytes]
@@ -179,7 +180,7 @@ def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path)
 
 
 def export_job(folder: str) -> None:
-    """Return what the child process runs: rebuild the towers, load their weights, write ONNX."""
+    """Rebuild the towers in the child process, load their weights, and write ONNX."""
     work = Path(folder)
     job = json.loads((work / "job.json").read_text(encoding="utf-8"))
     for module in job["modules"]:
@@ -190,12 +191,7 @@ def export_job(folder: str) -> None:
 
 
 def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
-    """Refuse a tower that ONNX Runtime computes otherwise than the training framework.
-
-    Args:
-        model: ONNX, or its file, whose folder has its tables.
-        inputs: by name, [B] or [B, P].
-    """
+    """Refuse a tower that ONNX Runtime computes otherwise than the training framework."""
     session = onnx_session(model, name)
     wanted = {node.name for node in session.get_inputs()}
     if wanted != set(inputs):

@@ -62,12 +62,7 @@ def stand_ins(tables: Mapping[str, Table]) -> dict[str, Float32]:
 
 
 def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
-    """Return the model that refers to tables where it has their stand-ins, and the names of those it had.
-
-    Args:
-        stand_in: rows [8, D] by name.
-        files: of `write_tables`, in `tables/` of the folder that the model will lie in.
-    """
+    """Make a model refer to `files` where it has their stand-ins, rows [8, D]; also get the names of those it had."""
     graph = onnx.load_from_string(model)
     found = set()
     for tensor in graph.graph.initializer:
@@ -79,12 +74,7 @@ def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[st
 
 
 def without_large_tables(models: Mapping[str, bytes], folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
-    """Move tables of a mebibyte or more, of which models only look rows up, to files `tables/SIDE-NUMBER.npy`.
-
-    Args:
-        models: ONNX, by side.
-        folder: gets the files.
-    """
+    """Move tables of a mebibyte or more, of which models only look rows up, to files `tables/SIDE-NUMBER.npy`."""
     written: dict[str, bytes] = {}
     files: dict[str, Path] = {}
     (folder / TABLES).mkdir(exist_ok=True)

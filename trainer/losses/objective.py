@@ -55,10 +55,6 @@ class SampledLogits(NamedTuple):
             positive_B=ops.cast(self.positive_B, "float32"), negative_BM=ops.cast(self.negative_BM, "float32")
         )
 
-    def negatives_left(self) -> Tensor:
-        """Return negatives of every row that are not masked, float32 [B]."""
-        return ops.sum(ops.cast(ops.logical_not(self.hits_BM), "float32"), axis=1)
-
 
 @dataclass(frozen=True)
 class Objective:
@@ -84,13 +80,12 @@ class Objective:
     methods: tuple[Method, ...] = ()
 
     def __call__(self, logits: SampledLogits) -> Tensor:
-        """Loss of every row, float32 [B], nats."""
+        """Compute the loss of every row, float32 [B], nats."""
         logits = logits.in_float32()
-        losses_B = LOSSES[self.family].loss(*self._weighted(logits), **self.family_arguments)
-        return self._of_target(losses_B, logits) + self._penalty(logits)
+        return self._loss(logits, self._weighted(logits))
 
     def with_eta(self, logits: SampledLogits, *, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """As a call, for a family with a number η per training pair: losses and new log η, both float32 [B].
+        """Compute losses and new log η, both float32 [B], of a family with a number η per training pair.
 
         Args:
             log_eta_B: log η of its rows, float32.
@@ -99,13 +94,13 @@ class Objective:
         logits = logits.in_float32()
         weighted = self._weighted(logits)
         new_B = ops.stop_gradient(next_log_eta(*weighted, log_eta_B=log_eta_B, rate=rate))
-        losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, log_eta_B=new_B)
-        return self._of_target(losses_B, logits) + self._penalty(logits), new_B
+        return self._loss(logits, weighted, log_eta_B=new_B), new_B
 
-    def _of_target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
+    def _loss(self, logits: SampledLogits, weighted: tuple[Tensor, Tensor, Tensor], **eta: Tensor) -> Tensor:
+        losses_B = LOSSES[self.family].loss(*weighted, **self.family_arguments, **eta)
         for method in self.methods:
             losses_B = method.target(losses_B, logits)
-        return losses_B
+        return losses_B + self._penalty(logits)
 
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits and log-weights as a family takes them."""
@@ -145,7 +140,8 @@ class Objective:
         if not LOSSES[self.family].shifted:
             positive_B, negative_BM = positive_B + logits.log_q_positive_B, negative_BM + logits.log_q_negative
         squares_BM = ops.where(logits.hits_BM, 0.0, ops.square(negative_BM))
-        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(logits.negatives_left(), 1.0)
+        left_B = ops.sum(ops.cast(ops.logical_not(logits.hits_BM), "float32"), axis=1)
+        negatives_B = ops.sum(squares_BM, axis=1) / ops.maximum(left_B, 1.0)
         return self.regularizer * (ops.square(positive_B) + negatives_B)
 
 

@@ -69,11 +69,7 @@ class Brought(Method):
 
 
 class Impressions(Brought):
-    """What was shown with a row and not chosen [METHODS §2.3].
-
-    Args:
-        shown: label rows of what was shown with an interaction; None without.
-    """
+    """Labels that were shown with a row and not chosen [METHODS §2.3]; `shown` are their rows, None without."""
 
     def __init__(self, weight: float, train: Pairs, shown: Bags | None) -> None:
         super().__init__("shown", weight)

@@ -46,10 +46,10 @@ class KnownPositives(Method):
 
     @classmethod
     def of(cls, train: Pairs, catalogue: int | None = None, *, limit: int = KNOWN_LIMIT) -> KnownPositives:
-        """Find those of the training pairs; of a query with more labels than `limit` the most frequent.
+        """Find the known positives of the training pairs; of a query with more labels than `limit` the most frequent.
 
-        What is left out may be drawn as a negative of the query's other labels, as under `mask`: the rarest of a
-        long list, which all samplers but `uniform` and `full` draw least.
+        The others may be drawn as negatives of the query, as under `mask`: the rarest of a long list, which all
+        samplers but `uniform` and `full` draw least.
         """
         owners = train.owner_keys
         catalogue = int(train.labels.max()) + 1 if catalogue is None else catalogue
@@ -70,7 +70,7 @@ class KnownPositives(Method):
     def of_queries(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
         """Get known positives of a batch's queries, and the row of each, int32 [K] both.
 
-        K is rounded up to a power of two, so that few shapes occur, by repeats of the last.
+        K is rounded up to a power of two by repeats of the last, so that few shapes occur.
         """
         starts_B = self.offsets[queries_B]
         lengths_B = self.offsets[queries_B + 1] - starts_B

@@ -25,11 +25,7 @@ from longtail.trainer.model.forward import OF_NEIGHBOUR
 
 @dataclass(frozen=True)
 class NeighbourLoss:
-    """Each of a batch's queries, or of its labels, with one of its neighbours against the others of the batch.
-
-    Attributes:
-        temperature: T of the cosines.
-    """
+    """Each of a batch's queries, or of its labels, with one of its neighbours against the others of the batch."""
 
     temperature: float
     weight: float
@@ -60,9 +56,6 @@ class NeighbourLoss:
 
 class Neighbours(Method):
     """Holds a row's query and its label to one of their neighbours each; a query or label without any to itself.
-
-    Args:
-        of_queries: the tower's inputs of query rows, int32 [B], as they stand after all training pairs.
 
     Attributes:
         nearest: by side, `query` and `label`, the nearest of each, nearest first, int32 [R, K]; −1 after the last.
@@ -120,13 +113,9 @@ class Neighbours(Method):
 
 
 def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: int) -> Int32:
-    """Return the rows of a sparse matrix of ones with the highest cosines to each row, int32 [R, K]; −1 where these are
-    0.
+    """Find the rows with the highest cosines to each row of a sparse matrix of ones, int32 [R, K]; −1 where 0.
 
-    Σ n² products over columns of n entries each, and memory of the entries and of what is found.
-
-    Args:
-        rows_N, columns_N: where the ones are; what comes twice is one.
+    The ones are at `rows_N, columns_N`, repeats count once. Costs Σ n² products over columns of n entries each.
 
     Example:
         >>> nearest_rows(np.int32([0, 0, 1, 1, 2]), np.int32([0, 1, 0, 1, 1]), shape=(4, 2), k=2)

@@ -24,11 +24,7 @@ from longtail.trainer.model.objectives import by_objective
 
 
 class PooledPositives(Method):
-    """Rows of a batch that ask the same query share one positive term.
-
-    Args:
-        parts: in which a step takes its batch; rows are pooled within each.
-    """
+    """Rows of a batch with the same request share one positive term, within each of the parts of a step."""
 
     joins_rows = True
     needs = ("_group",)
@@ -54,8 +50,7 @@ class PooledPositives(Method):
 class NegativesPerQuery(Method):
     """The negatives of a query count once for all its n training pairs, 1/n with each [METHODS §2.7].
 
-    Args:
-        chances_N: float64, how often an epoch visits each pair; None: once.
+    `chances_N`, float64, is how often an epoch visits each pair; None: once.
     """
 
     name = "negatives per query"

@@ -39,8 +39,8 @@ class QueryStates(NamedTuple):
 
     Attributes:
         state_BS: float32, zeros before the first visit.
-        group_B: the group of every row's positive, int32; G of a label in none.
-        group_of_candidates: the same of the candidates, int32 [M] or [B, M].
+        group_B, group_of_candidates: group of every row's positive, and of the candidates, int32 [M] or [B, M]; G of a
+            label in none.
     """
 
     state_BS: Tensor
@@ -80,7 +80,7 @@ class TopK:
         *,
         m: int,
     ) -> tuple[QueryStates, Tensor]:
-        """Return what β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
+        """Compute what β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
 
         A draw of a label with probability q stands for 1/(m·q) labels, so that the draws above β stand for as many as
         there are, on average [Horvitz and Thompson 1952]. β goes up where these are more than K − ½ and down where they
@@ -89,9 +89,8 @@ class TopK:
         the draws' mean and spread.
 
         Args:
-            positive_B: logits of the positives, float32.
-            negative_BM: logits of the candidates, float32; hits are labels like any other.
-            stands_BM: labels that each of them stands for, float32, of `stands_for`.
+            positive_B, negative_BM: logits of positives and candidates, float32; hits are labels like any other.
+            stands_BM: labels that each candidate stands for, float32, of `stands_for`.
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
         group_BM = queries.group_of_candidates + ops.zeros_like(scores_BM, dtype="int32")
@@ -120,11 +119,7 @@ class TopK:
 
 
 def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor:
-    """σ((f_y − β)/τ), float32 [B]; its gradient goes through f_y, as the authors' own code has it.
-
-    Args:
-        positive_B: logits of the positives, float32.
-        beta_B: β of their queries, float32.
+    """Compute σ((f_y − β)/τ), float32 [B]; its gradient goes through f_y, as the authors' own code has it.
 
     Example:
         >>> import numpy as np
@@ -144,14 +139,7 @@ def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tens
 
 
 class HeldToTopK(Method):
-    """Weighs positives by the K-th highest scores of their queries, and keeps β of every query.
-
-    Args:
-        never_the_positive: no draw is the positive of its row.
-
-    Attributes:
-        top_k: how β is estimated and used.
-    """
+    """Weighs positives by the K-th highest scores of their queries, and keeps β of every query."""
 
     name = "top_k"
     needs = ("_request",)

@@ -18,9 +18,8 @@ class DrawnAudience:
     """Draws from the audiences of labels, on the device.
 
     An audience of n entries is cut into P parts of n // P or one more, and one entry is drawn of each, which weighs as
-    many as its part has. So each entry's expected weight is 1, the weights' sum is n whatever is drawn, and an audience
-    of at most P entries is whole. Draws are of a step: an epoch's would show a popular label, which many steps read,
-    the same few queries all along.
+    many as its part has. So each entry's expected weight is 1, the weights' sum is n, and an audience of at most P
+    entries is whole. Draws are of a step: an epoch's would show a popular label the same few queries all along.
     """
 
     def __init__(self, audience: Audience, limits: Mapping[str, int]) -> None:

@@ -60,10 +60,6 @@ class Table(keras.layers.Layer):
         """Return rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
         return backend.gather(self.table, ids) if self.compact is None else ops.take(self.compact, ids, axis=0)
 
-    def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """[*ids.shape, D]."""
-        return (*input_shape, self.dim)
-
 
 def read_distinct(
     tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str]
@@ -75,8 +71,8 @@ def read_distinct(
         readers: which of them hold ids, of which table.
 
     Returns:
-        The inputs, ids replaced by their positions among the distinct ids of their table; and for every table
-        its distinct ids, int32 [U], and their rows, float32 [U, D].
+        The inputs, ids replaced by their positions among the distinct ids of their table; and for every table its
+        distinct ids, int32 [U], and their rows, float32 [U, D].
     """
     compact, distinct = dict(inputs), []
     for name, table in tables.items():
@@ -113,10 +109,7 @@ def unit_rows(x_BD: Tensor) -> Tensor:
 
 
 class UnitNorm(keras.layers.Layer):
-    """Divides rows by their norm; a zero row, which has no direction, becomes the first unit vector.
-
-    A tower of bags gives zero for an empty bag. Other rows are those of `keras.layers.UnitNormalization`.
-    """
+    """Divides rows by their norm, as `keras.layers.UnitNormalization`; a zero row becomes the first unit vector."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
@@ -124,10 +117,6 @@ class UnitNorm(keras.layers.Layer):
     def call(self, x_BD: Tensor) -> Tensor:
         """Unit rows, float32 [B, D]."""
         return unit_rows(x_BD)
-
-    def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return x_BD_shape
 
 
 class Dropout(keras.layers.Layer):
@@ -152,10 +141,6 @@ class Dropout(keras.layers.Layer):
     def call(self, x_BD: Tensor) -> Tensor:
         """Return the input, some coordinates of it 0 inside `dropout_masks`; float32 [B, D]."""
         return x_BD if self._mask is None else x_BD * self._mask
-
-    def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return x_BD_shape
 
 
 @contextmanager

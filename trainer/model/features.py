@@ -26,8 +26,7 @@ class FeatureParts:
 
     Attributes:
         numbers: mean and standard deviation of `number` features that are not read by range, by name.
-        pairs: training pairs of what the rows of a feature's table stand for, by feature name, where its weights are
-            symmetric.
+        pairs: training pairs of what the rows of a table stand for, by feature name, where its weights are symmetric.
     """
 
     side: Side

@@ -48,11 +48,7 @@ class Reading(NamedTuple):
 
 
 class Forward:
-    """Reads what a model's towers need of a batch, and embeds it.
-
-    Args:
-        seed: of what becomes unknown, of audiences and of dropout.
-    """
+    """Reads what a model's towers need of a batch, and embeds it; `seed` draws unknown ids, audiences and dropout."""
 
     def __init__(self, model: TwoTower, seed: keras.random.SeedGenerator) -> None:
         self._model, self._recipe, self._seed = model, model.recipe, seed
@@ -66,12 +62,7 @@ class Forward:
         }
 
     def read(self, batch: dict[str, Tensor], labels_C: Tensor) -> Reading:
-        """Everything that does not depend on the weights, and the rows of the tables that do.
-
-        Args:
-            batch: as a step is called with, columns [B, …] or of packed histories.
-            labels_C: label rows, int32.
-        """
+        """Read everything of a batch that does not depend on the weights, and the rows of the tables that do."""
         inputs, read = self._distinct_of_histories(batch)
         labels_E = labels_C
         if "label" in self._sides:
@@ -94,7 +85,7 @@ class Forward:
         return [masks, draw_masks(towers.query, positive_B, _side(inputs, "neighbour"), self._seed)]
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
-        """Return what the model computes of a batch, and of its neighbours, float32 [B, D] by side.
+        """Embed a batch, and its neighbours, float32 [B, D] by side.
 
         Args:
             rows: of every table, float32 [U, D], as they are read or stand-ins to differentiate by.

@@ -17,12 +17,7 @@ from longtail.trainer.sampling.streaming import StreamingFrequencies
 
 
 class Frequencies:
-    """log π and log q of any labels, counted before training or, of the labels that come, while it runs.
-
-    Args:
-        log_pi_L: counted, float64 [L].
-        streaming: estimates frequencies while training; None takes the counted ones.
-    """
+    """log π and log q of any labels: counted, `log_pi_L` float64 [L], or estimated while training by `streaming`."""
 
     def __init__(self, log_pi_L: Float64, sampler: Sampler, streaming: StreamingFrequencies | None) -> None:
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")

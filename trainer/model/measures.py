@@ -20,10 +20,6 @@ class SignedLog(keras.layers.Layer):
         """Return the same shape, float32."""
         return ops.sign(x) * ops.log(1.0 + ops.abs(x))
 
-    def compute_output_shape(self, x_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """Return the input's."""
-        return x_shape
-
 
 class OrMissing(keras.layers.Layer):
     """Puts a learned vector in the place of rows that are missing; 0 at first."""
@@ -42,11 +38,3 @@ class OrMissing(keras.layers.Layer):
         missing_B1 = ops.expand_dims(missing_B, 1)
         rows_BD: Tensor = x_BD * (1 - missing_B1) + missing_B1 * self.vector
         return rows_BD
-
-    def compute_output_shape(
-        self,
-        x_BD_shape: tuple[int | None, ...],
-        missing_B_shape: tuple[int | None, ...],  # noqa: ARG002
-    ) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return x_BD_shape

@@ -49,10 +49,6 @@ class ObjectiveMaps(keras.layers.Layer):
         rows_BD = x_BD + ops.matmul(x_BD, self.maps[at])
         return unit_rows(rows_BD) if self.unit else rows_BD
 
-    def compute_output_shape(self, x_BD_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return x_BD_shape
-
 
 @contextmanager
 def by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:

@@ -16,11 +16,7 @@ from longtail.trainer.layers import TOWERS, FeatureSetup, TowerSetup
 
 
 def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
-    """Return what a tower of one's own makes of the combination, [B, any width].
-
-    Args:
-        x: the combination, [B, width].
-    """
+    """Build a custom tower on the combination [B, width]; [B, any width]."""
     where = f"{setup.side}.tower {choice.name!r}"
     return _part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
 
@@ -28,11 +24,7 @@ def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, prec
 def own_part(
     tensors: tuple[keras.KerasTensor, ...], kind: KindChoice, setup: FeatureSetup, precision: str
 ) -> keras.KerasTensor:
-    """Return what a feature kind of one's own makes of a feature, [B, any width].
-
-    Args:
-        tensors: of the feature, as `FeatureKind` says.
-    """
+    """Build the part of a custom feature kind from the feature's tensors, as `FeatureKind` says; [B, any width]."""
     where = f"{setup.side} feature {setup.name!r} ({kind.name})"
     return _part(where, kind.row.part, (*tensors, setup), kind.arguments, precision)
 

@@ -61,14 +61,6 @@ class WeightedBag(keras.layers.Layer):
         weights_BU = ops.scatter(places, ops.reshape(weights_BP, (-1,)), (batch, ops.shape(compact_UD)[0]))
         return ops.matmul(weights_BU, compact_UD)
 
-    def compute_output_shape(
-        self,
-        ids_BP_shape: tuple[int | None, ...],
-        weights_BP_shape: tuple[int | None, ...],  # noqa: ARG002
-    ) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return (ids_BP_shape[0], self.table.dim)
-
 
 class Symmetric(keras.layers.Layer):
     """Weights w / √(n·d), n = Σ|w| of all entries and d what is known of an entry's own pairs: the normalised adjacency
@@ -81,14 +73,6 @@ class Symmetric(keras.layers.Layer):
         """Return weights, float32 [B, P]."""
         entries_B1 = ops.sum(ops.abs(weights_BP), axis=1, keepdims=True)
         return weights_BP / ops.sqrt(ops.maximum(entries_B1, 1.0) * ops.maximum(pairs_BP1[..., 0], 1.0))
-
-    def compute_output_shape(
-        self,
-        weights_BP_shape: tuple[int | None, ...],
-        pairs_BP1_shape: tuple[int | None, ...],  # noqa: ARG002
-    ) -> tuple[int | None, ...]:
-        """[B, P]."""
-        return weights_BP_shape
 
 
 class Recency(keras.layers.Layer):
@@ -103,7 +87,3 @@ class Recency(keras.layers.Layer):
         there_BP = ops.cast(ops.not_equal(weights_BP, 0), "float32")
         later_BP = ops.sum(there_BP, axis=1, keepdims=True) - ops.cumsum(there_BP, axis=1)
         return weights_BP * ops.power(0.5, later_BP / self.half_life)
-
-    def compute_output_shape(self, weights_BP_shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """[B, P]."""
-        return weights_BP_shape

@@ -96,15 +96,6 @@ class SequenceEncoder(keras.layers.Layer):
         embedded_BD: Tensor = ops.einsum("sp,spd->sd", last_SP, x_SPD) + empty_S1 * start_D
         return embedded_BD
 
-    def compute_output_shape(
-        self,
-        ids_SP_shape: tuple[int | None, ...],
-        weights_SP_shape: tuple[int | None, ...],  # noqa: ARG002
-        ages_SP_shape: tuple[int | None, ...] | None = None,  # noqa: ARG002
-    ) -> tuple[int | None, ...]:
-        """[B, D]."""
-        return (ids_SP_shape[0], self.table.dim)
-
 
 class Seen(NamedTuple):
     """What an entry sees: itself, and the entries of its history before it.
@@ -135,8 +126,7 @@ class Seen(NamedTuple):
 
 
 def windows(blocks: Tensor, *, before: bool) -> Tensor:
-    """Return what every block sees, [S, W, …]: the block before it and itself, or itself alone. Before the first are
-    zeros."""
+    """Get what every block sees, [S, W, …]: itself, and with `before` the block before it; zeros before the first."""
     if not before:
         return blocks
     earlier = ops.concatenate([ops.zeros_like(blocks[:1]), blocks[:-1]])
@@ -144,12 +134,7 @@ def windows(blocks: Tensor, *, before: bool) -> Tensor:
 
 
 class TimeTable(keras.layers.Layer):
-    """A learned row for each range of elapsed time, and one for times that are not known, [1 + buckets, width].
-
-    Args:
-        buckets: ranges, equally wide in the logarithm up to `LONGEST_AGE`.
-        width: of a row; one of width 1 is a number.
-    """
+    """A learned row for each range of elapsed time, equally wide in its log, and one for unknown times."""
 
     def __init__(self, buckets: int, width: int, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
@@ -270,11 +255,7 @@ def dropped(layer: Dropout | None, x_SPD: Tensor) -> Tensor:
 
 @contextmanager
 def packed_histories(tower: keras.Model, batch: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside the block encoders read histories as they lie in the batch, if its columns say where.
-
-    Args:
-        batch: with columns as `Packed` has them, int32 [S, P] and [B], or without.
-    """
+    """Let encoders read histories inside the block as they lie in the batch, if its columns say where, as `Packed`."""
     encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]
     try:
         for layer in encoders:

@@ -94,7 +94,7 @@ class TrainStep:
         )
         self._never_L = untrained_variable(never_L, "never_chosen") if never else None
         streamed = recipe.loss.frequencies == "streaming"
-        streaming = StreamingFrequencies(labels, hashes=1, initial_gap=2.0 * pairs) if streamed else None
+        streaming = StreamingFrequencies(labels, initial_gap=2.0 * pairs) if streamed else None
         self._frequencies = Frequencies(log_pi_L, self.sampler, streaming)
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
         m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)

@@ -27,16 +27,15 @@ class Towers:
     """Both towers and the tables they look up.
 
     Attributes:
-        query: named inputs → float32 [B, D].
-        label: named inputs → float32 [B, D].
+        query, label: named inputs → float32 [B, D].
         tables: embedding tables by name; towers may share them.
-        readers: which inputs of which tower hold ids of which table: (tower, input name) → table name.
-            Rows of a table that are added to label embeddings are read by `("entry", name in label_rows)`.
+        readers: (tower, input name) → name of the table whose ids the input holds. Rows of a table that are added to
+            label embeddings are read by `("entry", name in label_rows)`.
         label_rows: what histories of label embeddings look up, by name, float32 [L + 1, D]. Not trained: what the label
             tower makes of every label, plus its row of an embedding table if entries are both, one row down; zeros in
             row 0.
         pairs: training pairs of what the rows of a feature's table stand for, by tower and feature, float32 [rows, 1],
-            of features with symmetric weights. Not trained; the model fills it in.
+            of features with symmetric weights; not trained.
     """
 
     query: keras.Model
@@ -60,12 +59,7 @@ def dropouts(tower: keras.Model) -> list[Dropout]:
 def draw_masks(
     tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
 ) -> dict[Dropout, Tensor]:
-    """Return a mask for every dropout layer of a tower: of its rows, or of the entries of a history.
-
-    Args:
-        rows: anything with the tower's rows as its first axis, [B, …].
-        inputs: of the tower, [B, …] or [S, P], by name.
-    """
+    """Draw a mask for every dropout layer of a tower, of its rows [B, …] or of the entries of a history [S, P]."""
     layers = dropouts(tower)
     sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
     return {layer: layer.draw(size, seed) for layer, size in zip(layers, sizes, strict=True)}

@@ -80,11 +80,7 @@ class TwoTower:
     def inputs_of_labels(
         self, rows_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return inputs of the label tower for label rows, int32 [C], in a training step.
-
-        Args:
-            own_B2: what is left out of the audiences of the first B, as `DrawnAudience.draw` takes it.
-        """
+        """Get inputs of the label tower for label rows, int32 [C]; `own_B2` as `DrawnAudience.draw`."""
         inputs = self._static_inputs(rows_C)
         return inputs if self.drawn_audience is None else inputs | self.drawn_audience.draw(rows_C, seed, own_B2)
 

@@ -29,7 +29,7 @@ from longtail.trainer.optimizers import (
 
 
 class Gradients(NamedTuple):
-    """What an update needs of a batch, or of a part of one.
+    """Loss and gradients of a batch, or of a part of one.
 
     Attributes:
         value: mean loss, float32 scalar.
@@ -66,11 +66,7 @@ def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gr
 
 
 class Since(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras is untyped
-    """A rate by the steps since another one, for an optimiser whose own count began in an earlier run.
-
-    Args:
-        start: the optimiser's count at that step 0, int32 scalar.
-    """
+    """A rate by the steps since `start`, int32 scalar, for an optimiser whose own count began in an earlier run."""
 
     def __init__(self, rate: Callable[[Tensor], Tensor], start: keras.Variable) -> None:
         self.rate, self.start = rate, start
@@ -200,8 +196,7 @@ class Updates:
         return [*tables, *((variable, of_dense(at)) for at, variable in enumerate(self._dense))]
 
     def _dense_means(self) -> list[Tensor]:
-        """Return the sums of the dense weights' averages with what they are now, before they are divided by their
-        weight."""
+        """Get the sums of the dense weights' averages with their present values, not yet divided by their weight."""
         decay = self.config.average or 0.0
         return [
             decay * total.value + (1 - decay) * variable.value
@@ -209,8 +204,7 @@ class Updates:
         ]
 
     def dense_slots(self) -> Mapping[str, list[keras.Variable]]:
-        """Return slots of the dense optimiser by Keras' word for them, such as `momentum`, each as
-        `model.dense_variables`."""
+        """Get slots of the dense optimiser by Keras' word, such as `momentum`, in the order of its weights."""
         slots: dict[str, list[keras.Variable]] = {}
         for variable in self.dense.variables if self._dense else []:
             if variable.name not in ("iteration", "learning_rate"):

@@ -21,13 +21,13 @@ class SamplerSetup(NamedTuple):
     """What a sampler is made from, before training.
 
     Attributes:
-        log_pi_L: float64 [L], natural log of the smoothed label frequencies.
+        log_pi_L: natural log of the smoothed label frequencies, float64 [L].
         dim: D; of `model` and `minimum_variance` alone.
         proposal: the fitted tree; None but for `adversarial`.
-        log_share_L: float64 [L], natural log of the share of an epoch's visits that a label has, which is what batches
-            hold; −inf without any. None where that is `log_pi_L` itself.
+        log_share_L: log of a label's share of an epoch's visits, which batches hold, float64 [L], −inf without any;
+            None where it is `log_pi_L`.
         log_terms: label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), what each of them would
-            add to the full loss, float32 [B, L], nats; `minimum_variance` alone asks, and needs them.
+            add to the full loss, float32 [B, L], nats; of `minimum_variance` alone.
     """
 
     log_pi_L: Float64

@@ -29,23 +29,14 @@ FOLDS = 3
 
 
 class FittedTree(NamedTuple):
-    """The tree and how its λ_n was found.
-
-    Attributes:
-        held_out: mean log p_n(y|x) of held-out pairs, nats, by the λ_n tried; empty where one was given.
-    """
+    """The tree and mean log p_n(y|x) of held-out pairs, nats, by the λ_n tried; empty where one was given."""
 
     proposal: Proposal
     held_out: dict[float, float]
 
 
 def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTree:
-    """Return the tree of a run: read from `path`, or fitted and written there.
-
-    Args:
-        path: of the file, an `.npz`; it appears once it is complete, and a `.json` of λ_n before it.
-        fit: `fit_proposal` on the run's training pairs; called if there is no file.
-    """
+    """Read the tree of a run from `path`, an `.npz`, or fit it and write it there; a `.json` of λ_n lies with it."""
     penalties = path.with_suffix(".json")
     if path.exists():
         held_out = json.loads(penalties.read_text(encoding="utf-8")) if penalties.exists() else {}
@@ -111,13 +102,7 @@ def fit_proposal(
 
 
 def held_out_likelihood(z_NK: Float32, labels_N: Int32, labels: int, *, penalty: float) -> float:
-    """Return mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3].
-
-    Args:
-        z_NK: projected queries of the pairs, float32.
-        labels_N: their label rows, int32; there are at least FOLDS.
-        penalty: λ_n > 0, nats.
-    """
+    """Compute mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3]."""
     fold_N = np.random.default_rng(0).permutation(len(labels_N)) % FOLDS
     total = 0.0
     for fold in range(FOLDS):

@@ -21,6 +21,5 @@ except ImportError as error:
 from longtail.trainer.tfrs.export import export_tfrs  # noqa: E402
 from longtail.trainer.tfrs.measure import Validation  # noqa: E402
 from longtail.trainer.tfrs.retrieval import SampledRetrieval  # noqa: E402
-from longtail.trainer.tfrs.tower import QueryTower, split_lookup  # noqa: E402
 
-__all__ = ["QueryTower", "SampledRetrieval", "Validation", "export_tfrs", "split_lookup"]
+__all__ = ["SampledRetrieval", "Validation", "export_tfrs"]

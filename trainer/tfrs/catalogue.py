@@ -17,7 +17,7 @@ import tensorflow as tf
 from longtail.bundle.arrays import Float32, Int64
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import Columns, Ids, floats, strings
-from longtail.trainer.tfrs.sides import ExportedTower, exported
+from longtail.trainer.tfrs.tower import ExportedTower, exported
 from longtail.trainer.tfrs.tracing import trace
 
 Candidates = Ids | tuple[Ids, Mapping[str, Any]]
@@ -53,9 +53,6 @@ class Catalogue:
             model: candidate features, in batches, to embeddings.
             candidates: ids, ids with features, or a dataset of ids or of pairs (id, features).
             name: of a tensor of features that are the ids themselves.
-
-        Raises:
-            ExportError: no candidates.
         """
         dataset = candidates
         if not isinstance(dataset, tf.data.Dataset):
@@ -68,40 +65,38 @@ class Catalogue:
             batch_ids, features = element if pairs else (element, element)
             ids.append(strings(batch_ids.numpy()))
             blocks.append(floats(model(features)))
-            if kept < _EXAMPLES and _traceable(features):
-                examples.append(features if isinstance(features, Mapping) else {name: features})
+            by_name = features if isinstance(features, Mapping) else {name: features}
+            if kept < _EXAMPLES and all(isinstance(tensor, tf.Tensor) for tensor in by_name.values()):
+                examples.append(by_name)
                 kept += len(batch_ids)
         if not blocks:
             raise ExportError("candidates: expected at least one, received none")
-        whole = {column: tf.concat([block[column] for block in examples], 0) for column in (examples or [{}])[0]}
-        columns = Columns(whole, not isinstance(features, Mapping)) if whole else None
-        if columns is not None and columns.single and not columns.holds(name, pa.concat_arrays(ids)):
-            columns = None
+        columns = None
+        if examples:
+            whole = {column: tf.concat([block[column] for block in examples], 0) for column in examples[0]}
+            columns = Columns(whole, not isinstance(features, Mapping))
+            if columns.single and not columns.holds(name, pa.concat_arrays(ids)):
+                columns = None
         return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
 
     def tower(
         self, model: Callable[[Any], Any], known: Mapping[str, Any], wanted: bool | None
     ) -> tuple[ExportedTower | None, str | None]:
-        """The tower that embeds labels from their features, and which of these is their own id.
+        """Export the tower that embeds labels from their features, and find which of these is their own id.
 
         There is none for a model that takes nothing but the id, or a tensor without a name.
 
         Args:
-            model: that made the embeddings.
             known: ids of columns that a Hashing reads, by column.
-            wanted: None warns where it cannot be exported; False does not try.
-
-        Raises:
-            ExportError: it is wanted and cannot be exported.
+            wanted: True refuses a tower that cannot be exported, None warns of it; False does not try.
         """
         if wanted is False:
             return None, None
-        own = None
         try:
             if self.examples is None or not isinstance(model, tf.Module):
                 raise ExportError(f"{_WHERE}: expected a Keras model of tensors by name, or of the ids alone")
             examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
-            features = trace(model, examples, known, _WHERE).tower.features
+            features = trace(model, examples, known, _WHERE).features
             ids = [feature.name for feature in features if feature.kind == "id"]
             own = next((name for name in ids if examples.holds(name, self.ids)), None)
             if own is None or len(features) > 1:
@@ -117,15 +112,7 @@ class Catalogue:
 
 
 def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
-    """Training pairs of every label, int64 [L].
-
-    Args:
-        ids: of the labels.
-        counts: by id, or in their order.
-
-    Raises:
-        ExportError: none of the ids is a label, or another number of counts.
-    """
+    """Get the training pairs of every label, int64 [L], from counts by id or in the order of the labels."""
     if isinstance(counts, Mapping):
         by_id = dict(zip(strings(list(counts)).to_pylist(), counts.values(), strict=True))
         counts_L = np.array([by_id.get(id_, 0) for id_ in ids.to_pylist()], np.int64)
@@ -139,8 +126,3 @@ def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
     if counts_L.shape != (len(ids),):
         raise ExportError(f"counts: expected one for each of {len(ids)} candidates, received shape {counts_L.shape}")
     return counts_L
-
-
-def _traceable(features: Any) -> bool:
-    tensors = features.values() if isinstance(features, Mapping) else [features]
-    return all(isinstance(tensor, tf.Tensor) for tensor in tensors)

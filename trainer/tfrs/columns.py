@@ -37,11 +37,7 @@ class Columns:
 
     @classmethod
     def of(cls, given: Any, name: str, where: str) -> Columns:
-        """From a mapping of columns, or from one column, to be called `name`.
-
-        Raises:
-            ExportError: no rectangular column, or columns of different length; begins with `where`.
-        """
+        """Read a mapping of columns, or one column, to be called `name`; errors begin with `where`."""
         single = not isinstance(given, Mapping)
         tensors = {}
         for column, values in ({name: given} if single else given).items():
@@ -58,19 +54,15 @@ class Columns:
         return int(next(iter(self.tensors.values())).shape[0])
 
     def argument(self, tensors: Mapping[str, tf.Tensor]) -> Any:
-        """What the model is called with, of tensors by name, [B] or [B, P]."""
+        """Get what the model is called with, of tensors by name, [B] or [B, P]."""
         return next(iter(tensors.values())) if self.single else dict(tensors)
 
     def take(self, rows: Any) -> Columns:
-        """Some rows: int [n]."""
+        """Get some rows, int [n]."""
         return Columns({name: tf.gather(column, rows) for name, column in self.tensors.items()}, self.single)
 
     def embed(self, model: Callable[[Any], Any], where: str) -> Float32:
-        """The model's embeddings, float32 [B, D].
-
-        Raises:
-            ExportError: a model that does not take these columns.
-        """
+        """Compute the model's embeddings, float32 [B, D]; refuses a model that does not take these columns."""
         blocks = []
         for start in range(0, len(self), _BATCH):
             block = {name: column[start : start + _BATCH] for name, column in self.tensors.items()}
@@ -82,45 +74,42 @@ class Columns:
         embeddings_BD = np.concatenate(blocks)
         if not np.isfinite(embeddings_BD).all():
             row = int(np.argwhere(~np.isfinite(embeddings_BD))[0][0])
-            raise ExportError(f"{where}: expected finite embeddings, found others for {self._row(row)}")
+            values = {name: column[row].numpy().tolist() for name, column in self.tensors.items()}
+            raise ExportError(f"{where}: expected finite embeddings, found others for {values}")
         return embeddings_BD
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """Every row's values, strings as bytes."""
-        return list(zip(*(map(_hashable, column.numpy().tolist()) for column in self.tensors.values()), strict=True))
+        """Get every row's values, strings as bytes, lists as tuples."""
+        columns = (column.numpy().tolist() for column in self.tensors.values())
+        return [tuple(tuple(value) if isinstance(value, list) else value for value in row) for row in zip(*columns)]  # noqa: B905 (of one length)
 
     def holds(self, name: str, ids: pa.Array) -> bool:
-        """Whether a column's values are the first ids, of string [L]."""
+        """Check whether a column's values are the first ids, of string [L]."""
         column = self.tensors.get(name)
         if column is None or column.dtype.is_floating or column.shape[1:].num_elements() != 1:
             return False
         return bool(strings(column.numpy().reshape(-1)).equals(ids[: len(self)]))
 
-    def _row(self, row: int) -> dict[str, Any]:
-        return {name: column[row].numpy().tolist() for name, column in self.tensors.items()}
-
 
 def floats(embeddings: Any) -> Float32:
-    """Embeddings as NumPy has them, float32."""
+    """Convert embeddings to NumPy, float32."""
     return np.asarray(embeddings, dtype=np.float32)
 
 
 def strings(ids: Any) -> pa.Array:
-    """Ids as the bundle writes them: UTF-8 text, integers in decimal."""
+    """Convert ids to what the bundle writes: UTF-8 text, integers in decimal."""
     return pa.array([text(id_) for id_ in np.asarray(ids).tolist()], pa.string())
 
 
 def text(value: Any) -> str:
-    """One id as the bundle writes it."""
+    """Convert one id to what the bundle writes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[JsonValue]:
-    """What requests give for a raw column.
+    """Convert a raw column, [B], [B, 1] or [B, P], to what requests give for a feature of a kind.
 
     Args:
-        column: [B], [B, 1] or [B, P].
-        kind: of the feature.
         padding: what fills the lists of a history, and is left out.
     """
     rows = column.numpy()
@@ -129,7 +118,3 @@ def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[Jso
     if kind == "history":
         return [[id_ for id_ in map(text, row) if id_ != padding] for row in rows.tolist()]
     return [text(value) for value in rows.reshape(-1).tolist()]
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -41,8 +41,7 @@ from longtail.trainer.tfrs.catalogue import Candidates, Catalogue, counts_of
 from longtail.trainer.tfrs.columns import Columns, Ids
 from longtail.trainer.tfrs.measure import Validation, measured, unmeasured
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
-from longtail.trainer.tfrs.sides import ExportedTower, encoded, exported
-from longtail.trainer.tfrs.tower import QueryTower, begins_with_lookup
+from longtail.trainer.tfrs.tower import ExportedTower, exported
 
 _SOFTWARE = (
     "longtail", "tensorflow", "tf-keras", "tensorflow-recommenders", "numpy", "pyarrow", "onnxruntime",
@@ -50,7 +49,7 @@ _SOFTWARE = (
 
 
 def export_tfrs(
-    query_model: tf.keras.Model | QueryTower,
+    query_model: tf.keras.Model,
     candidate_model: Callable[[Any], Any],
     *,
     task: tfrs.tasks.Retrieval,
@@ -77,16 +76,16 @@ def export_tfrs(
     the service's encoder, must give the model's own embeddings through ONNX.
 
     Args:
-        query_model: a Keras model of one tensor or of a dict of them; or a `QueryTower`.
+        query_model: a Keras model of one tensor or of a dict of them.
         candidate_model: candidate features, in batches, to embeddings [batch, D].
         task: what the model was trained with: its temperature, and the loss, for the manifest and for the noise that
             λ removes. Negatives beyond the batch's are not known to it and not in that noise.
         candidates: the catalogue, distinct ids: an array of ids that `candidate_model` takes as they are, a pair (ids,
             columns by name), or a dataset of ids or of pairs (id, features), batched or not.
         counts: training pairs per label, by id (a label that is not named has 0) or [L] in the order of `candidates`.
-        queries: example queries, on which the ONNX tower is checked and index builds measure their recall: columns
-            by name, or one column, or the inputs of a QueryTower by name. A few hundred that were not trained on are
-            best. A number's mean over them stands for a missing one.
+        queries: example queries, on which the ONNX tower is checked and index builds measure their recall: columns by
+            name, or one column. A few hundred that were not trained on are best. A number's mean over them stands for
+            a missing one.
         out: the bundle's directory, not there yet; its name is the bundle's name.
         feature: what a request calls the feature of a query model of one tensor.
         label_feature: what an upsert calls the feature of a candidate model of one tensor, the id.
@@ -109,17 +108,15 @@ def export_tfrs(
         The bundle as written.
 
     Raises:
-        ExportError: a model that a bundle cannot express, or that computes something else in ONNX; candidates,
-            queries or validation pairs that are not what was expected; `sampling_probability` with a
-            `SampledRetrieval`, whose own weight says what calls gave.
+        ExportError: a model that a bundle cannot express, or that computes something else in ONNX; candidates, counts,
+            queries or validation pairs that do not fit it.
         DataError: no validation pair is left to find, or a metric over more labels than there are.
-        ValueError: a count below 0, or a key of `evaluation` that there is not.
         BundleInvariantError: label ids that are not distinct, embeddings that are not finite or not of unit length.
         BundleExistsError: `out` is there already.
     """
     refuse_existing(out)
     known = vocabularies or {}
-    query = _query_side(query_model, queries, feature, known)
+    query = exported(query_model, Columns.of(queries, feature, "queries"), known, "query tower")
     catalogue = Catalogue.of(candidate_model, candidates, label_feature)
     columns = {*(queries if isinstance(queries, Mapping) else [feature])}
     columns |= set() if catalogue.examples is None else set(catalogue.examples.tensors)
@@ -148,9 +145,7 @@ def export_tfrs(
     )  # fmt: skip
     dial, reports = unmeasured(bias_removal, noise), {}
     if validation is not None:
-        dial, reports["metrics.json"] = measured(
-            validation, query.columns, query.embed, ids, side, noise, config, bias_removal=bias_removal
-        )
+        dial, reports["metrics.json"] = measured(validation, query, ids, side, noise, config, bias_removal=bias_removal)
     label_features, vocabularies_of_both = _merged(query, label)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
@@ -164,7 +159,7 @@ def export_tfrs(
         kappa=side.augmentation.kappa,
         kappa_popularity=side.augmentation.kappa_popularity,
         loss=loss,
-        query_features=list(query.tower.features),
+        query_features=query.tower.features,
         label_features=label_features,
         own_id=own_id,
         display=display.column_names if display is not None else [],
@@ -198,33 +193,17 @@ def export_tfrs(
         ).write(out)
 
 
-def _query_side(
-    model: tf.keras.Model | QueryTower, queries: Any, feature: str, vocabularies: Mapping[str, Ids]
-) -> ExportedTower:
-    """The query tower, checked on the example queries."""
-    where = "query tower"
-    if isinstance(model, QueryTower):
-        if not isinstance(queries, Mapping):
-            raise ExportError(
-                f"queries: expected the inputs of the QueryTower by name, received {type(queries).__name__}"
-            )
-        return encoded(model, queries, where)
-    if isinstance(queries, Mapping) and begins_with_lookup(model):
-        raise ExportError(f"queries: expected ids of {feature!r}, received a mapping with {sorted(queries)}")
-    return exported(model, Columns.of(queries, feature, "queries"), vocabularies, where)
-
-
 def _merged(query: ExportedTower, label: ExportedTower | None) -> tuple[list[Feature], dict[str, Vocabulary]]:
-    """Features of labels and the vocabularies of both towers; `label_NAME` where both have a NAME and it differs."""
+    """Get features of labels and vocabularies of both towers; `label_NAME` where both have a NAME and it differs."""
     merged = dict(query.tower.vocabularies)
     features = []
     if label is None:
         return [], merged
-    tower = label.tower
+    tower, own = label.tower, label.tower.vocabularies
     for feature in tower.features:
         name = feature.vocabulary
         if name is not None:
-            vocabulary = tower.vocabularies[name]
+            vocabulary = own[name]
             if name in merged and not merged[name].ids.equals(vocabulary.ids):
                 name = f"label_{name}"
             merged[name] = vocabulary
@@ -237,7 +216,7 @@ def _temperature(task: tfrs.tasks.Retrieval) -> float:
 
 
 def _loss(task: tfrs.tasks.Retrieval, *, sampling_probability: bool) -> tuple[Loss, Objective]:
-    """What the task minimises, for the manifest and for the noise."""
+    """Get what the task minimises, for the manifest and for the noise."""
     if isinstance(task, SampledRetrieval):
         if sampling_probability:
             raise ExportError(

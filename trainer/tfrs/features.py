@@ -15,26 +15,16 @@ import tensorflow as tf
 
 from longtail.bundle import Feature
 from longtail.trainer.errors import ExportError
-from longtail.trainer.tfrs import text
+from longtail.trainer.tfrs import layers
 from longtail.trainer.tfrs.columns import strings
-from longtail.trainer.tfrs.preprocessing import HASHES, index_of_rows, output, padding_index, tokens
+from longtail.trainer.tfrs.layers import HASHES, TEXTS
 
 WORDS = "_words"
-"""What the words of a column are called whose whole value is looked up as well."""
+"""Ends the name of the words of a column whose whole value is looked up as well."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
-
-@dataclass(frozen=True)
-class Use:
-    """A layer that reads a column.
-
-    Attributes:
-        layer: a lookup, Hashing or TextVectorization.
-        integers: what it sees are integers.
-    """
-
-    layer: Any
-    integers: bool
+Uses = Mapping[Any, bool]
+"""Layers that read a column (lookup, Hashing or TextVectorization), and whether they see integers."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +32,8 @@ class Column:
     """A raw column and its features.
 
     Attributes:
-        name: of the column.
-        dtype: what the model takes.
         shape: [B], [B, 1] or [B, P], None for B.
-        uses: of layers that look it up or split it into words; none of numbers.
+        uses: layers that look it up or split it into words; none of numbers.
         features: `id` or `history`, `text`, or both; `number`; `vector`.
         vocabularies: ids or words by the name of their feature.
         padding: what fills up a history.
@@ -54,27 +42,20 @@ class Column:
     name: str
     dtype: tf.DType
     shape: tuple[int | None, ...]
-    uses: Sequence[Use]
+    uses: Uses
     features: Sequence[Feature]
     vocabularies: Mapping[str, list[str]]
     padding: str | None = None
 
     @classmethod
-    def of(
-        cls, name: str, examples: tf.Tensor, uses: Sequence[Use], ids: Any, read_by: Iterable[str], where: str
-    ) -> Column:
-        """Of a column that reaches the output.
+    def of(cls, name: str, examples: tf.Tensor, uses: Uses, ids: Any, read_by: Iterable[str], where: str) -> Column:
+        """Read a column that reaches the output.
 
         Args:
-            name: of the column.
             examples: some of its values, [B], [B, 1] or [B, P].
-            uses: by layers.
             ids: what a Hashing is to know of it, or None.
             read_by: types of all operations that read it, for errors.
             where: name of the tower, for errors.
-
-        Raises:
-            ExportError: what no feature of a bundle is.
         """
         found = f"{where}: feature {name!r}"
         shape = tuple(examples.shape.as_list())
@@ -83,27 +64,23 @@ class Column:
         if len(shape) > 2:
             raise ExportError(f"{found}: expected [batch] or [batch, n], found {len(shape)} dimensions")
         many, dtype = len(shape) == 2 and shape[1] != 1, examples.dtype
-        texts = [use.layer for use in uses if isinstance(use.layer, text.TEXTS)]
-        looked_up = [use for use in uses if not isinstance(use.layer, text.TEXTS)]
+        texts = [layer for layer in uses if isinstance(layer, TEXTS)]
+        looked_up = [layer for layer in uses if not isinstance(layer, TEXTS)]
         if not uses and not (dtype.is_integer or dtype.is_floating or dtype.is_bool):
             raise ExportError(
                 f"{found}: expected it to be read by a StringLookup, Hashing or TextVectorization layer of the model, "
-                f"found {', '.join(sorted(read_by)) or dtype.name}: do that to the data, before the model, or give a "
-                "QueryTower of encoded inputs"
+                f"found {', '.join(sorted(read_by)) or dtype.name}: do that to the data, before the model"
             )
         if (uses and dtype.is_floating) or (texts and many):
             raise ExportError(
                 f"{found}: expected strings or integers, a text to a row, found {dtype.name} of shape {shape}"
             )
         features, vocabularies, padding = [], {}, None
-        if not uses:
-            numbers = np.asarray(tf.cast(examples, tf.float32), np.float64)
-            mean = round(float(numbers.mean()), 6)
-            features = [
-                Feature(name=name, kind="vector", dims=shape[1], missing=None)
-                if many
-                else Feature(name=name, kind="number", missing=mean)
-            ]
+        if not uses and many:
+            features = [Feature(name=name, kind="vector", dims=shape[1], missing=None)]
+        elif not uses:
+            mean = np.asarray(tf.cast(examples, tf.float32), np.float64).mean()
+            features = [Feature(name=name, kind="number", missing=round(float(mean), 6))]
         if looked_up:
             vocabularies[name] = _ids(looked_up, ids, found)
             padding = _padding(looked_up, found) if many else None
@@ -111,78 +88,66 @@ class Column:
             features.append(Feature(name=name, vocabulary=name, **kind))
         if texts:
             called = name + WORDS if looked_up else name
-            vocabularies[called] = list(dict.fromkeys(word for layer in texts for word in text.words(layer)))
-            standards = {text.standardize(layer) for layer in texts}
+            vocabularies[called] = list(dict.fromkeys(word for layer in texts for word in layers.tokens(layer)))
+            standards = {layers.standardize(layer) for layer in texts}
             if len(standards) > 1:
                 raise ExportError(f"{found}: expected one standardize of its layers, found {', '.join(standards)}")
-            length = max(text.longest(layer) for layer in texts)
+            length = max(layers.longest(layer) for layer in texts)
             features.append(
                 Feature(name=called, kind="text", vocabulary=called, standardize=standards.pop(), max_length=length)
             )
         return cls(name, dtype, (None, *shape[1:]), uses, features, vocabularies, padding)
 
-    @property
-    def numeric(self) -> bool:
-        """Whether its values go straight into the graph."""
-        return not self.uses
-
     def stand_in(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """What the model is called with: the numbers themselves, or something of the same shape and dtype."""
+        """Get what the model is called with: the numbers themselves, or zeros of the same shape and dtype."""
         encoded = inputs[self.features[0].name]
-        if self.numeric:
-            numbers = tf.cast(encoded, self.dtype)
-            return numbers[:, None] if len(self.shape) > len(numbers.shape) else numbers
-        return blank(self.dtype, tf.shape(encoded)[0], self.shape)
+        if self.uses:
+            return blank(self.dtype, tf.shape(encoded)[0], self.shape)
+        numbers = tf.cast(encoded, self.dtype)
+        return numbers[:, None] if len(self.shape) > len(numbers.shape) else numbers
 
     def output(
         self, layer: Any, inputs: Mapping[str, tf.Tensor], reshaped: Callable[[tf.Tensor], tf.Tensor]
     ) -> tf.Tensor:
-        """A layer's output for encoded inputs.
+        """Compute the output of a layer that reads this column, for encoded inputs of the tower.
 
         Args:
-            layer: that reads this column.
-            inputs: of the tower.
             reshaped: what the model does to the shape of the column before the layer sees it.
         """
-        called = self.features[-1 if isinstance(layer, text.TEXTS) else 0].name
+        called = self.features[-1 if isinstance(layer, TEXTS) else 0].name
         known, rows = self.vocabularies[called], inputs[called]
-        if isinstance(layer, text.TEXTS):
-            return text.vectorized(layer, known, rows, inputs[f"{called}__weight"])
-        integers = next(use.integers for use in self.uses if use.layer is layer)
-        index = tf.gather(tf.constant(index_of_rows(layer, known, integers=integers)), rows)
+        if isinstance(layer, TEXTS):
+            return layers.vectorized(layer, known, rows, inputs[f"{called}__weight"])
+        index = tf.gather(tf.constant(layers.index_of_rows(layer, known, integers=self.uses[layer])), rows)
         if self.features[0].kind == "history":
-            padding, width = padding_index(layer), self.shape[1]
-            index = tf.where(inputs[f"{called}__weight"] > 0, index, tf.constant(padding, tf.int64))
-            index = tf.pad(index, [[0, 0], [0, width - tf.shape(index)[1]]], constant_values=padding)
-            index = tf.ensure_shape(index, [None, width])
+            index = layers.padded_index(layer, index, inputs[f"{called}__weight"], self.shape[1])
         elif len(self.shape) == 2:
             index = index[:, None]
-        return output(layer, reshaped(index))
+        return layers.output(layer, reshaped(index))
 
 
 def blank(dtype: tf.DType, batch: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
-    """Something of a shape and dtype."""
-    return tf.ensure_shape(tf.zeros(tf.concat([[batch], list(shape[1:])], 0) if shape[1:] else [batch], dtype), shape)
+    """Create zeros of a shape whose first axis is a batch."""
+    return tf.ensure_shape(tf.zeros([batch, *shape[1:]], dtype), shape)
 
 
-def _ids(uses: Sequence[Use], given: Any, found: str) -> list[str]:
-    """The ids of a column: those its lookups know, and those given for its Hashing layers."""
+def _ids(uses: Iterable[Any], given: Any, found: str) -> list[str]:
+    """Get the ids of a column: those its lookups know, and those given for its Hashing layers."""
     known = [] if given is None else strings(given).to_pylist()
-    for use in uses:
-        if not isinstance(use.layer, HASHES):
-            known += tokens(use.layer)
+    for layer in uses:
+        if not isinstance(layer, HASHES):
+            known += layers.tokens(layer)
         elif given is None:
             raise ExportError(
-                f"{found}: expected vocabularies={{{found.split()[-1]}: ids}}, the ids that Hashing "
-                f"{use.layer.name!r} is to know: a bundle looks ids up, and cannot hash one that it has not seen as "
-                "Keras does"
+                f"{found}: expected vocabularies={{{found.split()[-1]}: ids}}, the ids that Hashing {layer.name!r} is "
+                "to know: a bundle looks ids up, and cannot hash one that it has not seen as Keras does"
             )
     return list(dict.fromkeys(known))
 
 
-def _padding(uses: Sequence[Use], found: str) -> str:
-    """What fills up the lists of a history."""
-    masks = {None if isinstance(use.layer, HASHES) else use.layer.mask_token for use in uses}
+def _padding(uses: Iterable[Any], found: str) -> str:
+    """Get what fills up the lists of a history."""
+    masks = {None if isinstance(layer, HASHES) else layer.mask_token for layer in uses}
     if len(masks) > 1 or None in masks:
         raise ExportError(
             f"{found}: expected lookups of lists to have one mask_token, which fills up shorter lists, found "

@@ -6,7 +6,7 @@ Legend: `N` pairs, `Q` distinct queries, `L` labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,15 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Popularity
-from longtail.bundle.arrays import Float32, Int32
+from longtail.bundle import BiasRemoval, CurvePoint, Popularity
+from longtail.bundle.arrays import Int32
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by, lines
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
 from longtail.trainer.evaluation.task import HeldOut
-from longtail.trainer.tfrs.columns import Columns, Ids, strings
+from longtail.trainer.tfrs.columns import Ids, strings
+from longtail.trainer.tfrs.tower import ExportedTower
 
 _BY_THE_CALLER = "the caller of export_tfrs"
 
@@ -44,15 +45,14 @@ class Validation:
 
 
 def unmeasured(bias_removal: float | None, noise: Noise) -> Dial:
-    """λ as the caller has it, or 0, and no curve."""
+    """Create a dial without a curve, of the caller's λ, or 0."""
     why = f"{_BY_THE_CALLER}; nothing was measured"
     return Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=why))
 
 
 def measured(
     validation: Validation,
-    columns: Callable[[Any], Columns],
-    embed: Callable[[Columns], Float32],
+    query: ExportedTower,
     ids: pa.Array,
     label_side: LabelSide,
     noise: Noise,
@@ -60,44 +60,32 @@ def measured(
     *,
     bias_removal: float | None,
 ) -> tuple[Dial, bytes]:
-    """The dial with its curve, and the bundle's metrics.json.
+    """Measure the dial with its curve, and write the bundle's metrics.json.
 
     Args:
-        validation: pairs.
-        columns: what the model takes of its queries.
-        embed: the model.
         ids: of the labels, string [L].
-        label_side: all labels.
-        noise: what λ removes.
-        config: what to measure, and the metric to choose by.
         bias_removal: λ if it is not to be chosen.
-
-    Raises:
-        ExportError: pairs that do not fit together, or none of a label in the catalogue.
-        DataError: no pair is left to find, or a metric over more labels than there are.
     """
-    asked = columns(validation.queries)
+    columns = query.columns(validation.queries)
     labels_N = _rows(validation.labels, ids)
-    if len(asked) != len(labels_N):
-        raise ExportError(f"validation: expected a label for each of {len(asked)} queries, received {len(labels_N)}")
-    if validation.seen is not None and len(validation.seen) != len(asked):
-        raise ExportError(f"validation.seen: expected {len(asked)} lists, received {len(validation.seen)}")
+    if len(columns) != len(labels_N):
+        raise ExportError(f"validation: expected a label for each of {len(columns)} queries, received {len(labels_N)}")
+    if validation.seen is not None and len(validation.seen) != len(columns):
+        raise ExportError(f"validation.seen: expected {len(columns)} lists, received {len(validation.seen)}")
     if not (labels_N >= 0).any():
         raise ExportError(f"validation.labels: expected ids of candidates, such as {ids[0].as_py()!r}, received none")
     rows: dict[Any, int] = {}
-    queries_N = np.array([rows.setdefault(row, len(rows)) for row in asked.rows()], np.int32)
+    queries_N = np.array([rows.setdefault(row, len(rows)) for row in columns.rows()], np.int32)
     first_Q = np.unique(queries_N, return_index=True)[1]
-    embeddings_QD = embed(asked.take(first_Q))
+    embeddings_QD = query.embed(columns.take(first_Q))
+    seen = validation.seen or []
     held_out = _pairs(queries_N, labels_N)
-    known = _pairs(
-        np.repeat(queries_N, [len(seen) for seen in validation.seen or []] or 0),
-        _rows([id_ for seen in validation.seen or [] for id_ in seen], ids),
-    )
+    known = _pairs(np.repeat(queries_N, [*map(len, seen)] or 0), _rows([id_ for some in seen for id_ in some], ids))
     config = config.model_copy(update={"exclude_seen": validation.seen is not None})
 
-    def measure(settings: list[Setting]) -> list[Any]:
+    def measure(settings: list[Setting]) -> list[CurvePoint]:
         return bias_removal_curve(
-            held_out, known, lambda rows_B: embeddings_QD[rows_B], label_side, config, queries=len(rows), seed=0,
+            held_out, known, embeddings_QD.__getitem__, label_side, config, queries=len(rows), seed=0,
             settings=settings,
         )  # fmt: skip
 
@@ -117,7 +105,7 @@ def measured(
 
 
 def _rows(given: Any, ids: pa.Array) -> Int32:
-    """Label rows of ids, −1 for what is no label."""
+    """Find the label rows of ids, −1 for what is no label."""
     found = pc.fill_null(pc.index_in(strings(given), value_set=ids), -1)
     return np.asarray(found.to_numpy(zero_copy_only=False), np.int32)
 

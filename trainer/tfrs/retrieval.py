@@ -15,7 +15,7 @@ import tensorflow_recommenders as tfrs
 from longtail.bundle import Loss, log_frequencies
 from longtail.bundle.arrays import Int64
 from longtail.trainer.config import LossConfig
-from longtail.trainer.losses import LOSSES, Family, Objective, SampledLogits
+from longtail.trainer.losses import LOSSES, Family, SampledLogits
 
 Counts = Mapping[str, int] | Mapping[int, int] | Int64
 """Training pairs per candidate id, or, where candidate ids are rows 0..L-1, int64 [L]."""
@@ -52,10 +52,6 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         counts: label frequencies π, for weights that depend on them and as the sampling probability of calls that
             give none (in-batch negatives have q = π); calls then need `candidate_ids`. Smoothed as in the bundle; an
             id that is not there counts 0.
-        name: name of the layer.
-
-    Raises:
-        ValueError: a word that is not known, or a family that a task cannot compute.
     """
 
     def __init__(
@@ -81,7 +77,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             {"family": family, "weight": weight, "mining": mining, "regularizer": regularizer}
         )
         _check(LOSSES[self._config.family.name], self._config, temperature, masks=remove_accidental_hits)
-        self._objective = self._config.objective()
+        self.objective = self._config.objective()
         self._log_pi = None if counts is None else _log_pi_table(counts, self._config.smoothing)
 
     def call(
@@ -95,7 +91,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         compute_batch_metrics: bool = True,
         score_mask: tf.Tensor | None = None,
     ) -> tf.Tensor:
-        """The loss, a float32 scalar in nats: the sum over queries, as Retrieval's; updates the metrics.
+        """Compute the loss, a float32 scalar in nats: the sum over queries, as Retrieval's; updates the metrics.
 
         Args:
             query_embeddings: [B, D], or [B, H, D] for H heads of which the best counts.
@@ -104,13 +100,10 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             candidate_sampling_probability: q of every candidate, [C], in (0, 1], for weights that depend on it;
                 `unit` and `constant` do not, where Retrieval always corrects: `relative` is its equal.
             candidate_ids: [C]; strings, or integers.
-            compute_metrics: update `metrics`.
-            compute_batch_metrics: update `batch_metrics`.
+            compute_metrics, compute_batch_metrics: update `metrics`; `batch_metrics`.
             score_mask: bool [B, C]; False takes a negative out. A positive always counts.
 
-        Raises:
-            ValueError: candidate ids or probabilities are needed and missing.
-            tf.errors.InvalidArgumentError: fewer candidates than queries, or a probability of 0.
+        Raises ValueError where candidate ids or probabilities are needed and missing.
         """
         several_heads = len(query_embeddings.shape) == 3
         scores_BC = self._scores(query_embeddings, candidate_embeddings)
@@ -126,7 +119,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         log_pi_C, log_q_C = self._log_probabilities(candidates, candidate_sampling_probability, candidate_ids)
 
         padded = self._padded(scores_BC, hits_BC, log_pi_C, log_q_C)
-        losses_B = self._objective(
+        losses_B = self.objective(
             SampledLogits(
                 positive_B=tf.linalg.diag_part(scores_BC),
                 negative_BM=padded[0],
@@ -167,11 +160,6 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         return 1.0 if self._temperature is None else float(self._temperature)
 
     @property
-    def objective(self) -> Objective:
-        """Family × weight × mining, as the project's own training has it."""
-        return self._objective
-
-    @property
     def trained_with(self) -> Loss:
         """What a bundle's manifest says of this loss."""
         return Loss(family=str(self._config.family), sampler="in_batch", weight=str(self._config.weight))
@@ -210,7 +198,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
 
     def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
         """Logits, hits, log π and log q with columns of hits added where a batch has fewer than mining keeps."""
-        mining = self._objective.mining
+        mining = self.objective.mining
         if mining is None or (mining.kept is None and scores_BC.shape[1] is not None):
             return [scores_BC, *columns]
         if mining.kept is None:

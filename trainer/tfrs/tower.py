@@ -1,127 +1,116 @@
-"""A tower as a service can run it: inputs encoded as a bundle says, no lookup of strings inside.
+"""One side of a model, ready for the bundle: its ONNX tower, checked against the model itself.
 
-Legend: `B` queries, `P` list length, `D` dimensions.
+Legend: `B` examples, `D` dimensions.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import onnx
-import pyarrow as pa
 import tensorflow as tf
 import tf2onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from longtail.bundle import Feature, Vocabulary, onnx_session
+from longtail.bundle import onnx_session
+from longtail.bundle.arrays import Float32
 from longtail.trainer import backend
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.onnx import ONNX_LIMIT
+from longtail.trainer.export.onnx import ONNX_LIMIT, check_parity
+from longtail.trainer.tfrs.columns import Columns
+from longtail.trainer.tfrs.tracing import TracedTower, trace
 
 _OPSET = 17
 
 
 @dataclass(frozen=True)
-class QueryTower:
-    """A query model of encoded inputs.
+class ExportedTower:
+    """A tower that computes what its model does.
 
     Attributes:
-        function: tensors by input name, as `bundle.Feature` lists them (`id`: `NAME` int32 [B]; `history`, `bag`
-            and `text`: `NAME` int32 and `NAME__weight` float32 [B, P]; `number`: `NAME` float32 [B]), to query
-            embeddings float32 [B, D]. Anything TensorFlow can trace and tf2onnx can convert.
-        features: what a request gives.
-        vocabularies: of the features, by the name they call it.
+        tower: the model, of encoded inputs.
+        onnx: the same as ONNX Runtime runs it.
+        embeddings: the model's of the examples, float32 [B, D].
     """
 
-    function: Callable[[dict[str, tf.Tensor]], tf.Tensor]
-    features: Sequence[Feature]
-    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    model: tf.Module
+    raw: Columns
+    where: str
+    tower: TracedTower
+    onnx: bytes
+    embeddings: Float32
 
-    def to_onnx(self, where: str = "query tower") -> bytes:
-        """The tower as an ONNX model: the inputs by name, one output `embedding`.
-
-        Args:
-            where: name of the tower, for errors.
-
-        Raises:
-            ExportError: weights beyond ONNX's 2 GiB, or an operation that ONNX does not have.
-        """
-        specs = [spec for feature in self.features for spec in _specs(feature)]
-
-        def named(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-            by_name = {spec.name: tensor for spec, tensor in zip(specs, inputs, strict=True)}
-            return {"embedding": tf.cast(self.function(by_name), tf.float32)}
-
-        traced = tf.function(named)
-        graph = traced.get_concrete_function(*specs).graph
-        size = sum(variable.dtype.size * variable.shape.num_elements() for variable in graph.variables)
-        if size > ONNX_LIMIT:
-            raise ExportError(f"{where}: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}")
-        try:
-            with _quiet():
-                convert = backend.without_autograph(tf2onnx.convert.from_function)
-                model, _ = convert(traced, input_signature=specs, opset=_OPSET)
-            _embed_constants(model, graph)
-            _keep_inputs(model, specs)
-            content: bytes = model.SerializeToString()
-            onnx_session(content, where)
-        # Both raise errors of any type; what tf2onnx silently leaves unconverted, ONNX Runtime refuses.
-        except Exception as error:
+    def columns(self, given: Any) -> Columns:
+        """Read what the model takes, given as the examples were."""
+        columns = Columns.of(given, next(iter(self.raw.tensors)), self.where)
+        if set(columns.tensors) != set(self.raw.tensors) or columns.single != self.raw.single:
             raise ExportError(
-                f"{where}: expected operations that ONNX has; for look-ups of strings, hashing and text, give a "
-                f"QueryTower of encoded inputs. Found: {error}"
-            ) from error
-        return content
+                f"{self.where}: expected the columns {sorted(self.raw.tensors)}, received {sorted(columns.tensors)}"
+            )
+        return columns
+
+    def embed(self, columns: Columns) -> Float32:
+        """Compute the model's embeddings, float32 [n, D]."""
+        return columns.embed(self.model, self.where)
 
 
-def split_lookup(model: tf.keras.Model) -> tuple[Vocabulary, Callable[[tf.Tensor], tf.Tensor]]:
-    """Part `Sequential[StringLookup or IntegerLookup, Embedding, …]` into what a bundle keeps apart.
+def exported(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) -> ExportedTower:
+    """Export a Keras model of raw columns; refuses one that a bundle cannot express or that ONNX computes otherwise.
+
+    The model's embeddings of the examples are compared with the service's: the values that a request gives for them,
+    read by the bundle's own encoder, through ONNX Runtime: of all in one batch, and of the first alone.
 
     Args:
-        model: a `tf.keras.Sequential` (of Sequentials) that begins with a lookup of one out-of-vocabulary index.
-
-    Returns:
-        The vocabulary, integers as their decimal strings, and the rest of the model as a function of the
-        vocabulary's rows: int32 of any shape, 0 for out-of-vocabulary.
-
-    Raises:
-        ExportError: another kind of model or of lookup.
+        raw: examples of what the model takes.
+        ids: known ids of columns that a Hashing reads, by column.
+        where: name of the tower, for errors.
     """
-    layers = _chain(model)
-    lookup = layers[0] if layers else None
-    if not isinstance(lookup, tf.keras.layers.StringLookup | tf.keras.layers.IntegerLookup):
+    first = raw.take([0])
+    embeddings_BD = raw.embed(model, where)
+    tower = trace(model, raw, ids, where)
+    content = _to_onnx(tower, where)
+    check_parity(where, content, tower.read(raw, where), embeddings_BD)
+    try:
+        check_parity("the first row alone", content, tower.read(first, where), embeddings_BD[:1])
+    except ExportError as error:
         raise ExportError(
-            f"query model {model.name!r}: expected a Sequential that begins with a StringLookup or IntegerLookup, "
-            f"found {type(lookup or model).__name__}: give a QueryTower, with split_lookup for each lookup inside"
-        )
-    config = lookup.get_config()
-    for option, expected in (("num_oov_indices", 1), ("output_mode", "int"), ("invert", False)):
-        if config[option] != expected:
-            raise ExportError(f"{lookup.name}: expected {option}={expected}, found {config[option]}")
-    tokens = lookup.get_vocabulary()
-    unknown = int(config["mask_token"] is not None)
-    rows = [index for index in range(len(tokens)) if index != unknown]
-    index_of_row = np.array([unknown, *rows], np.int64)
-
-    def rest(row: tf.Tensor) -> tf.Tensor:
-        output = tf.gather(index_of_row, row)
-        for layer in layers[1:]:
-            output = layer(output)
-        return output
-
-    return Vocabulary(pa.array([str(tokens[index]) for index in rows], pa.string())), rest
+            f"{where}: expected a model whose output for a row does not depend on the others of its batch (as padding "
+            f"without a mask makes it), found: {error}"
+        ) from error
+    return ExportedTower(model, raw, where, tower, content, embeddings_BD)
 
 
-def begins_with_lookup(model: Any) -> bool:
-    """Whether a model is a Sequential that `split_lookup` can part."""
-    layers = _chain(model)
-    return len(layers) > 1 and isinstance(layers[0], tf.keras.layers.StringLookup | tf.keras.layers.IntegerLookup)
+def _to_onnx(tower: TracedTower, where: str) -> bytes:
+    """Convert a tower to ONNX: its inputs by name, one output `embedding`."""
+    specs = tower.specs
+
+    def named(*inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"embedding": tower.function({spec.name: at for spec, at in zip(specs, inputs, strict=True)})}
+
+    traced = tf.function(named)
+    graph = traced.get_concrete_function(*specs).graph
+    size = sum(variable.dtype.size * variable.shape.num_elements() for variable in graph.variables)
+    if size > ONNX_LIMIT:
+        raise ExportError(f"{where}: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}")
+    try:
+        with _quiet():
+            convert = backend.without_autograph(tf2onnx.convert.from_function)
+            model, _ = convert(traced, input_signature=specs, opset=_OPSET)
+        _embed_constants(model, graph)
+        _keep_inputs(model, specs)
+        content: bytes = model.SerializeToString()
+        onnx_session(content, where)
+    # Both raise errors of any type; what tf2onnx silently leaves unconverted, ONNX Runtime refuses.
+    except Exception as error:
+        raise ExportError(
+            f"{where}: expected operations that ONNX has: do others to the data, before the model; found: {error}"
+        ) from error
+    return content
 
 
 def _embed_constants(model: onnx.ModelProto, graph: Any) -> None:
@@ -158,15 +147,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _chain(layer: tf.keras.layers.Layer) -> list[tf.keras.layers.Layer]:
-    """The layers of nested Sequentials, in order."""
-    if not isinstance(layer, tf.keras.Sequential):
-        return [layer]
-    return [leaf for inner in layer.layers for leaf in _chain(inner)]
-
-
-def _specs(feature: Feature) -> list[tf.TensorSpec]:
-    """The tower's inputs for one feature [bundle/FORMAT.md]."""
-    return [tf.TensorSpec(shape, dtype, name) for name, (dtype, shape) in feature.inputs.items()]

@@ -1,10 +1,10 @@
 """A Keras model of raw columns as a tower of encoded features: traced, with its look-ups taken over by the bundle.
 
-The model is called on symbolic columns while its preprocessing layers have another `call`. A first trace tells which
+The model is called on symbolic columns while its preprocessing layers have another `call`. A first trace shows which
 column each of them reads, and from that what kind of feature the column is. The tower is a second trace, in which the
 layers look their outputs up by the encoder's rows, and columns are numbers, or stand-ins that have a shape alone.
 
-Legend: `B` queries or labels, `P` list length.
+Legend: `B` queries or labels, `P` list length, `D` dimensions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,22 @@ from typing import Any
 import tensorflow as tf
 from pydantic import JsonValue
 
-from longtail.bundle import FeatureError, FeatureReader, Features, Inputs, Vocabulary
+from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Inputs, Vocabulary
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import Columns, strings, values
-from longtail.trainer.tfrs.features import Column, Use, blank
-from longtail.trainer.tfrs.graph import OF_SHAPE, again, behind, origin, readers
-from longtail.trainer.tfrs.preprocessing import HASHES, INSIDE, LOOKUPS, check_lookup, inside
-from longtail.trainer.tfrs.text import TEXTS, check_text
-from longtail.trainer.tfrs.tower import QueryTower
+from longtail.trainer.tfrs.features import Column, blank
+from longtail.trainer.tfrs.layers import HASHES, INSIDE, LOOKUPS, TEXTS, check_layer, inside
 
-Replacement = Callable[[Any, Any], Any]
-"""From a layer and its input to its output."""
+_SAME = frozenset({"Identity", "IdentityN", "StopGradient", "EnsureShape", "Snapshot"})
+"""Operations whose output is their input."""
+_SHAPED = frozenset({"ExpandDims", "Squeeze", "Reshape", "StridedSlice"})
+"""Operations that keep values and change their places, which `_again` does to other values."""
+_OF_SHAPE = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
+"""Operations that look at the shape alone."""
+_MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
+
+Sources = Mapping[Any, str]
+"""Names of raw columns by the reference of their tensor."""
 
 
 @dataclass(frozen=True)
@@ -35,82 +40,80 @@ class TracedTower:
     """A tower, and how raw columns are given to it.
 
     Attributes:
-        tower: of encoded inputs.
-        columns: what the model takes that reaches its output, by name.
+        function: tensors by input name, as `bundle.Feature` lists them, to embeddings float32 [B, D].
+        columns: columns that reach the output, by name.
     """
 
-    tower: QueryTower
+    function: Callable[[dict[str, tf.Tensor]], tf.Tensor]
     columns: Mapping[str, Column]
 
-    def features(self, raw: Columns) -> list[Features]:
-        """What requests give for raw columns, one object per row."""
+    @property
+    def features(self) -> list[Feature]:
+        """Get what a request gives."""
+        return [feature for column in self.columns.values() for feature in column.features]
+
+    @property
+    def vocabularies(self) -> dict[str, Vocabulary]:
+        """Get the vocabularies of the features, by name."""
+        columns = self.columns.values()
+        return {name: Vocabulary(strings(known)) for each in columns for name, known in each.vocabularies.items()}
+
+    @property
+    def specs(self) -> list[tf.TensorSpec]:
+        """Get the tower's inputs [bundle/FORMAT.md]."""
+        return [tf.TensorSpec(shape, dtype, name) for f in self.features for name, (dtype, shape) in f.inputs.items()]
+
+    def read(self, raw: Columns, where: str) -> Inputs:
+        """Convert raw columns to the tower's inputs by the encoder that the service uses."""
         by_name: dict[str, list[JsonValue]] = {}
         for column in self.columns.values():
             for feature in column.features:
                 by_name[feature.name] = values(raw.tensors[column.name], feature.kind, column.padding)
-        return [dict(zip(by_name, row, strict=True)) for row in zip(*by_name.values(), strict=True)]
-
-    def read(self, raw: Columns, where: str) -> Inputs:
-        """The tower's inputs for raw columns, by the encoder that the service uses.
-
-        Raises:
-            ExportError: a value that no request can give.
-        """
+        rows: list[Features] = [dict(zip(by_name, row, strict=True)) for row in zip(*by_name.values(), strict=True)]
         try:
-            return FeatureReader(self.tower.features, self.tower.vocabularies).read(self.features(raw))
+            return FeatureReader(self.features, self.vocabularies).read(rows)
         except FeatureError as error:
             raise ExportError(f"{where}: example {error.row}, {error.field}: {error.message}") from error
 
 
 def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) -> TracedTower:
-    """The tower of a Keras model.
+    """Trace a Keras model as a tower; refuses what a bundle cannot express, by column and layer or operation.
 
     Args:
-        model: that takes `raw` and has been called on it.
+        model: takes `raw` and has been called on it.
         raw: examples: their dtypes and widths are what the model takes, means of their numbers stand for missing ones.
         ids: the known ids of columns that a Hashing reads, by column.
         where: name of the tower, for errors.
-
-    Raises:
-        ExportError: what a bundle cannot express; names the column and the layer or the operation.
     """
     layers = _preprocessing(model)
     uses, reached = _uses(model, layers, raw, where)
     columns = {
-        name: Column.of(name, raw.tensors[name], uses.get(name, []), ids.get(name), reached[name], where)
-        for name in raw.tensors
+        name: Column.of(name, tensor, uses.get(name, {}), ids.get(name), reached[name], where)
+        for name, tensor in raw.tensors.items()
         if name in reached
     }
     if not columns:
         raise ExportError(f"{where}: expected an output that depends on {sorted(raw.tensors)}, found none that does")
-    features = [feature for column in columns.values() for feature in column.features]
-    names = [feature.name for feature in features]
+    faults: list[str] = []
+    tower = TracedTower(lambda inputs: _embed(model, layers, raw, columns, inputs, faults), columns)
+    names = [feature.name for feature in tower.features]
     if len(set(names)) < len(names):
         raise ExportError(f"{where}: expected columns that become features of distinct names, found {names}")
-    faults: list[str] = []
-    tower = QueryTower(
-        lambda inputs: _embed(model, layers, raw, columns, inputs, faults),
-        features,
-        {
-            name: Vocabulary(strings(known))
-            for column in columns.values()
-            for name, known in column.vocabularies.items()
-        },
-    )
-    specs = [tf.TensorSpec(shape, dtype, name) for f in features for name, (dtype, shape) in f.inputs.items()]
     _graph(
-        lambda *inputs: tower.function({spec.name: at for spec, at in zip(specs, inputs, strict=True)}), specs, where
+        lambda *inputs: tower.function({spec.name: at for spec, at in zip(tower.specs, inputs, strict=True)}),
+        tower.specs,
+        where,
     )
     if faults:
         raise ExportError(f"{where}: {faults[0]}")
-    return TracedTower(tower, columns)
+    return tower
 
 
 def _uses(
     model: tf.Module, layers: Sequence[Any], raw: Columns, where: str
-) -> tuple[dict[str, list[Use]], dict[str, set[str]]]:
-    """Which layers read which column, and the columns that reach the output with the operations that read them."""
-    uses: dict[str, list[Use]] = {}
+) -> tuple[dict[str, dict[Any, bool]], dict[str, set[str]]]:
+    """Find the layers that read each column, and the columns that reach the output with the operations reading them."""
+    uses: dict[str, dict[Any, bool]] = {}
     faults: list[str] = []
 
     def traced(*tensors: tf.Tensor) -> tf.Tensor:
@@ -118,18 +121,18 @@ def _uses(
 
         def record(layer: Any, inputs: Any) -> Any:
             tensor = tf.convert_to_tensor(inputs)
-            name, _, stopped = origin(tensor, sources)
-            if tensor.graph is not tensors[0].graph:  # Keras infers a shape, or a branch: the second trace tells
+            name, _, stopped = _origin(tensor, sources)
+            if tensor.graph is not tensors[0].graph:  # Keras infers a shape, or a branch: the second trace shows it
                 return type(layer).call(layer, inputs)
             if name is None:
-                name = behind(tensor, sources)
+                behind = min(_readers([tensor], sources), default=None)
                 faults.append(
                     f"{where}: expected {type(layer).__name__} {layer.name!r} to read a feature as it is given, found "
-                    f"{stopped} between {'no feature' if name is None else f'feature {name!r}'} and it: do that to "
+                    f"{stopped} between {'no feature' if behind is None else f'feature {behind!r}'} and it: do that to "
                     "the data, before the model"
                 )
             else:
-                uses.setdefault(name, []).append(Use(layer, tensor.dtype.is_integer))
+                uses.setdefault(name, {}).setdefault(layer, tensor.dtype.is_integer)
             return type(layer).call(layer, inputs)
 
         with _replaced(layers, record):
@@ -143,7 +146,7 @@ def _uses(
     graph = _graph(traced, specs, where)
     if faults:
         raise ExportError(faults[0])
-    return uses, readers(list(graph.outputs), sources)
+    return uses, _readers(list(graph.outputs), sources)
 
 
 def _embed(
@@ -154,7 +157,7 @@ def _embed(
     inputs: dict[str, tf.Tensor],
     faults: list[str],
 ) -> tf.Tensor:
-    """Embeddings of encoded inputs, float32 [B, D]; faults, which AutoGraph would wrap if they were raised."""
+    """Embed encoded inputs, float32 [B, D]; collects faults, which AutoGraph would wrap if they were raised."""
     batch = tf.shape(next(iter(inputs.values())))[0]
     stand_ins = {
         name: columns[name].stand_in(inputs)
@@ -162,26 +165,22 @@ def _embed(
         else blank(column.dtype, batch, [None, *column.shape[1:]])
         for name, column in raw.tensors.items()
     }
-    hidden = {
-        stand_ins[name].ref(): name
-        for name in stand_ins
-        if name not in columns or not columns[name].numeric
-    }  # fmt: skip
+    hidden = {tensor.ref(): name for name, tensor in stand_ins.items() if name not in columns or columns[name].uses}
 
     def look_up(layer: Any, given: Any) -> Any:
-        name, chain, _ = origin(tf.convert_to_tensor(given), hidden)
+        name, chain, _ = _origin(tf.convert_to_tensor(given), hidden)
         if name is None or name not in columns:  # on no way to the output
             return type(layer).call(layer, given)
-        return columns[name].output(layer, inputs, lambda tensor: again(chain, tensor))
+        return columns[name].output(layer, inputs, lambda tensor: _again(chain, tensor))
 
     with _replaced(layers, look_up):
         embeddings = tf.cast(model(raw.argument(stand_ins)), tf.float32)
-    for name, operations in readers([embeddings], hidden).items():
-        if left := sorted(operations - OF_SHAPE):
+    for name, operations in _readers([embeddings], hidden).items():
+        if left := sorted(operations - _OF_SHAPE):
             faults.append(
                 f"expected feature {name!r} to be read by StringLookup, IntegerLookup, Hashing or "
                 f"TextVectorization layers of the model alone, found {', '.join(left)} as well: do that to the data, "
-                "before the model, or give a QueryTower of encoded inputs"
+                "before the model"
             )
     return embeddings
 
@@ -196,26 +195,26 @@ def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], w
 
 
 def _preprocessing(model: tf.Module) -> list[Any]:
-    """The preprocessing layers of a model; refuses those that a bundle cannot express."""
+    """Get the preprocessing layers of a model; refuses those that a bundle cannot express."""
     layers = [layer for layer in (model, *model.submodules) if isinstance(layer, LOOKUPS + HASHES + TEXTS + INSIDE)]
     parts = [inner for layer in layers if isinstance(layer, TEXTS) for inner in layer.submodules]
     layers = [layer for layer in layers if all(layer is not part for part in parts)]
     for layer in layers:
-        if isinstance(layer, LOOKUPS):
-            check_lookup(layer)
-        elif isinstance(layer, TEXTS):
-            check_text(layer)
+        check_layer(layer)
     return layers
 
 
 @contextmanager
-def _replaced(layers: Sequence[Any], replacement: Replacement) -> Iterator[None]:
+def _replaced(layers: Sequence[Any], replacement: Callable[[Any, Any], Any]) -> Iterator[None]:
     """Give layers another `call`, those of numbers, `INSIDE`, their own; a model's own tf.functions are inlined."""
+
+    def bound(function: Callable[..., Any], layer: Any) -> Any:
+        return tf.autograph.experimental.do_not_convert(lambda inputs, **others: function(layer, inputs, **others))
+
     eagerly = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     for layer in layers:
-        own = inside if isinstance(layer, INSIDE) else replacement
-        object.__setattr__(layer, "call", _bound(own, layer))
+        object.__setattr__(layer, "call", bound(inside if isinstance(layer, INSIDE) else replacement, layer))
     try:
         yield
     finally:
@@ -224,8 +223,61 @@ def _replaced(layers: Sequence[Any], replacement: Replacement) -> Iterator[None]
             object.__delattr__(layer, "call")
 
 
-def _bound(function: Callable[..., Any], layer: Any) -> Callable[..., Any]:
-    bound: Callable[..., Any] = tf.autograph.experimental.do_not_convert(
-        lambda inputs, **others: function(layer, inputs, **others)
-    )
-    return bound
+def _origin(tensor: tf.Tensor, sources: Sources) -> tuple[str | None, list[tf.Operation], str]:
+    """Find the raw column that a tensor of a graph is, but for its shape.
+
+    Returns:
+        The column or None; the operations in between, from the column on; and the operation where the walk ended.
+    """
+    chain: list[tf.Operation] = []
+    while tensor.ref() not in sources:
+        operation = tensor.op
+        if not _keeps_values(operation):
+            return None, chain, operation.type
+        chain.insert(0, operation)
+        tensor = operation.inputs[0]
+    return sources[tensor.ref()], chain, ""
+
+
+def _again(operations: list[tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
+    """Do the operations that `_origin` found to another tensor of the same shape."""
+    for operation in operations:
+        if operation.type == "ExpandDims":
+            tensor = tf.expand_dims(tensor, tf.get_static_value(operation.inputs[1]))
+        elif operation.type == "Squeeze":
+            tensor = tf.squeeze(tensor, operation.get_attr("squeeze_dims") or None)
+        elif operation.type == "Reshape":
+            tensor = tf.reshape(tensor, operation.inputs[1])
+        elif operation.type == "StridedSlice":
+            masks = {name: operation.get_attr(name) for name in _MASKS}
+            begin, end, strides = operation.inputs[1:]
+            tensor = tf.raw_ops.StridedSlice(input=tensor, begin=begin, end=end, strides=strides, **masks)
+    return tensor
+
+
+def _readers(outputs: list[tf.Tensor], sources: Sources) -> dict[str, set[str]]:
+    """Find the types of operations that read raw columns on their way to outputs, by column, without reshapes."""
+    found: dict[str, set[str]] = {sources[tensor.ref()]: set() for tensor in outputs if tensor.ref() in sources}
+    ahead, seen = [tensor.op for tensor in outputs], set()
+    while ahead:
+        operation = ahead.pop()
+        if operation.name in seen:
+            continue
+        seen.add(operation.name)
+        for tensor in operation.inputs:
+            column, _, _ = _origin(tensor, sources)
+            if column is not None:
+                read = found.setdefault(column, set())
+                if not _keeps_values(operation):
+                    read.add(operation.type)
+            ahead.append(tensor.op)
+    return found
+
+
+def _keeps_values(operation: tf.Operation) -> bool:
+    """Check whether an operation keeps its input's values, or writes an integer as another integer or in decimal."""
+    if operation.type == "Cast":
+        return bool(operation.get_attr("SrcT").is_integer and operation.get_attr("DstT").is_integer)
+    if operation.type == "AsString":
+        return bool(operation.inputs[0].dtype.is_integer and not operation.get_attr("fill"))
+    return operation.type in _SAME or operation.type in _SHAPED

@@ -12,7 +12,7 @@ import tensorflow as tf
 from longtail.bundle import Tower
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import Columns
-from longtail.trainer.tfrs.sides import exported
+from longtail.trainer.tfrs.tower import exported
 
 layers = tf.keras.layers
 USERS = ["ann", "bob", "zoë"]
@@ -185,7 +185,7 @@ REFUSED: list[tuple[dict[str, Any], Any, dict[str, Any], str]] = [
     ),
     (
         {"user": table(layers.StringLookup(vocabulary=USERS, num_oov_indices=3))}, lambda at, x: at["user"](x["user"]),
-        {"user": ["Bob"]}, "expected num_oov_indices=1, found 3",
+        {"user": ["Bob"]}, "expected num_oov_indices of 1, found 3",
     ),
     (
         {"seen": table(layers.StringLookup(vocabulary=USERS))}, lambda at, x: tf.reduce_mean(at["seen"](x["seen"]), 1),
