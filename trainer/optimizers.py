@@ -159,13 +159,7 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
 def dense_optimizer(
     name: str, rate: Callable[[Tensor], Tensor], *, momentum: float, weight_decay: float = 0.0
 ) -> keras.optimizers.Optimizer:
-    """Keras' optimiser of everything that is no embedding table.
-
-    Args:
-        name: `adam`, `sgd` or `adagrad`; the last from a = 0, as `ElementwiseAdagrad`.
-        momentum: of `sgd`.
-        weight_decay: decoupled: a step first multiplies a weight by 1 − rate·weight_decay.
-    """
+    """Create Keras' optimiser of everything that is no embedding table: `adam`, `sgd` or `adagrad` (from a = 0)."""
     decay = weight_decay or None
     if name == "sgd":
         return keras.optimizers.SGD(rate, momentum=momentum, weight_decay=decay)

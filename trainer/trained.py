@@ -116,11 +116,7 @@ class Trained:
         max_queries: int | None = None,
         watch: Watch | None = None,
     ) -> list[CurvePoint]:
-        """Measure every metric at some settings of λ and μ, as `bias_removal_curve`; seen labels are read from `known`.
-
-        Args:
-            features: of the queries; by default with the histories that `known` gives them.
-        """
+        """Measure every metric at some settings; `known` gives seen labels and, without `features`, histories."""
         read = self.encoding.query.with_history(known, held_out) if features is None else features
         return bias_removal_curve(
             held_out,

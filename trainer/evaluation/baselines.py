@@ -85,11 +85,7 @@ Scores = Callable[[Int32], Float32]
 
 @dataclass(frozen=True)
 class SameForAll:
-    """Scores that are the same for every query.
-
-    Attributes:
-        scores_L: float32 [L].
-    """
+    """Scores that are the same for every query, float32 [L]."""
 
     scores_L: Float32
 
@@ -155,12 +151,7 @@ def ials(data: Interactions, settings: Settings) -> Scores:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A row of `BASELINES`.
-
-    Attributes:
-        grid: what else is tried on validation pairs, if it is tuned.
-        tuned_always: whether it is tuned without being asked for, as it costs nothing.
-    """
+    """A row of `BASELINES`: its fit, settings, the grid that is tried on validation pairs, and whether always."""
 
     fit: Callable[[Interactions, Settings], Scores]
     settings: Settings

@@ -82,7 +82,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
 ) -> EvaluationResult:
-    """Return the figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
+    """Get the figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
 
     The log-likelihood that a recipe asks for is measured of a bundle of the recipe's loss, and else left out with a
     warning.
@@ -93,8 +93,7 @@ def evaluate(
         overrides: of a recipe that is a path, `KEY=VALUE`.
 
     Raises:
-        RecipeError: `split` is neither valid nor test; `split` or `overrides` without a recipe; the recipe is wrong,
-            or has λ < 0 for a bundle with a tree, for which no search finds the labels that λ < 0 favours.
+        RecipeError: the recipe is wrong, does not suit the bundle, or lacks where `split` or `overrides` are given.
         DataError: no held-out pair is of a label in the bundle.
         BundleError: the bundle cannot be loaded.
 

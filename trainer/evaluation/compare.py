@@ -23,11 +23,7 @@ _RECIPE = "recipe.json"
 
 @dataclass(frozen=True)
 class Figure:
-    """One metric of two bundles, a and b.
-
-    Attributes:
-        difference: b − a, with an interval that takes the two as independent; wider than one over the same queries.
-    """
+    """One metric of two bundles; `difference` is b − a, with an interval that takes the two as independent."""
 
     a: Interval
     b: Interval

@@ -83,11 +83,7 @@ def compare(
     *,
     tuning: tuple[Task, Interactions] | None,
 ) -> Comparison | None:
-    """Run the recipe's baselines; None if there is none to run.
-
-    Args:
-        tuning: validation queries, and what is learnt from to answer them; None where there are none.
-    """
+    """Run the recipe's baselines, tuned on validation queries where there are some; None without baselines."""
     facts = label_side.facts(config)
     notes: list[str] = []
     metrics: dict[str, dict[str, Interval]] = {}

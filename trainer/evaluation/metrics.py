@@ -26,11 +26,7 @@ _INTERVAL = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Positives:
-    """What each query should find: distinct labels, as keys `query · L + label`, sorted.
-
-    Attributes:
-        keys: int64, sorted and distinct.
-    """
+    """What each query should find: distinct labels, as keys `query · L + label`, int64, sorted."""
 
     keys: Int64
     queries: int

@@ -101,7 +101,7 @@ class Selection:
         self._threads = max((library["num_threads"] for library in self._blas.info()), default=1)
 
     def values(self, queries: int, write: Write, without: Int64) -> Values:
-        """Have values written, and find the highest of every group; what an earlier call returned is written over.
+        """Have values written, over those of an earlier call, and find the highest of every group.
 
         Args:
             without: what must not be in a list, (query of B, label), int [n, 2].

@@ -57,11 +57,7 @@ class HeldOut:
 
 
 def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs | None = None) -> Int64:
-    """Get `query · L + label` of what is left out of rankings, int64 [P], rising; nothing where it is not excluded.
-
-    Args:
-        held_out: pairs whose queries are ranked for; None where all are.
-    """
+    """Get `query · L + label` of what rankings leave out, for the queries of `held_out` or all, int64 [P], rising."""
     if not exclude_seen:
         return np.zeros(0, np.int64)
     if held_out is not None:
@@ -148,11 +144,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Seen:
-    """Labels that queries have seen.
-
-    Attributes:
-        keys: `query · L + label`, int64, sorted.
-    """
+    """Labels that queries have seen, as sorted keys `query · L + label`, int64."""
 
     keys: Int64
     queries: int

@@ -18,11 +18,7 @@ from longtail.trainer.losses.objective import SampledLogits
 
 
 class LabelSmoothing(Method):
-    """ε of the target is spread over all labels alike [METHODS §2.6].
-
-    Args:
-        labels: that the target is spread over.
-    """
+    """ε of the target is spread over all labels alike, as many as `labels` [METHODS §2.6]."""
 
     weighs_draws = True
 
@@ -39,12 +35,7 @@ class LabelSmoothing(Method):
 
 
 class Eta(Method):
-    """log η of every training pair, for `augment_and_reduce`; `Objective.with_eta` moves it.
-
-    Args:
-        pairs: N.
-        labels: L, at which η begins.
-    """
+    """log η of all training pairs, beginning at log L, for `augment_and_reduce`; `Objective.with_eta` moves it."""
 
     def __init__(self, *, pairs: int, labels: int, steps_per_epoch: int) -> None:
         self._log_eta_N = keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")

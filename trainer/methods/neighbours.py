@@ -57,8 +57,7 @@ class NeighbourLoss:
 class Neighbours(Method):
     """Holds a row's query and its label to one of their neighbours each; a query or label without any to itself.
 
-    Attributes:
-        nearest: by side, `query` and `label`, the nearest of each, nearest first, int32 [R, K]; −1 after the last.
+    `nearest` has the nearest by side, `query` and `label`, nearest first, int32 [R, K]; −1 after the last.
     """
 
     name, stream = "neighbours", 2

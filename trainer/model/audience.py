@@ -38,10 +38,9 @@ class DrawnAudience:
     def draw(
         self, labels_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Return the label tower's inputs: `name` int32 [C, P] and `name__weight` float32 [C, P] of each feature.
+        """Draw the label tower's inputs: `name` int32 [C, P] and `name__weight` float32 [C, P] of each feature.
 
-        Args:
-            own_B2: of the first B labels: entries that are left out, where they begin and how many they are, int32.
+        `own_B2`, int32, are entries left out for the first B labels: where they begin and how many they are.
         """
         start_C1 = backend.gather(self._offsets, labels_C)[:, None]
         size_C1 = backend.gather(self._offsets, labels_C + 1)[:, None] - start_C1

@@ -120,12 +120,9 @@ class UnitNorm(keras.layers.Layer):
 
 
 class Dropout(keras.layers.Layer):
-    """Multiplies by a mask inside `dropout_masks`; anywhere else, in evaluation and export, it changes nothing.
+    """Multiplies by a mask inside `dropout_masks`, one row for each row or entry of the feature `entries_of`.
 
     Keras' own layer would advance its generator inside the differentiated function, where JAX keeps no state.
-
-    Args:
-        entries_of: the feature whose entries are its rows; None where the batch is.
     """
 
     def __init__(self, rate: float, width: int, *, name: str, entries_of: str | None = None) -> None:

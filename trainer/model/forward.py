@@ -85,11 +85,7 @@ class Forward:
         return [masks, draw_masks(towers.query, positive_B, _side(inputs, "neighbour"), self._seed)]
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
-        """Embed a batch, and its neighbours, float32 [B, D] by side.
-
-        Args:
-            rows: of every table, float32 [U, D], as they are read or stand-ins to differentiate by.
-        """
+        """Embed a batch by rows of every table, float32 [U, D], and its neighbours, float32 [B, D] by side."""
         towers = self._model.towers
         tables = [*self._model.tables.values(), *towers.pairs.values()]
         with compact_rows(tables, [*rows, *reading.pairs]), ExitStack() as histories:

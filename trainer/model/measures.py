@@ -30,11 +30,7 @@ class OrMissing(keras.layers.Layer):
         self.built = True
 
     def call(self, x_BD: Tensor, missing_B: Tensor) -> Tensor:
-        """Return rows, float32 [B, D].
-
-        Args:
-            missing_B: 1 for rows that are missing, else 0.
-        """
+        """Return rows, float32 [B, D]; `missing_B` is 1 for those that are missing, else 0."""
         missing_B1 = ops.expand_dims(missing_B, 1)
         rows_BD: Tensor = x_BD * (1 - missing_B1) + missing_B1 * self.vector
         return rows_BD
