@@ -14,7 +14,7 @@ from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.losses import Objective, SampledLogits
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.sampling.streaming import StreamingFrequencies
+from longtail.trainer.sampling.frequencies import StreamingFrequencies
 from tests.trainer import tiny
 
 

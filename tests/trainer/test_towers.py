@@ -8,7 +8,7 @@ import pytest
 
 from longtail.trainer.export.onnx import write_onnx
 from longtail.trainer.model.embedding import dropout_masks
-from longtail.trainer.model.measures import OrMissing
+from longtail.trainer.model.features import OrMissing
 from longtail.trainer.model.pooling import Recency
 from longtail.trainer.model.towers import Towers, build_towers, dropouts, in_float32
 from tests.trainer import tiny

@@ -70,10 +70,6 @@ class Interactions:
         """Weighted known pairs, float32 [Q, L]."""
         return self._matrix(self.known)
 
-    def without_history(self, rows_N: Int32) -> int:
-        """Return how many of some queries have no known pair."""
-        return int(self.newcomers[rows_N].sum())
-
     def _matrix(self, pairs: Pairs) -> csr_matrix:
         weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
         return csr_matrix((weights, (pairs.queries, pairs.labels)), shape=(self.queries, self.labels))

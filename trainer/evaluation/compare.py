@@ -53,7 +53,7 @@ class Comparison:
     """
 
     names: tuple[str, str]
-    dials: tuple[str, str]
+    dials: tuple[str, ...]
     split: str
     same_data: bool
     metrics: dict[str, Figure]
@@ -109,12 +109,15 @@ def compare(a: Path, b: Path) -> Comparison:
     if splits[0] != splits[1]:
         raise DataError(f"{b}: expected figures on {splits[0]}, as {a} has, found {splits[1]}")
     at_default = _default_point(one).metrics, _default_point(other).metrics
-    points, others = _points(one), _points(other)
+    points, others = (
+        {(point.bias_removal, point.popularity): point.metrics for point in each.bias_removal.curve}
+        for each in (one, other)
+    )
     settings = _settings(a), _settings(b)
     differing = [key for key in {**settings[0], **settings[1]} if settings[0].get(key) != settings[1].get(key)]
     return Comparison(
         names=(str(a), str(b)),
-        dials=(_dial(one), _dial(other)),
+        dials=tuple(dial_words(each.bias_removal.default, each.popularity.default) for each in (one, other)),
         split=splits[0],
         same_data=one.training_data.get("fingerprint") == other.training_data.get("fingerprint"),
         metrics={
@@ -149,14 +152,6 @@ def _default_point(manifest: Manifest) -> CurvePoint:
     """Return the measured point nearest to the dials that are served by default."""
     served = manifest.bias_removal.default, manifest.popularity.default
     return min(manifest.bias_removal.curve, key=lambda it: math.dist((it.bias_removal, it.popularity), served))
-
-
-def _points(manifest: Manifest) -> dict[tuple[float, float], dict[str, Interval]]:
-    return {(point.bias_removal, point.popularity): point.metrics for point in manifest.bias_removal.curve}
-
-
-def _dial(manifest: Manifest) -> str:
-    return dial_words(manifest.bias_removal.default, manifest.popularity.default)
 
 
 def _settings(bundle: Path) -> dict[str, str]:

@@ -107,7 +107,7 @@ def compare(
         metrics[name], used[name] = task.metrics(lists[name], facts), settings
     if not metrics:
         return None
-    if (newcomers := data.without_history(task.queries_N)) and not {"item-kNN", "iALS"}.isdisjoint(metrics):
+    if (newcomers := int(data.newcomers[task.queries_N].sum())) and not {"item-kNN", "iALS"}.isdisjoint(metrics):
         notes.append(
             f"{newcomers:,} of the {len(task.rows_N):,} queries have no history: item-kNN and iALS answer them by "
             "popularity."

@@ -16,8 +16,7 @@ from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.export.onnx import check_parity, exported, onnx_models
-from longtail.trainer.model.embedding import Table
-from longtail.trainer.model.own_layers import layers_of
+from longtail.trainer.model.embedding import Table, layers_of
 from longtail.trainer.model.towers import build_towers, in_float32
 
 _ROWS = 7

@@ -150,3 +150,8 @@ def dropout_masks(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
     finally:
         for layer in masks:
             layer._mask = None
+
+
+def layers_of(tower: keras.Model) -> list[keras.layers.Layer]:
+    """Return every layer of a tower, and those that layers are made of."""
+    return list(tower._flatten_layers(include_self=False))

@@ -1,23 +1,50 @@
 """The parts of a tower's input: one of each feature, from its inputs.
 
-Legend: `B` batch, `P` positions of a bag.
+Legend: `B` batch, `P` positions of a bag, `D` numbers of a vector.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 
+from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig
-from longtail.trainer.config.towers import KindChoice
-from longtail.trainer.layers import FeatureSetup, Side
+from longtail.trainer.config.towers import KindChoice, TowerChoice
+from longtail.trainer.errors import RecipeError
+from longtail.trainer.layers import TOWERS, FeatureSetup, Side, TowerSetup
 from longtail.trainer.model.embedding import Table
-from longtail.trainer.model.measures import OrMissing, SignedLog
-from longtail.trainer.model.own_layers import own_part
 from longtail.trainer.model.pooling import Recency, Symmetric, WeightedBag
 from longtail.trainer.model.sequences import SequenceEncoder
+
+
+class SignedLog(keras.layers.Layer):
+    """sign(x)·log(1 + |x|)."""
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+
+    def call(self, x: Tensor) -> Tensor:
+        """Return the same shape, float32."""
+        return ops.sign(x) * ops.log(1.0 + ops.abs(x))
+
+
+class OrMissing(keras.layers.Layer):
+    """Puts a learned vector in the place of rows that are missing; 0 at first."""
+
+    def __init__(self, width: int, *, name: str) -> None:
+        super().__init__(name=name, dtype="float32")
+        self.vector = self.add_weight(shape=(width,), initializer="zeros", name="missing")
+        self.built = True
+
+    def call(self, x_BD: Tensor, missing_B: Tensor) -> Tensor:
+        """Return rows, float32 [B, D]; `missing_B` is 1 for those that are missing, else 0."""
+        missing_B1 = ops.expand_dims(missing_B, 1)
+        rows_BD: Tensor = x_BD * (1 - missing_B1) + missing_B1 * self.vector
+        return rows_BD
 
 
 @dataclass(frozen=True)
@@ -113,3 +140,40 @@ class FeatureParts:
     def _input(self, name: str, shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
         self.inputs[name] = keras.Input(shape, dtype=dtype, name=name)
         return self.inputs[name]
+
+
+def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
+    """Build a custom tower on the combination [B, width]; [B, any width]."""
+    where = f"{setup.side}.tower {choice.name!r}"
+    return _part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
+
+
+def own_part(
+    tensors: tuple[keras.KerasTensor, ...], kind: KindChoice, setup: FeatureSetup, precision: str
+) -> keras.KerasTensor:
+    """Build the part of a custom feature kind from the feature's tensors, as `FeatureKind` says; [B, any width]."""
+    where = f"{setup.side} feature {setup.name!r} ({kind.name})"
+    return _part(where, kind.row.part, (*tensors, setup), kind.arguments, precision)
+
+
+def _part(
+    where: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
+) -> keras.KerasTensor:
+    """Return what a function of one's own builds, refused unless it is [B, width]."""
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(precision)
+    try:
+        made = function(*positional, **arguments)
+    except Exception as error:
+        raise RecipeError(
+            f"{where}: expected a function that builds Keras layers, received {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        keras.config.set_dtype_policy(policy)
+    if not isinstance(made, keras.KerasTensor):
+        raise RecipeError(f"{where}: expected a Keras tensor of shape [B, width], received {type(made).__name__}")
+    if len(made.shape) != 2 or made.shape[0] is not None or made.shape[1] is None:
+        raise RecipeError(f"{where}: expected shape [B, width], (None, width) to Keras, received {tuple(made.shape)}")
+    if not keras.backend.is_float_dtype(made.dtype):
+        raise RecipeError(f"{where}: expected floating-point numbers, received {made.dtype}")
+    return made

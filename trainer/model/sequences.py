@@ -22,8 +22,7 @@ from longtail.bundle.elapsed import LONGEST_AGE
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.towers import EncoderConfig
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS
-from longtail.trainer.model.embedding import Dropout, Table
-from longtail.trainer.model.own_layers import layers_of
+from longtail.trainer.model.embedding import Dropout, Table, layers_of
 
 
 class Packed(NamedTuple):

@@ -30,13 +30,12 @@ from longtail.trainer.losses.method import Method, Visit, check_columns
 from longtail.trainer.losses.objective import log_terms
 from longtail.trainer.losses.row_methods import Eta, LabelSmoothing, SampledRanks
 from longtail.trainer.model.forward import Forward
-from longtail.trainer.model.frequencies import Frequencies
 from longtail.trainer.model.sequences import packed_histories
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.model.updates import Gradients, Updates, mean_gradients, parts_of
 from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
-from longtail.trainer.sampling.streaming import StreamingFrequencies
+from longtail.trainer.sampling.frequencies import Frequencies, StreamingFrequencies
 
 
 class TrainStep:

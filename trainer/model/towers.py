@@ -16,10 +16,9 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
-from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm
-from longtail.trainer.model.features import FeatureParts
+from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm, layers_of
+from longtail.trainer.model.features import FeatureParts, own_tower
 from longtail.trainer.model.objectives import ObjectiveMaps
-from longtail.trainer.model.own_layers import layers_of, own_tower
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 `independent.py`, `memory.py`, `conditional.py` and `model_based.py` have the samplers, `walk.py` the trees that the
 last two walk; `proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree that `adversarial` draws from;
-`streaming.py` estimates label frequencies while training.
+`frequencies.py` counts label frequencies, or estimates them while training.
 """
 
 from collections.abc import Callable
