@@ -31,7 +31,7 @@ class Mining:
     [Re19 §3.1] has no weights but ϑ. Its ϑ is ours as it stands with weight `unit`; with weight `importance` and
     uniform negatives that are never the positive (`exclude_positive`), as it draws them, its ϑ_j, and its ε, are
     (L − 1)/m times ours, so that `keep = k` is its (L − 1)/(k·m), which over all labels is 1/k on the top k
-    (`ranks.theta_of_all`). Where the positive may be drawn, and is masked, the factor is L/m. `keep = m` is negative
+    (`theta_of_all`). Where the positive may be drawn, and is masked, the factor is L/m. `keep = m` is negative
     sampling, and with sampler `full` and weight `importance` top-k mining is the top-k loss.
 
     Attributes:
