@@ -56,10 +56,9 @@ def fit(
 ) -> Bundle:
     """Run a recipe: train, choose λ and μ on valid, evaluate on test, and write the bundle to `out`.
 
-    Checkpoints and TensorBoard logs go to `OUT.work`; a killed job started again with the same recipe,
-    data and `out` goes on where it was. Checkpoints are removed once the bundle is written. Figures repeat to the
-    last digit on one machine and backend; `longtail-train` sets TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is loaded,
-    and to have its very figures from Python, so must the caller.
+    Checkpoints and TensorBoard logs go to `OUT.work`; a killed job started again with the same recipe, data and `out`
+    goes on where it was. Figures repeat to the last digit on one machine and backend; `longtail-train` sets
+    TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is loaded, and to have its very figures from Python, so must the caller.
 
     Args:
         recipe: a recipe, or the path of its TOML file.
@@ -69,21 +68,18 @@ def fit(
         warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match, with the
             optimisers' state where the bundle keeps it (`training.keep_optimizer`).
         fresh_optimizer: leave that state and take over the weights alone.
-        callbacks: of Keras, beside the run that is validated, not the refit after it. `on_train_begin`,
-            `on_epoch_begin`, `on_epoch_end` (logs `loss` and `val_METRIC`, such as `val_recall@20`) and `on_train_end`
-            are called. `callback.model` is a `keras.Model` of both towers, `model.query` and `model.label`; to set its
-            `stop_training` stops. They are not told what happened before a killed job went on.
+        callbacks: of Keras, over the run that is validated, not the refit after it; `callback.model` is a `keras.Model`
+            of both towers, and to set its `stop_training` stops. They do not see epochs before a killed job went on.
         track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
-        cluster: where the processes of `training.processes` find each other. Each is called alike, reads the same data,
-            and has the folder of `out` before it, where the first writes.
+        cluster: where the processes of `training.processes` find each other. Each makes the same call, reads the same
+            data, and has the folder of `out` before it, where the first writes.
 
     Returns:
         The bundle as written; `evaluate` gives its figures.
 
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
-        TrainerError: what is wrong with the recipe, the data, a checkpoint or the export; `warm_start` keeps no
-            weights; a tracker is unknown or not installed; other processes are not there.
+        TrainerError: what is wrong with the recipe, the data, a checkpoint, the export, or what the arguments name.
 
     Example:
         >>> bundle = fit("recipe.toml", "runs/tiny", overrides=["training.epochs=1"])

@@ -51,8 +51,7 @@ class CarriedOver:
         tables: (rows carried over, new rows, rows that vanished) by table name; the out-of-vocabulary row counts.
         state: weights whose optimiser state was carried over with them; of a table `tables/NAME/OPTIMIZER`.
         left: why a table, weight or state was not, in words, by name.
-        places: of every table carried over, the old row of each new one, −1 of new ids, int64 [rows]; and the number of
-            old rows.
+        places: the old row of each new one, −1 of new ids, int64 [rows], and the number of old rows, by table.
     """
 
     tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)

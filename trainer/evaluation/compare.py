@@ -46,7 +46,6 @@ class Comparison:
 
     Attributes:
         dials: λ and μ that each serves by default, in words.
-        same_data: whether both were trained and measured on the very same data.
         metrics: every metric that both have, at the dials each serves by default.
         curve: (λ, μ) to the metrics of a and b, where both were measured.
         recipe: dotted keys whose values differ, as JSON; None where a recipe does not have it.

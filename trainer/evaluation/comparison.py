@@ -24,10 +24,9 @@ class Comparison:
 
     Attributes:
         metric: the recipe's, such as `recall@20`.
-        seconds: how long each took to learn and to answer with these settings; no part of a bundle, whose bytes repeat.
+        seconds: how long each took to learn and to answer with these settings; not in a bundle, whose bytes repeat.
         best: the baseline of the highest `metric`.
         difference: the model's metric less that of the best, paired by query.
-        notes: sentences on what was left out, and on queries without history.
     """
 
     metric: str

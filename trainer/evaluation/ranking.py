@@ -39,11 +39,9 @@ class LabelSide:
 
     Attributes:
         embeddings: float32 [L, D].
-        log_pn: float32 [L], log ν; log π beside a tree.
+        log_pn, log_popularity: float32 [L], log ν, or log π beside a tree; log π, None where `log_pn` is it.
         bias: float32 [L] in logits, or None.
-        counts: int64 [L], training pairs.
-        buckets: int8 [L].
-        log_popularity: float32 [L], log π; None where `log_pn` is it.
+        counts, buckets: training pairs, int64 [L]; int8 [L].
     """
 
     embeddings: Float32
@@ -125,14 +123,13 @@ def bias_removal_curve(
     described: bool = False,
     watch: Watch | None = None,
 ) -> list[CurvePoint]:
-    """Return every metric at every setting of λ and μ.
+    """Compute every metric at every setting of λ and μ.
 
     Args:
         known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
         embed_queries: rows of requests, int32 [B] → float32 [B, D].
-        seed: of the bootstrap and of the choice of queries.
-        request_queries: query row of every way to ask, int32 [A]; None where it is one of each.
-        max_queries: measure at most this many queries, drawn by seed.
+        seed: of the bootstrap and of the choice of queries, `max_queries` at most.
+        request_queries: query row of every request, int32 [A]; None where each query has one.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
         calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.

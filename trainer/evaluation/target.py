@@ -53,8 +53,7 @@ class FoundByLabel:
         ids: label ids, strings [L]; of a bundle, of labels with held-out pairs alone.
         frequency_L: π, float64, smoothed; sums to 1 over all labels.
         theory: the settings that are best for a named prior in theory; none for a model with a tree.
-        pairs_L: held-out pairs, int64.
-        found: those in the lists, int64 [L], by setting.
+        pairs_L, found: held-out pairs, int64, and those in the lists, int64 [L], by setting.
     """
 
     k: int

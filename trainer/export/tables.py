@@ -38,7 +38,7 @@ def tables_of(towers: Towers) -> dict[str, tuple[str, Table]]:
 
 
 def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
-    """Return those of a mebibyte or more, and those whose rows stand for the same."""
+    """Get the tables of a mebibyte or more, and those whose rows stand for the same."""
     tables = tables_of(towers)
     large = {rows for rows, table in tables.values() if table.rows * table.dim * 4 >= LEAST_BYTES}
     return {file: (rows, table) for file, (rows, table) in tables.items() if rows in large}

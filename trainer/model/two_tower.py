@@ -30,9 +30,6 @@ _BLOCK = 4096
 class TwoTower:
     """Towers, embedding tables, temperature and label biases of one job, with fresh weights drawn by its seed.
 
-    Args:
-        proposal: the tree p_n(y|x) of a model that is trained against it.
-
     Attributes:
         tables: every embedding table by name, the label biases under `LABEL_BIAS`.
         label_inputs: inputs of the label tower for the whole catalogue but for audiences, first axis L.

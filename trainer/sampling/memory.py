@@ -79,7 +79,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
 
 
 def _push(memory: keras.Variable, newest: Tensor) -> None:
-    """Return the newest go in at the end, and as many of the oldest go."""
+    """Put the newest in at the end, and drop as many of the oldest."""
     memory.assign(ops.concatenate([ops.copy(memory), newest])[-memory.shape[0] :])
 
 

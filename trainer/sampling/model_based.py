@@ -132,7 +132,7 @@ def _whole_catalogue(
 
 
 def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Sampler:
-    """Return a subtree's log-mass is log Σ e^b + u·(mean of v, weighed by e^b); a leaf's is f itself."""
+    """Walk by a subtree's log-mass log Σ e^b + u·(mean of v, weighed by e^b); a leaf's is f itself."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     untrained = np.zeros((labels, setup.dim), np.float32)
@@ -184,7 +184,7 @@ def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
 
 
 def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwidth: float) -> Sampler:
-    """Return sums of features over subtrees, of labels as they are numbered; a sum that is not positive is lifted."""
+    """Walk by sums of features over subtrees, of labels in row order; a sum that is not positive is lifted."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     half = features // 2

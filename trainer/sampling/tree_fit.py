@@ -41,9 +41,8 @@ _THREADS = 8
 def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.1) -> tuple[Float32, Float32, Int32]:
     """Fit a balanced tree to training pairs; the same pairs in the same order give the same tree.
 
-    Every node's subtrees differ by at most one label, so that a leaf's parent alone can have padding: its right
-    child. Equal Δ are split by label row. Labels without a pair have Δ = 0.
-    Memory: about 1 kB a pair at K = 16, for the root.
+    Every node's subtrees differ by at most one label, so that a leaf's parent alone can have padding: its right child.
+    Equal Δ are split by label row. Labels without a pair have Δ = 0. Memory: about 1 kB a pair at K = 16, for the root.
 
     Args:
         z_NK: projected queries of the pairs, float32.
