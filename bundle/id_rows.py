@@ -73,7 +73,7 @@ class IdRows(Mapping[str, int]):
         return np.concatenate([np.empty(0, np.uint32), *map(fingerprints, chunks)])
 
     def check(self, file: str) -> None:
-        """Check that the ids are distinct and in order; raises BundleInvariantError."""
+        """Check that the ids are distinct, in order and of their fingerprints; raises BundleInvariantError."""
         labels, order_L = len(self.ids), self.order
         inside = bool(((order_L >= 0) & (order_L < labels)).all()) and len(order_L) == labels
         for start in range(0, labels, _CHUNK):
@@ -83,6 +83,11 @@ class IdRows(Mapping[str, int]):
                 distinct = pc.count_distinct(self.ids).as_py()
                 require(f"{file} holds distinct ids", distinct == labels, f"{labels} distinct", f"{distinct} distinct")
                 require(f"{file} holds its rows in the order of their ids", False, "ascending ids", "others")
+            ids = self.ids[start : start + _CHUNK]
+            same = self._stored[1] is None or np.array_equal(
+                self._stored[1][start : start + _CHUNK], fingerprints(ids.to_pylist())
+            )
+            require(f"{file} holds the fingerprints of its ids", same, "CRC-32 of every id", "others")
 
     def __getitem__(self, id_: str) -> int:
         row = self._kept.get(id_)
@@ -157,7 +162,8 @@ class IdRows(Mapping[str, int]):
     def _find_several(self, ids: Sequence[str]) -> list[int | None]:
         """`_find` of each, by one bisection of all together."""
         texts, column = pa.array(map(_bytes, ids), pa.binary()), self.ids.view(pa.binary())
-        low_N, high_N = np.zeros(len(ids), np.int64), np.full(len(ids), len(self))
+        ends_N = _STEP * np.array([bisect_left(self._steps, text) for text in map(_bytes, ids)])
+        low_N, high_N = np.maximum(0, ends_N - _STEP), np.minimum(ends_N, len(self))
         while (open_N := low_N < high_N).any():
             middle_N = (low_N + high_N) // 2
             at_N = column.take(pa.array(self.order[np.minimum(middle_N, len(self) - 1)]))

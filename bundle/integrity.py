@@ -59,7 +59,9 @@ def read_versioned_json(
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
-        raise corrupt(f"{file}: {error}") from error
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "content"
+        raise corrupt(f"{file}: {where}: {first['msg']}: damaged, or made before 0.1: {remedy}") from error
 
 
 def _verify_manifest(path: Path) -> None:

@@ -141,12 +141,13 @@ class Feature(Record):
         }
         broken = [rule for rule, (value, fits) in needed.items() if fits != (value is not None)]
         broken += [rule for rule, (value, fits) in allowed.items() if value is not None and not fits]
+        broken = [f"{rule}, and only to it" for rule in broken]
         if (self.kind == "vector" and self.missing is not None) or (
             self.missing is None and self.kind not in ("number", "vector")
         ):
-            broken.append("missing = null belongs to vector, may be of number, and is of no other")
+            broken.append("missing = null belongs to vector, may stand with number, and with no other kind")
         if broken:
-            raise ValueError(f"feature {self.name!r} ({self.kind}): {broken[-1]}, and only to it")
+            raise ValueError(f"feature {self.name!r} ({self.kind}): {'; '.join(broken)}")
         return self
 
 

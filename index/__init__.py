@@ -33,9 +33,9 @@ from longtail.index.errors import (
     SpecError,
 )
 from longtail.index.manifests import RecallAt, ReleaseManifest
-from longtail.index.release.bucket_floors import BucketFloors
+from longtail.index.release.bucket_floors import BucketFloors, Report
 from longtail.index.release.compatibility import losses, refused_features, refused_priors
-from longtail.index.release.merge import merge_labels
+from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.staged import StagedCounts, StagedFloors
 from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
@@ -72,6 +72,7 @@ __all__ = [
     "Limits",
     "LongtailIndexError",
     "MergeError",
+    "MergeReport",
     "MilvusServer",
     "NotPublishableError",
     "PriorTable",
@@ -87,6 +88,7 @@ __all__ = [
     "ReleaseNotFoundError",
     "ReleaseVersionError",
     "Releases",
+    "Report",
     "Searcher",
     "Selection",
     "SpecError",

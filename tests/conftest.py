@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 # What fails in tf2onnx is not passed over, so it copies no graph before each of its optimisers to go back to.
 os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
+
+# Python starts a process for it, once; libraries ask when they are imported, in whichever test that is.
+platform.processor()
 
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs"))

@@ -212,8 +212,8 @@ class Releases:
                 unmet += self._lost(str(now.current), release, state, force=force)
             if unmet and not force:
                 raise NotPublishableError(
-                    f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; --force publishes all the "
-                    "same",
+                    f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; `longtail-index "
+                    "publish --force` publishes all the same",
                     unmet=unmet,
                 )
             self.collections.check(release)

@@ -147,6 +147,20 @@ def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> N
     assert Releases(url).current() is None
 
 
+def test_the_probe_of_a_store_has_the_version_that_gcs_demands(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """obstore sends GCS no conditional write whose version lacks its number; there is no such server here."""
+    tags, replace = [], ObjectStore.replace
+
+    def noted(store: ObjectStore, path: str, content: bytes, tag: dict[str, str]) -> bool:
+        tags.append(tag)
+        return replace(store, path, content, tag)
+
+    monkeypatch.setattr(ObjectStore, "replace", noted)
+    Releases(url).publish("a")
+    assert tags
+    assert tags[0].keys() == {"e_tag", "version"}
+
+
 def test_a_copy_that_is_here_is_not_downloaded_again(url: str, s3: S3Server, tmp_path: Path) -> None:
     releases = local(url, tmp_path / "other")
     releases.verify("a")
