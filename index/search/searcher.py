@@ -184,9 +184,9 @@ class Searcher:
             eligible = self._narrowed(self._eligible(EVERYTHING, None), first)
         else:
             eligible = self._eligible(first.buckets, first.selection)
-            if first.exclude is not None and len(first.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
+            if filters_b and len(first.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
                 eligible = eligible.without(first.excluded)
-            elif filters_b and first.exclude is not None:
+            elif filters_b and len(first.excluded):
                 excludes = [filter_.excluded for filter_ in filters_b]
         more = _next_power_of_two(max(map(len, excludes))) if excludes else 0
         scores_bK, rows_bK = self._best(queries_bE, k + more, eligible)
