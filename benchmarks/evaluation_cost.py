@@ -34,13 +34,7 @@ TURNS = 3
 
 
 class Work:
-    """Queries, labels, and what queries have seen.
-
-    Args:
-        queries: N.
-        labels: L.
-        directions: whether embeddings are around some, or at random.
-    """
+    """Queries, labels, and what queries have seen; embeddings are around `directions`, or at random."""
 
     def __init__(self, queries: int, labels: int, *, directions: bool) -> None:
         rng = np.random.default_rng(0)

@@ -5,7 +5,7 @@ Legend: `L` labels, `Q` queries, `B` batch, `M` negatives of a row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,10 @@ from longtail.trainer.limits import check_choice, check_sizes
 
 _COPIES = 4
 """Of the logits of a batch: themselves, their weights, their gradient, and what the loss keeps for it."""
-_QUERIES_LOOKED_AT = 20_000
+_QUERIES = 20_000
+"""Queries, evenly drawn, whose features are looked at."""
 _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
-"""Shares from which on something is said."""
+"""Shares from which on there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +68,7 @@ class FeatureFigures:
 
 @dataclass(frozen=True)
 class Check:
-    """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, rows left out, and figures.
-
-    `cost` is that of `cost_of`; empty where features cannot be encoded.
-    """
+    """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, `rows` left out, and figures."""
 
     name: str
     problems: list[str] = field(default_factory=list)
@@ -107,20 +105,19 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     except TrainerError as error:
         problems.append(str(error))
     splits, counts_L = _splits(made, dataset), dataset.label_counts()
-    buckets_L = buckets_for(made.evaluation, counts_L).assign(counts_L)
-    of_bucket = {bucket: counts_L[buckets_L == at] for at, bucket in enumerate(BUCKET_NAMES)}
+    buckets_L, buckets = buckets_for(made.evaluation, counts_L).assign(counts_L), {}
+    for at, bucket in enumerate(BUCKET_NAMES):
+        of = counts_L[buckets_L == at]
+        buckets[bucket] = {"labels": len(of), "pairs": int(of.sum()), "without a pair": int((of == 0).sum())}
     return Check(
         name=name,
         problems=problems,
-        warnings=_warnings(made, splits, features),
+        warnings=list(_warnings(made, splits, features)),
         rows=dataset.report.lines(),
         queries=len(dataset.query_ids),
         labels=len(dataset.label_ids),
         splits=splits,
-        buckets={
-            bucket: {"labels": len(each), "pairs": int(each.sum()), "without a pair": int((each == 0).sum())}
-            for bucket, each in of_bucket.items()
-        },
+        buckets=buckets,
         features=features,
         cost=cost,
     )
@@ -159,9 +156,9 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
 
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
-    """Both towers' features; queries with training pairs are looked at, evenly, at most some thousands."""
+    """Compute figures of both towers' features, over some thousands of the queries with training pairs."""
     rows = distinct(dataset.train.request_rows)
-    looked = rows[:: max(len(rows) // _QUERIES_LOOKED_AT, 1)].astype(np.int32)
+    looked = rows[:: max(len(rows) // _QUERIES, 1)].astype(np.int32)
     sides = (
         ("query", recipe.query.features, encoding.query.of_queries(looked), dataset.query_table),
         ("label", recipe.label.features, encoding.label_inputs, dataset.label_table),
@@ -175,16 +172,16 @@ def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Feat
                 empty = float(pc.mean(pc.is_null(table[feature.source], nan_is_null=True)).as_py())
                 if unknown is not None and tower == "label" and empty < 1:
                     unknown = max(unknown - empty, 0.0) / (1 - empty)  # a missing id reads that row, too
-            size = encoding.vocabulary_rows.get(
-                feature.table_name, feature.hash_rows if feature.kind == "text" else None
+            name, hashed = feature.table_name, feature.hash_rows if feature.kind == "text" else None
+            size = encoding.vocabulary_rows.get(name, hashed)
+            made.append(
+                FeatureFigures(tower, feature.name, feature.kind, None if size is None else name, size, unknown, empty)
             )
-            of_table = None if size is None else feature.table_name
-            made.append(FeatureFigures(tower, feature.name, feature.kind, of_table, size, unknown, empty))
     return made
 
 
 def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float | None]:
-    """Shares of ids that read the out-of-vocabulary row, and of bags without an entry."""
+    """Compute shares of ids that read the out-of-vocabulary row, and of bags without an entry."""
     ids, weights = inputs.get(feature.name), inputs.get(f"{feature.name}__weight")
     if ids is None or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
         return None, None
@@ -196,35 +193,27 @@ def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float
     return unknown, empty
 
 
-def _warnings(recipe: Recipe, splits: dict[str, SplitFigures], features: list[FeatureFigures]) -> list[str]:
-    """What somebody should look at before hours of training."""
-    made = []
+def _warnings(recipe: Recipe, splits: dict[str, SplitFigures], features: list[FeatureFigures]) -> Iterator[str]:
+    """Yield what to look at before hours of training."""
     train = splits["train"]
-    if train.pairs - train.distinct > _MANY_REPEATS * train.pairs:
-        made.append(
-            f"train: {train.pairs - train.distinct:,} of {train.pairs:,} pairs are repeats of another "
-            '(data.repeats = "drop" keeps each once)'
-        )
+    if (repeats := train.pairs - train.distinct) > _MANY_REPEATS * train.pairs:
+        yield f'train: {repeats:,} of {train.pairs:,} pairs are repeats (data.repeats = "drop" keeps each once)'
     for name, split in splits.items():
-        if (found := split.to_find) is None:
+        if (held := split.to_find) is None:
             continue
-        if found.seen > _MOSTLY_SEEN * found.distinct:
-            made.append(
-                f"{name}: evaluation.exclude_seen leaves out {found.seen:,} of {found.distinct:,} distinct pairs"
-            )
-        if not found.measured:
-            made.append(f"{name}: no pair is left to find")
-        if split.on_new_labels > _SOME_NEW * split.pairs:
-            share = split.on_new_labels / split.pairs
-            made.append(f"{name}: {split.on_new_labels:,} pairs ({share:.1%}) are of labels without a training pair")
+        if held.seen > _MOSTLY_SEEN * held.distinct:
+            yield f"{name}: evaluation.exclude_seen leaves out {held.seen:,} of {held.distinct:,} distinct pairs"
+        if not held.measured:
+            yield f"{name}: no pair is left to find"
+        if (share := split.on_new_labels / split.pairs) > _SOME_NEW:
+            yield f"{name}: {split.on_new_labels:,} pairs ({share:.1%}) are of labels without a training pair"
     for each in features:
-        if each.unknown is not None and each.unknown > _MOSTLY_UNKNOWN:
-            made.append(f"{each.tower} feature {each.name!r}: {each.unknown:.0%} of its values are unknown ids")
-        if each.empty is not None and each.empty > _MOSTLY_UNKNOWN and each.kind != "history":
-            made.append(f"{each.tower} feature {each.name!r}: {each.empty:.0%} of its values are missing")
+        empty = None if each.kind == "history" else each.empty
+        for found, words in ((each.unknown or 0, "unknown ids"), (empty or 0, "missing")):
+            if found > _MOSTLY_UNKNOWN:
+                yield f"{each.tower} feature {each.name!r}: {found:.0%} of its values are {words}"
     if recipe.data.timestamp is None and any(feature.kind == "history" for feature in recipe.query.features):
-        made.append("query: histories without data.timestamp hold what came after a pair as well as what came before")
-    return made
+        yield "query: histories without data.timestamp hold what came after a pair as well as what came before"
 
 
 def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> dict[str, int]:

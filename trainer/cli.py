@@ -90,17 +90,12 @@ def init(
 def prepare(
     recipe: _RecipeFile,
     since: _Since = None,
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="SIZE", help="That reading may take, such as 4G; data.memory if left out."),
-    ] = None,
     set_: _Set = None,
 ) -> None:
     """Read a recipe's data once and keep it in data.prepared, which every later job maps. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
-    limit = [] if memory is None else [f'data.memory="{memory}"']
-    checked = load_recipe(recipe, [*_overrides(set_, since), *limit])
+    checked = load_recipe(recipe, _overrides(set_, since))
     from longtail.trainer import job
     from longtail.trainer.data.prepared import prepare
     from longtail.trainer.progress import Reporter

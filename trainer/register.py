@@ -1,14 +1,11 @@
 """Samplers, weights, families, towers, feature kinds and metrics of one's own, used in a recipe by their names.
 
-    from longtail.trainer import register
-
     @register.weight("damped")
     def damped(log, *, power: float = 0.5):
         ...
 
-A recipe then says `weight = { name = "damped", power = 0.25 }`. What a recipe may set are the keyword-only parameters
-of the function, checked against their annotations. `longtail-train` finds what an installed package offers as an entry
-point of the groups in `GROUPS`; docs/extending.md has an example of each kind.
+A recipe then says `weight = { name = "damped", power = 0.25 }`: it may set keyword-only parameters, which are checked
+against their annotations. Installed packages offer rows as entry points of `GROUPS`; docs/extending.md has examples.
 """
 
 from __future__ import annotations
@@ -40,9 +37,8 @@ GROUPS = {
     "feature": "longtail.features",
     "metric": "longtail.metrics",
 }
-"""Groups of entry points, by what their rows are. An entry point is named as the recipe names it, and loads a function
-that is registered when its module is imported, or a bare one (of a family a `Family`, of a feature kind a
-`FeatureKind`)."""
+"""Groups of entry points by kind. One is named as recipes name it, and loads a function that is registered when its
+module is imported, or a bare one (a `Family` or `FeatureKind` of these kinds)."""
 
 _TABLES: dict[str, dict[str, Any]] = {
     "sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "tower": TOWERS, "feature": FEATURES,
@@ -52,31 +48,23 @@ _OURS = {kind: frozenset(table) for kind, table in _TABLES.items()} | {
     "metric": RESERVED, "feature": frozenset(get_args(Kind)),
 }  # fmt: skip
 _POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "tower": 2, "metric": 1}
-"""Arguments that the functions of a kind are called with, beside a recipe's parameters; of a feature kind it depends on
-what it reads."""
+"""Positional arguments of a kind's functions; those of a feature kind depend on what it reads."""
 
 
 def sampler(name: str) -> Callable[[_Function], _Function]:
-    """Register a sampler of negatives: a function from a `SamplerSetup` to a `Sampler`.
+    """Register a sampler of negatives for `loss.sampler`: a function from a `SamplerSetup` to a `Sampler`.
 
     Its noise ν is computed from its `log_q_L`, the log of probabilities that sum to 1. A sampler whose q depends
-    on the query has `log_q` in its place, and is refused beside a weight that does not cancel q, since no number per
-    label could then be what the dial removes [METHODS §9].
-
-    Args:
-        name: in recipes, `loss.sampler.name`.
+    on the query has `log_q` in its place, and needs a weight that cancels q, since no number per label could then be
+    what the dial removes [METHODS §9].
     """
     return _row("sampler", name, lambda function: function)
 
 
 def weight(name: str) -> Callable[[_Function], _Function]:
-    """Register a weight of negatives: a function from `LogProbabilities` to a `LogWeight`.
+    """Register a weight of negatives for `loss.weight`: a function from `LogProbabilities` to a `LogWeight`.
 
-    `row` may depend on the positive alone and `col` on the negative alone, which is what makes its noise ν computable;
-    a weight that mixes them is refused before training.
-
-    Args:
-        name: in recipes, `loss.weight.name`.
+    `row` may depend on the positive alone and `col` on the negative alone, which is what makes its noise ν computable.
     """
     return _row("weight", name, lambda function: function)
 
@@ -84,12 +72,11 @@ def weight(name: str) -> Callable[[_Function], _Function]:
 def family(
     name: str, *, link: float | None, cosine: bool = False, hits: Hits = "mask"
 ) -> Callable[[_Function], _Function]:
-    """Register a loss family: a function of positives [B], negatives [B, M] and log-weights [B, M] to losses [B].
+    """Register a family for `loss.family`: positives [B], negatives [B, M] and log-weights [B, M] to losses [B].
 
     Args:
-        name: in recipes, `loss.family.name`.
         link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9], 1 for any loss that converges to log-odds; None
-            of a loss whose optimum is no such line. With None a recipe needs a valid split, or
+            of a loss whose optimum is no such line: a recipe then needs a valid split, or
             `evaluation.default_bias_removal`, to choose λ by.
         cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
         hits: what becomes of draws that are their row's positive, unless a recipe says.
@@ -100,26 +87,19 @@ def family(
 
 
 def tower(name: str) -> Callable[[_Function], _Function]:
-    """Register a tower: a function from the features' combination [B, width] and a `TowerSetup` to [B, any width].
+    """Register a tower for `query.tower` and `label.tower`: the features' combination [B, width] to [B, any width].
 
-    It is called once for each tower that names it, and builds Keras layers, which train in the recipe's precision and
-    have trained weights alone. Projection to `model.dim`, objectives and the unit norm follow as for ours.
-
-    Args:
-        name: in recipes, `query.tower` and `label.tower`.
+    The function is called with a `TowerSetup`, once for each tower that names it, and builds Keras layers of trained
+    weights alone. Projection to `model.dim`, objectives and the unit norm follow as for ours.
     """
     return _row("tower", name, lambda function: function)
 
 
 def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
-    """Register a feature kind: a function from a feature's tensors and a `FeatureSetup` to a part [B, any width].
+    """Register a feature's `kind`: a function from its tensors and a `FeatureSetup` to a part [B, any width].
 
-    What is read, from columns and by the service, and how ids become embeddings, is that of one of our kinds; the
-    function builds the Keras layers after it, which are held to the same as a tower's.
-
-    Args:
-        name: in recipes, the feature's `kind`.
-        reads: one of our kinds; it decides the tensors, as `FeatureKind` says.
+    It reads columns and requests as our kind `reads` does, whose tensors `FeatureKind` lists; the function builds the
+    Keras layers after them.
     """
     if reads not in get_args(Kind):
         raise ValueError(
@@ -129,12 +109,9 @@ def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
 
 
 def metric(name: str) -> Callable[[_Function], _Function]:
-    """Register a metric: a function of `Lists` to numerators and denominators of the queries, both float64 [N].
+    """Register a metric for `evaluation.metrics`, and `NAME@K`: `Lists` to numerators and denominators, float64 [N].
 
     Its value is `Σ numerator / Σ denominator`; the interval is the bootstrap's of all metrics.
-
-    Args:
-        name: in recipes, `evaluation.metrics` and `evaluation.metric = "NAME@K"`.
     """
     return _row("metric", name, lambda function: function)
 
@@ -177,7 +154,7 @@ def is_ours(kind: str, name: str) -> bool:
 
 
 def origin_of(kind: str, name: str) -> str:
-    """Return where a row of one's own is from: `MODULE:FUNCTION`, its package and version, the sha256 of its source."""
+    """Return `MODULE:FUNCTION`, package, version and source's sha256 of a row of one's own."""
     function = _function_of(_TABLES[kind][name])
     origin = f"{function.__module__}:{function.__qualname__}"
     for package in _packages(tuple(sys.path)).get(function.__module__.partition(".")[0], [])[:1]:
@@ -191,17 +168,17 @@ def origin_of(kind: str, name: str) -> str:
 
 @cache
 def _packages(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """Packages by the modules that they install; a second or so to find out."""
+    """List packages by the modules that they install, which takes a second or so."""
     return packages_distributions()
 
 
 def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Origins of the rows that are not Longtail's own, by kind and name; of (kind, name) pairs."""
+    """Get origins of (kind, name) pairs that are not Longtail's own, by kind and name."""
     return {f"{kind} {name}": origin_of(kind, name) for kind, name in named if not is_ours(kind, name)}
 
 
 def modules_of(named: Iterable[tuple[str, str]]) -> list[str]:
-    """Modules that a process has to import to have the rows of these kinds and names, sorted."""
+    """List the modules that register the rows of these kinds and names, sorted."""
     return sorted({_function_of(_TABLES[kind][name]).__module__ for kind, name in named})
 
 

@@ -20,14 +20,7 @@ from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProp
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Pairs to find, and what is left out of the rankings.
-
-    Attributes:
-        rows_N: query rows.
-        positives: what they should find.
-        seen_keys: `query · L + label` that no list shows, sorted.
-        queries: query rows there are.
-    """
+    """Pairs to find by query row, of so many `queries`; `seen_keys`, `query · L + label`, are in no list."""
 
     rows_N: Int32
     positives: Positives

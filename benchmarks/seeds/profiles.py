@@ -28,16 +28,8 @@ def profile(labels_N: npt.NDArray[Any], kind: Literal["exp", "step"], *, ratio: 
 
     Args:
         labels_N: one label per row, integers or text.
-        kind: the profile.
         ratio: largest over smallest probability of a label, at least 1.
         seed: which rows stay; the counts do not depend on it.
-
-    Returns:
-        Row numbers, int64, rising.
-
-    Raises:
-        ValueError: fewer than two labels, a ratio below 1, an unknown kind, or so few rows that the rarest label
-            would keep none.
     """
     _, of_row_N, counts_L = np.unique(labels_N, return_inverse=True, return_counts=True)
     if len(counts_L) < 2 or not ratio >= 1:

@@ -51,16 +51,7 @@ class OutOfTimeError(Exception):
 
 @dataclass(frozen=True)
 class Bench:
-    """One study's data, loaded once for all its runs.
-
-    Args:
-        study: what is trained.
-        data: folder of prepared data sets.
-        store: where records are kept.
-        work: folder for trees.
-        deadline: `time.monotonic()` after which no run begins.
-        console: where progress is printed.
-    """
+    """One study's data, loaded once for all its runs; none begins after the `deadline` of `time.monotonic()`."""
 
     study: Study
     data: Path

@@ -24,13 +24,10 @@ class Record:
     """One trained model, or the popularity row.
 
     Attributes:
-        study, method, choice, seed: which run it is; `choice` has the values of the method's grid by key.
+        choice: values of the method's grid by key.
         protocol: a digest of all that was set; a record of another protocol is not used.
-        valid: the metric that choices go by, at the best λ.
-        bias_removal: that λ.
-        likely_at: the λ of likelihoods, the method's.
+        valid, bias_removal: the metric that choices go by, at the best λ, and that λ.
         seconds: of CPU, training and tree.
-        labels, pairs: sizes of what was trained on.
         test: metrics on test by λ, {} where the run was only tuned by.
         values: `metric@λ` → contributions of every test query, packed; their mean is the metric. A timed study adds
             `metric#i` at moment i of the curve, at the chosen λ.

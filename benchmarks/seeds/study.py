@@ -49,15 +49,11 @@ class Study:
     """Methods on one data set under one protocol.
 
     Attributes:
-        paper: key of the section it belongs to.
-        data: folder of a prepared data set.
-        settings: overrides of the data set's recipe.
+        paper, data: key of its section, and folder of a prepared data set, whose recipe `settings` alter.
         methods: the rows; `popularity` and the full loss among them.
-        epochs: passes over the training pairs, or rows.
         hold_out: what validation is cut from training: whole `rows` (queries), or as the recipe splits.
         max_pairs: training pairs at most, drawn by seed 0.
-        choose_by: metric that validation goes by, at the best λ of `grid`.
-        grid: λ that are measured.
+        choose_by: metric that validation goes by, at the best of the λ of `grid`.
         show: metrics of the table, all at λ = 0 unless `shown_at` says `chosen`.
         compare: metrics whose values per query are kept, for paired intervals.
         shown_at: λ of the table: as trained, or as chosen on validation.

@@ -41,7 +41,7 @@ SURFACE = {
         "--timestamp",
         "--event",
     ],
-    "prepare": ["RECIPE", "--since", "--memory", "--set"],
+    "prepare": ["RECIPE", "--since", "--set"],
     "tune": ["RECIPE", "--out", "--trials", "--storage", "--set"],
     "upload": ["BUNDLE", "URL"],
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Choice, Section
@@ -20,8 +20,6 @@ from longtail.trainer.losses.weights import MARGINS
 Penalty = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Side = Literal["query", "label"]
-_BUCKETS = BUCKET_NAMES[:3]
-"""Buckets that a positive may be in."""
 
 
 class FamilyConfig(Choice):
@@ -154,7 +152,7 @@ class TopKConfig(Section):
     """The loss of a pair is multiplied by σ((f_y − β)/temperature), β the K-th highest score of its query
     [METHODS §2.5]."""
 
-    k: Count | Annotated[dict[str, Count], Field(min_length=1)]
+    k: Count | Annotated[dict[Literal["head", "torso", "tail"], Count], Field(min_length=1)]
     """K among all labels, or among those of the positive's bucket, such as `{ head = 20, torso = 20, tail = 50 }`; a
     positive of a bucket that is not named counts in full."""
     temperature: float = Field(default=1.0, gt=0)
@@ -162,19 +160,11 @@ class TopKConfig(Section):
     memory: Count = 100
     """Visits of a query that its β is an average over: more are less noisy, fewer follow the model faster."""
 
-    @field_validator("k")
-    @classmethod
-    def _of_buckets(cls, k: int | dict[str, int]) -> int | dict[str, int]:
-        if not isinstance(k, dict):
-            return k
-        if unknown := set(k) - set(_BUCKETS):
-            raise ValueError(f"expected buckets of {', '.join(_BUCKETS)}, received {', '.join(sorted(unknown))}")
-        return {name: k[name] for name in _BUCKETS if name in k}
-
     @property
     def by_bucket(self) -> dict[str, int]:
         """K by bucket; empty where one K is among all labels."""
-        return self.k if isinstance(self.k, dict) else {}
+        given = self.k.items() if isinstance(self.k, dict) else ()
+        return {str(name): k for name, k in sorted(given, key=lambda it: BUCKET_NAMES.index(it[0]))}
 
     @property
     def whole(self) -> int:
@@ -235,17 +225,14 @@ class NeighboursConfig(Section):
     """Neighbours of a query or label, at most: those whose training pairs have the highest cosine with its own."""
     temperature: float = Field(default=0.1, gt=0)
     """T of the term, whose scores are cosines whatever `model.similarity` is."""
-    weight: float = Field(default=0.1, ge=0)
-    """What a side's term counts beside a row's loss; 0 is no term at all."""
+    weight: float = Field(default=0.1, gt=0)
+    """Weight of a side's term, with 1 for the row's loss."""
     sides: Annotated[tuple[Side, ...], Field(min_length=1, max_length=2)] = ("query", "label")
     """Whose neighbours: `query`, `label` or both. `query` needs features that are the query's whatever the row."""
 
-    @field_validator("sides")
-    @classmethod
-    def _once(cls, sides: tuple[Side, ...]) -> tuple[Side, ...]:
-        if len(set(sides)) < len(sides):
-            raise ValueError(f"expected each side once, received {', '.join(sides)}")
-        return sides
+    def _problems(self) -> Iterator[str]:
+        if len(set(self.sides)) < len(self.sides):
+            yield f"sides: expected each once, received {', '.join(self.sides)}"
 
     def __str__(self) -> str:
         return f"{self.k} neighbours of {' and '.join(self.sides)}, {self.weight:g} within {self.temperature:g}"
@@ -287,11 +274,6 @@ class LossConfig(Section):
     """Where weights take frequencies from: counted before training, or estimated from the gaps between a
     label's occurrences while it runs [Yi19 Algorithm 2], whatever its pairs weigh. log ν and log π of the bundle are
     always counted."""
-
-    @field_validator("neighbours")
-    @classmethod
-    def _or_none(cls, neighbours: NeighboursConfig | None) -> NeighboursConfig | None:
-        return neighbours if neighbours is not None and neighbours.weight else None
 
     def _problems(self) -> Iterator[str]:
         family, sampler, weight = LOSSES[self.family.name], self.sampler, self.weight.name
@@ -336,15 +318,15 @@ class LossConfig(Section):
 
     @property
     def resolved_hits(self) -> Hits:
-        """`hits`, or the family's own: a pairwise form and a sampler that never draws the positive mask it."""
+        """Return `hits`, by default the family's, but masked of a pairwise form or without draws of the positive."""
         if self.hits is not None:
             return self.hits
         return "mask" if self.family.pairwise or self.sampler.never_the_positive else LOSSES[self.family.name].hits
 
     def uncalibrated(self) -> str | None:
-        """Why no λ makes this loss's scores log-probabilities but for a constant of the query; None if one does.
+        """Return why scores are log-probabilities at no λ, but for a constant of the query; None if at `calibrated_at`.
 
-        `calibrated_at` is that λ. What is asked is what the optimum is where scores are free [METHODS §2.1, §9].
+        It is about the loss's optimum where scores are free [METHODS §2.1, §9].
         """
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
         softmax = family == "softmax"
@@ -353,20 +335,17 @@ class LossConfig(Section):
             return f"family {family!r} does not converge to log p(y|x)"
         if self.family.power not in (None, 1):
             return f"with power {self.family.power:g}, {family!r} weighs positives and negatives differently"
-        if self.mining is not None:
-            return "mining weighs a negative by its rank"
-        if self.impressions:
-            return "impressions are negatives that no q draws"
-        if self.retrieved_negatives is not None:
-            return "retrieved_negatives follow the model's own scores, and no q draws them"
-        if self.neighbours is not None:
-            return "neighbours draw embeddings together whatever p(y|x) is"
-        if self.label_smoothing:
-            return f"with label_smoothing {self.label_smoothing:g} it converges to log[(1 − ε)·p(y|x) + ε/L]"
-        if self.top_k is not None:
-            return "top_k weighs pairs by their own scores"
-        if self.weight.threshold:
-            return "labels below the weight's threshold are no negatives"
+        for setting, reason in (
+            (self.mining, "mining weighs a negative by its rank"),
+            (self.impressions, "impressions are negatives that no q draws"),
+            (self.retrieved_negatives, "retrieved_negatives follow the model's own scores, and no q draws them"),
+            (self.neighbours, "neighbours draw embeddings together for any p(y|x)"),
+            (self.label_smoothing, "with label_smoothing it converges to log[(1 − ε)·p(y|x) + ε/L]"),
+            (self.top_k, "top_k weighs pairs by their own scores"),
+            (self.weight.threshold, "labels below the weight's threshold are no negatives"),
+        ):
+            if setting:
+                return reason
         masks = family == "bilateral_softmax" or (family == "logistic" and not self.family.pairwise)
         if hits == "mask_known" or (hits == "mask" and masks):
             return f"with hits {hits!r}, {family!r} does not converge to log p(y|x)"
@@ -383,8 +362,7 @@ class LossConfig(Section):
 
     @property
     def calibrated_at(self) -> float:
-        """Return the λ of scores that are log-probabilities, of a loss that has one: 0 where there is nothing to
-        remove."""
+        """Return the λ of scores that are log-probabilities; 0 where there is nothing to remove."""
         of_q, of_pi = self._powers_in_noise
         even = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
         return 0.0 if of_pi == 0 and (even or of_q == 0) else 1.0

@@ -5,8 +5,6 @@ Legend: `N` rows by time, `L` labels, `H` half-lives.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from longtail.bundle.arrays import Float64, Int32
@@ -21,30 +19,15 @@ _LEAST_GAIN, _SHARE = 0.02, 0.5
 """Least gain, nats, above chance; and share of the best gain that is enough, as tastes are learnt from more pairs."""
 
 
-class HalfLife(NamedTuple):
-    """Days in which a pair's weight halves, and nats by which such counts predict a later event better."""
-
-    days: float
-    gain: float
-
-    @property
-    def span(self) -> str:
-        """Format it in whole days, or in hours below two days, as a recipe has it."""
-        return f"{self.days:.0f}d" if self.days >= 2 else f"{max(24 * self.days, 1):.0f}h"
-
-
-def half_life_of(labels_N: Int32, days_N: Float64) -> HalfLife | None:
-    """Get the longest half-life that gains .02 nats and half of what the best one does; None without.
+def half_life_of(labels_N: Int32, days_N: Float64) -> tuple[float, float] | None:
+    """Get the longest half-life, days, that gains .02 nats and half of what the best one does, and its gain.
 
     The gain is of the mean log-probability of events under the popularity of those before: Σ 2^(−age/h) of a label
     over that of all, with an event more of every label, mixed with a part of what it is without decay.
 
-    Args:
-        labels_N, days_N: label rows and times, in any order.
-
     Example:
         >>> labels_N, days_N = np.repeat([0, 1, 2], [2000, 1000, 1000]), np.arange(4000) / 40
-        >>> half_life_of(labels_N, days_N).days < 25
+        >>> half_life_of(labels_N, days_N)[0] < 25
         True
         >>> half_life_of(labels_N % 1, days_N) is None
         True
@@ -67,7 +50,5 @@ def half_life_of(labels_N: Int32, days_N: Float64) -> HalfLife | None:
     ratios = [(popularity(life) / steady_L)[wanted] for life in lives_H]
     gains_H = np.array([max(np.log((1 - part) * ratio + part).mean() for part in _OF_ALL_TIMES) for ratio in ratios])
     enough_H = gains_H >= max(_LEAST_GAIN, _SHARE * float(gains_H.max()))
-    if not enough_H.any():
-        return None
     chosen = int(enough_H.argmax())
-    return HalfLife(float(lives_H[chosen]), float(gains_H[chosen]))
+    return (float(lives_H[chosen]), float(gains_H[chosen])) if enough_H.any() else None

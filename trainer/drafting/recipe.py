@@ -31,7 +31,7 @@ from longtail.trainer.drafting.columns import (
     roles_of,
     words_of,
 )  # fmt: skip
-from longtail.trainer.drafting.recency import HalfLife, half_life_of
+from longtail.trainer.drafting.recency import half_life_of
 from longtail.trainer.errors import DataError, RecipeError
 
 _WIDTH = 64
@@ -241,7 +241,9 @@ def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | No
     return [*lines, *([f"# Not read: {', '.join(unread)}."] if unread else [])]
 
 
-def _split(log: pa.Table, roles: Roles, timestamp: str, held_out: float) -> tuple[list[str], HalfLife | None]:
+def _split(
+    log: pa.Table, roles: Roles, timestamp: str, held_out: float
+) -> tuple[list[str], tuple[float, float] | None]:
     """Draft the split by time, and compute how fast popularity passes; None where times are no dates."""
     times_N = as_times(log[timestamp])
     if times_N is None or not np.isfinite(times_N).any():
@@ -264,7 +266,7 @@ def _split(log: pa.Table, roles: Roles, timestamp: str, held_out: float) -> tupl
     return lines, half_life_of(labels_N, times_N[known_N] / (UNITS[unit] * _SECONDS_A_DAY))
 
 
-def _events(log: pa.Table, roles: Roles, half_life: HalfLife | None) -> list[str]:
+def _events(log: pa.Table, roles: Roles, half_life: tuple[float, float] | None) -> list[str]:
     """Draft weights of pairs by the column of events and by age."""
     lines: list[str] = []
     events: dict[str, Any] = {}
@@ -279,11 +281,13 @@ def _events(log: pa.Table, roles: Roles, half_life: HalfLife | None) -> list[str
         }
         events |= {"column": roles.event, "weights": weights}
     if half_life is not None:
+        days, gain = half_life
+        span = f"{days:.0f}d" if days >= 2 else f"{max(24 * days, 1):.0f}h"
         lines += [
-            f"# What is wanted passes: popularity by events that weigh half after {half_life.span} predicts later ones",
-            f"# {half_life.gain:.2f} nats better than by all alike. A longer one forgets less of what people like.",
+            f"# What is wanted passes: popularity by events that weigh half after {span} predicts later ones",
+            f"# {gain:.2f} nats better than by all alike. A longer one forgets less of what people like.",
         ]
-        events["half_life"] = half_life.span
+        events["half_life"] = span
     return [*lines, f"events = {_toml(events)}"] if events else lines
 
 
