@@ -73,7 +73,7 @@ def init(
     event: Annotated[str | None, typer.Option("--event", help="Column of event types.")] = None,
 ) -> None:
     """Look at a log and its feature tables, and write a recipe with its reasons."""
-    from longtail.trainer.drafting import draft_recipe
+    from longtail.trainer.drafting.recipe import draft_recipe
 
     roles = draft_recipe(
         clicks, out, queries=queries, labels=labels, query_id=query_id, label_id=label_id, timestamp=timestamp,

@@ -43,30 +43,21 @@ def shown(places: Places) -> str:
 
 
 def seconds_of(span: str) -> float:
-    """Return seconds of a span such as `90m`, `12h`, `30d` or `4w`.
-
-    Example:
-        >>> seconds_of("30d")
-        2592000.0
-    """
+    """Return seconds of a span: `30d` are 2,592,000."""
     if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", span)) or float(found[1]) == 0:
         raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {span!r}")
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def _span(value: str) -> str:
-    seconds_of(value)
-    return value
-
-
-Span = Annotated[str, AfterValidator(_span)]
+Span = Annotated[str, AfterValidator(lambda value: seconds_of(value) and value)]
 """A length of time: a number and `s`, `m`, `h`, `d` or `w`."""
 
 
 def _since(value: Any) -> datetime | str:
     """Return a span as it is, any other value as a time; without a zone it is UTC."""
     if isinstance(value, str) and re.fullmatch(r"[\d.]+[smhdw]", value):
-        return _span(value)
+        seconds_of(value)
+        return value
     try:
         found = datetime.fromisoformat(value) if isinstance(value, str) else value
     except ValueError:

@@ -39,12 +39,8 @@ _MOST_EVENTS = 30
 
 
 class Column(NamedTuple):
-    """What a column holds: a key of `KINDS`, or why no feature reads it, and counts of values.
-
-    Attributes:
-        separator: of values such as `Action|Comedy`.
-        dims: numbers in each vector.
-    """
+    """What a column holds: a key of `KINDS`, or why no feature reads it; counts of values, a separator of joined ones,
+    and the numbers in each vector."""
 
     name: str
     holds: str
@@ -55,11 +51,7 @@ class Column(NamedTuple):
 
 
 def read_table(place: Path) -> pa.Table:
-    """Read all columns of a file, a directory or a glob; a column that is text in some files is text in all.
-
-    Raises:
-        DataError: missing, of another ending, empty or garbled, a column twice, or one of two types.
-    """
+    """Read all columns of a file, a directory or a glob; a column that is text in some files is text in all."""
     files = find_files(place, "table")
     tables = [decoded(read_columns(file, None, strings=())) for file in files]
     texts = {field.name for table in tables for field in table.schema if pa.types.is_string(field.type)}
@@ -179,13 +171,7 @@ def roles_of(
 ) -> Roles:  # fmt: skip
     """Find the roles of a log's columns: those given, then by name, then by how many values they have.
 
-    Args:
-        path: of the log, for errors.
-        given: columns by role, as the options name them; None is found out.
-        query_columns, label_columns: of the feature tables, which must have the ids' columns.
-
-    Raises:
-        DataError: a column that is given is not there, or no column can be ids of queries or of labels.
+    `query_columns` and `label_columns` are of the feature tables, which must have the ids' columns.
     """
     for role, name in given.items():
         if name is not None and name not in log.column_names:

@@ -56,10 +56,6 @@ def draft_recipe(
         out: the recipe to write; must not exist.
         queries, labels: feature tables, keyed by the columns of ids in `clicks`.
         query_id, label_id, timestamp, event: columns of `clicks`; those not given are found out.
-
-    Raises:
-        RecipeError: `out` is already there.
-        DataError: a file that cannot be read, no columns of ids, or ids that the tables lack, or have in another type.
     """
     if out.exists():
         raise RecipeError(f"{out} already exists: expected a path that is free; nothing was changed")
@@ -71,32 +67,16 @@ def draft_recipe(
     tables = {key: read_table(path) for key, path in beside.items() if path is not None}
     names = {key: tables[key].column_names if key in tables else [] for key in beside}
     roles = roles_of(log, clicks, given, query_columns=names["queries"], label_columns=names["labels"])
-    for path, key, name in ((queries, "queries", roles.query_id), (labels, "labels", roles.label_id)):
-        if path is not None:
-            _check_table(tables[key], path, log, clicks, name)
+    for key, name in (("queries", roles.query_id), ("labels", roles.label_id)):
+        if key in tables and name not in names[key]:
+            found = ", ".join(names[key])
+            raise DataError(f"{beside[key]}: expected a column {name!r}, the ids of {clicks}, found {found}: rename it")
     places = {"train": clicks} | {key: path for key, path in beside.items() if path is not None}
     text = _recipe(out, log, roles, tables, places)
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     load_recipe(out)  # what is written is a recipe
     return roles
-
-
-def _check_table(table: pa.Table, path: Path, log: pa.Table, clicks: Path, name: str) -> None:
-    """Refuse a feature table whose ids `fit` would refuse."""
-    if name not in table.column_names:
-        raise DataError(
-            f"{path}: expected a column {name!r}, the ids of {clicks}, found {', '.join(table.column_names)}: "
-            "rename it in one of the two"
-        )
-    kinds = {
-        file: "strings" if is_text(of.schema.field(name).type) else "integers"
-        for file, of in ((clicks, log), (path, table))
-        if file.suffix == ".parquet"
-    }
-    if len(set(kinds.values())) > 1:
-        found = ", ".join(f"{kind} in {file}" for file, kind in kinds.items())
-        raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
 
 
 class _Sizes(NamedTuple):
@@ -111,7 +91,6 @@ class _Sizes(NamedTuple):
 
     @property
     def repeats(self) -> float:
-        """Share of the rows with ids that are a pair that is there already."""
         return 1 - self.pairs / max(self.rows - self.bad, 1)
 
 
