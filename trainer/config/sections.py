@@ -42,9 +42,8 @@ class DataConfig(Section):
     """Where interactions and feature tables are, and which of their rows count.
 
     A place is a file, a directory (every file below it), a glob such as `logs/2026-*/*.parquet`, a URL such as
-    `s3://bucket/logs/` (the extra `remote`), or a list of these. Paths are relative to the recipe. Files are read in
-    the order of the list and by name within one entry; of columnar ones, the columns that the recipe needs. Folders
-    named `key=value` give every file below them a column `key`.
+    `s3://bucket/logs/` (the extra `remote`), or a list of these, relative to the recipe. Files are read in the order of
+    the list, then by name. Folders named `key=value` give every file below them a column `key`.
     """
 
     train: Places
@@ -93,19 +92,16 @@ class DataConfig(Section):
     display: list[str] = Field(default_factory=list)
     """Columns of the label table that answers carry along, such as a title."""
     reduction: Literal["expand", "sample", "smallest"] = "expand"
-    """What a query with several labels trains on. `expand`: a pair for every label [R21 §5.2]. `sample`: an epoch
-    visits every training query once, with one of its labels drawn uniformly by (seed, epoch) [Re19 §5]; what is
-    held out keeps all its labels, and frequencies are those of the visits. `smallest`: every query keeps its
-    smallest label id alone, in every file, before a split is cut: by number if all label ids are integers, else by
-    text; labels that are nobody's smallest leave the catalogue unless `labels` lists them [BM20 A.2]."""
+    """Training pairs of a query with several labels. `expand`: one for every label [R21 §5.2]. `sample`: an epoch
+    visits every training query once, with one of its labels drawn uniformly [Re19 §5]; held-out queries keep all, and
+    frequencies are those of the visits. `smallest`: every query keeps its smallest label id, in every file, before a
+    split is cut; other labels leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: SplitConfig | None = None
     prepared: Path | None = None
-    """Folder where the data set is kept as it was read: `longtail-train prepare`, or the first job, writes it, and
-    every job after maps it in place of reading, until a file or a setting of reading is another one. May be removed at
-    any time."""
+    """Folder of the data set as it was read: `longtail-train prepare`, or the first job, writes it, and later jobs map
+    it until a file or a setting of reading changes. May be removed at any time."""
     memory: ByteSize = Field(default=ByteSize(4_000_000_000), ge=64_000_000)
-    """What reading may take of it where `prepared` names a folder, such as `4G`: what is larger is put there as it is
-    read, and worked on part by part."""
+    """Limit of reading where `prepared` names a folder, such as `4G`: larger data are worked on there in parts."""
 
     @property
     def ordered(self) -> bool:
@@ -137,20 +133,18 @@ class OptimizerConfig(Section):
     l2: float = Field(default=0.0, ge=0)
     """Minimises the loss + l2·‖θ‖², θ all rows of all tables and all dense parameters but a learned temperature. A
     step adds 2·l2·θ to the gradient of dense parameters, and to a touched row's that for every step since it was last
-    touched, so that the penalty is the full objective's on average; rows no step touches keep their values. The
-    printed loss leaves it out. A weight decay of w, as in [R21], is l2 = w / 2. [BM20 A.2] has "a quadratic
-    regularizer" and does not say of what; `loss.regularizer` is the one of scores."""
+    touched; rows no step touches keep their values. The printed loss leaves it out. A weight decay of w, as in [R21],
+    is l2 = w / 2. `loss.regularizer` is one of scores."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled from the gradient, as in AdamW: a step first multiplies dense parameters but a learned temperature by
-    1 − rate·weight_decay, and a touched row by that for every step since it was last touched. AdamW's usual 0.01 is
-    small at a rate of 0.001; here 1 to 10 are worth trying on embeddings."""
+    1 − rate·weight_decay, and a touched row by that for every step since it was last touched; try 1 to 10."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`."""
     warmup: float = Field(default=0.0, ge=0, lt=1)
     """Share of `epochs` in which both rates rise from 0; `linear` and `cosine` then fall in what is left."""
     average: float | None = Field(default=None, gt=0, lt=1)
     """Validates and serves the weights' exponential moving average over the steps: one step's weigh `average` times the
-    next one's; .999 looks back a thousand. Exact for tables, too, at the cost of the rows that a step touches."""
+    next one's; .999 looks back a thousand."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Largest norm of a step's whole gradient, l2's part included."""
 
@@ -180,8 +174,7 @@ class TrainingConfig(Section):
     for the batch's gradient. Negatives of the batch are those of the part."""
     patience: int | None = Field(default=None, ge=0)
     """Stops when the validation metric has not risen for this many evaluations; 0 never does. By default 5 where the
-    rates are constant, and never where a schedule lets them fall. With a valid split, the evaluation that did best on
-    it is the one kept, whether training stopped early or not."""
+    rates are constant, and never where a schedule lets them fall. The best evaluation's weights are kept."""
     evaluate_every: int | float = Field(default=1, gt=0)
     """Epochs between validations, or a share of an epoch: 0.25 looks four times an epoch. Each takes the best of λ = 0,
     ½ and 1, the whole grid follows at the end."""
@@ -196,16 +189,14 @@ class TrainingConfig(Section):
     """Keep the optimisers' state with the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
     weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""
     devices: Literal["one", "all"] = "one"
-    """`all` computes a step on every device that JAX finds: each takes an equal part of a batch and keeps an equal part
-    of every table's rows with its optimiser's. Negatives are those of the whole batch, figures those of one device but
-    for the order of sums. Needs the JAX backend, which `longtail-train` then chooses. A run may go on with another
-    number of devices."""
+    """`all` computes a step on every device that JAX finds: each takes an equal part of a batch and of every table's
+    rows. Negatives are those of the whole batch, figures those of one device but for the order of sums. Needs the JAX
+    backend, which `longtail-train` then chooses. A run may go on with another number of devices."""
     processes: int = Field(default=1, ge=1)
     """Processes that train together, one on each host, started alike (`longtail-train fit --coordinator`)."""
     replay: float = Field(default=1.0, ge=0, le=1)
-    """After a warm start: share of the pairs that the bundle has learnt from which an epoch visits, drawn anew each
-    epoch; it visits every pair that is newer. Needs `data.timestamp`. Histories, frequencies and what a query has seen
-    are of all pairs whatever it is."""
+    """After a warm start: share of the pairs that the bundle has learnt from which an epoch visits, drawn each epoch
+    with every newer pair. Needs `data.timestamp`. Histories, frequencies and seen labels are of all pairs."""
 
     def _problems(self) -> Iterator[str]:
         if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
@@ -266,8 +257,8 @@ class EvaluationConfig(Section):
     """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
     nothing and only 0 is measured."""
     popularity: list[DialValue] | None = Field(default=None, min_length=1)
-    """The grid of μ, the strength of log π, where ν is another than π; by default the numbers of `bias_removal`. Where
-    ν is π, μ is λ once more: then nothing is measured on this grid, and `fit` says so."""
+    """The grid of μ, the strength of log π; by default the numbers of `bias_removal`. Where ν is π, μ is λ once more,
+    and `fit` says so."""
     default_bias_removal: DialValue | None = None
     """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
     1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
@@ -285,10 +276,9 @@ class EvaluationConfig(Section):
     of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them
     alike, every pair and not every query. Epochs still go by `metric`."""
     baselines: list[BaselineName] = Field(default=["popularity", "recent popularity", "item-kNN", "iALS"])
-    """Reported beside the model, on the same queries and labels, to learn from the same pairs; none with `[]`.
-    `recent popularity` counts the latest share of the training pairs, the share chosen on valid; it needs times.
-    `item-kNN` (cosine) and `iALS` (64 factors) are skipped, and the report says so, where they would take minutes. A
-    query without a known pair gets popularity from both."""
+    """Reported with the model, of the same pairs, queries and labels; none with `[]`. `recent popularity` counts the
+    latest share of the training pairs, the share chosen on valid. `item-kNN` (cosine) and `iALS` (64 factors) are
+    skipped where they would take minutes, and the report says so."""
     tune_baselines: bool = False
     """Chooses the neighbours of `item-kNN` and the confidence and regularisation of `iALS` on valid, of 4 and 12."""
     exclude_seen: bool = True

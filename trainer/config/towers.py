@@ -91,8 +91,7 @@ class FeatureConfig(Section):
     positive itself. `audience`: ids of the queries that chose the label; never the row's own. `bag`: ids, or ids with
     weights. `text`: words, hashed. `number`: one, as `transform` says.
     `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`.
-    A recipe may name a kind of one's own, with its parameters beside it; `kind` is then what it reads, and `own` the
-    choice."""
+    A recipe may name a kind of one's own; `kind` is then what it reads, and `own` the choice."""
     column: str | None = None
     """Column of the feature table, or of the interactions; by default the feature's name."""
     origin: Literal["table", "row"] = Field(default="table", alias="from")
@@ -116,7 +115,7 @@ class FeatureConfig(Section):
     """Rows of a `text` feature's table."""
     combiner: Literal["mean", "sum", "sqrtn", "attention"] = "mean"
     """How a history, audience, bag or text is pooled. `attention` is the mean by weights times exp(e·a), e an entry's
-    embedding and a a learned vector, 0 at first, of the feature's own."""
+    embedding and a a learned vector."""
     weights: Literal["equal", "symmetric"] = "equal"
     """Of a `history` or an `audience`: what an entry weighs. `equal`: 1. `symmetric`: 1 / √(n·d), n the entries and d
     the training pairs of the entry's label, or query (LightGCN, He et al. 2020)."""
@@ -141,8 +140,7 @@ class FeatureConfig(Section):
     """Of a `history`: an entry weighs half as much as the one that comes so many entries after it."""
     encoder: EncoderConfig | None = None
     """Of a `history`: reads it as a sequence, by the layers of `sasrec` or `hstu`, in place of pooling it; the data
-    need an order in time. A step then holds the pairs of whole queries, and trains on every place of their histories.
-    """
+    need an order in time. A step then holds the pairs of whole queries."""
     transform: Literal["standard", "log", "quantile"] = "standard"
     """Of a `number`. `standard`: minus the training mean, over the training standard deviation. `log`: the same of
     sign(x)·log(1 + |x|), for prices and counts. `quantile`: an embedding for each of `buckets` ranges that hold as many

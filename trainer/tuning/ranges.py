@@ -40,12 +40,10 @@ class Ranges:
         for key, values in self.tune.ranges.items():
             if values.choices is not None:
                 trial.suggest_categorical(key, list(self._choices(key)))
-            elif values.low is not None and values.high is not None:
-                if values.whole:
-                    step = int(values.step or 1)
-                    trial.suggest_int(key, int(values.low), int(values.high), step=step, log=values.log)
-                else:
-                    trial.suggest_float(key, values.low, values.high, step=values.step, log=values.log)
+            else:
+                suggest: Any = trial.suggest_int if values.whole else trial.suggest_float
+                steps = {} if values.step is None else {"step": values.step}
+                suggest(key, values.low, values.high, log=values.log, **steps)
         return self.values(trial.params)
 
     def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
