@@ -22,7 +22,7 @@ test:  ## Everything: lint, types, the whole suite.
 	$(MAKE) --jobs=3 check $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
 
-test-nightly: $(VENV)/.installed  ## The proofs once more on JAX.
+test-nightly: $(VENV)/.installed  ## Slow proofs, and the proofs of CI once more on JAX.
 	$(PYTEST) -m nightly
 
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.

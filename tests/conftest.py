@@ -21,6 +21,9 @@ import pytest
 if TYPE_CHECKING:
     from tests.s3 import S3Server
 
+# pytest-xdist has a process to every core: more threads of FAISS and BLAS would wait for each other.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What fails in tf2onnx is not passed over, so it copies no graph before each of its optimisers to go back to.
 os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
 

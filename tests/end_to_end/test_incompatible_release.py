@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import io
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from longtail.bundle import Bundle
 from longtail.client import Client, LongtailError, NewLabel, NotFoundError
 from longtail.index import Releases, build, refused_features
+from longtail.index.cli import main
 from tests.bundles import make_bundle
 from tests.serving.process import ServerProcess, server, until
 
@@ -72,9 +73,11 @@ def service(releases: Path, tmp_path: Path) -> Iterator[tuple[ServerProcess, Cli
             yield process, client
 
 
-def publish(releases: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "longtail.index", "publish", str(releases), name, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def publish(releases: Path, name: str, *options: str) -> tuple[int, str]:
+    """Run `longtail-index publish`; its exit code and what it says on stderr."""
+    with redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit) as ended:
+        main(["publish", str(releases), name, *options])
+    return int(ended.value.code or 0), said.getvalue()
 
 
 def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]) -> None:
@@ -92,9 +95,9 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     assert client.retrieve(features=FEATURES).release == "first"
     # By force it is published and served. This is what happened without a word before: ready, and 422 for everybody.
     (releases / "CURRENT").write_text('{"current": "first", "history": ["first"]}')
-    forced = publish(releases, "narrow", "--force")
-    assert forced.returncode == 0
-    assert "query feature 'history'" in forced.stderr
+    code, said = publish(releases, "narrow", "--force")
+    assert code == 0
+    assert "query feature 'history'" in said
     until(lambda: client.release()["name"] == "narrow", "the forced release to be served")
     with pytest.raises(LongtailError) as caught:
         client.retrieve(features=FEATURES)
@@ -102,28 +105,28 @@ def test_a_missing_feature(releases: Path, service: tuple[ServerProcess, Client]
     # Going back needs no force, and a release that takes as much as the one before none either.
     Releases(releases).rollback()
     until(lambda: client.release()["name"] == "first", "the release before to be served")
-    assert publish(releases, "second").returncode == 0
+    assert publish(releases, "second")[0] == 0
     until(lambda: client.release()["name"] == "second", "the next release to be served")
     assert client.retrieve(features=FEATURES).release == "second"
 
 
 def test_dropped_labels(releases: Path, service: tuple[ServerProcess, Client], tmp_path: Path) -> None:
     _, client = service
-    assert publish(releases, "bare", "--state", str(tmp_path / "no-state")).returncode == 0
+    assert publish(releases, "bare", "--state", str(tmp_path / "no-state"))[0] == 0
     until(lambda: client.release()["name"] == "bare", "a release that drops no label to be served")
-    assert publish(releases, "first").returncode == 0
+    assert publish(releases, "first")[0] == 0
     until(lambda: client.release()["name"] == "first", "the first release to be served")
     client.add_labels(NewLabel("brand new", {"genres": ["g1"], "year": 1}, {"title": "New"}))
-    refused = publish(releases, "bare")
-    assert refused.returncode == 2
-    assert "1 labels added while serving would be dropped: 'brand new' (" in refused.stderr
+    code, said = publish(releases, "bare")
+    assert code == 2
+    assert "1 labels added while serving would be dropped: 'brand new' (" in said
     # A publisher that does not see the service's state lets it through; the service does not.
-    assert publish(releases, "bare", "--state", str(tmp_path / "no-state")).returncode == 0
+    assert publish(releases, "bare", "--state", str(tmp_path / "no-state"))[0] == 0
     with pytest.raises(LongtailError) as caught:
         client.reload()
     assert caught.value.type == "release_refused"
     assert client.label("brand new").bucket == "new"
-    assert publish(releases, "bare", "--force").returncode == 0
+    assert publish(releases, "bare", "--force")[0] == 0
     until(lambda: client.release()["name"] == "bare", "the forced release to be served")
     with pytest.raises(NotFoundError):
         client.label("brand new")

@@ -251,7 +251,7 @@ def foreground(releases: Path, root: Path, *python: str) -> Iterator[ServerProce
             process.wait()
 
 
-@pytest.mark.parametrize("when", ["ready", "starting"])
+@pytest.mark.parametrize("when", ["ready", pytest.param("starting", marks=pytest.mark.nightly)])
 def test_one_ctrl_c_to_the_foreground_group_ends_all(releases: Path, tmp_path: Path, when: str) -> None:
     with foreground(releases, tmp_path, "-m", "longtail.serving") as process:
         if when == "ready":
@@ -274,6 +274,7 @@ cli.main(sys.argv[1:])
 """
 
 
+@pytest.mark.nightly
 def test_young_deaths_spare_a_healthy_worker(releases: Path, tmp_path: Path) -> None:
     with foreground(releases, tmp_path, "-c", YOUNG) as process:
         process.wait_until_ready()

@@ -81,9 +81,7 @@ def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("quick", "expected"), [("ivf_fastscan", "ivf_fastscan"), ("ivf_sq", "ivf_sq"), (None, "ivf_flat")]
-)
+@pytest.mark.parametrize(("quick", "expected"), [("ivf_fastscan", "ivf_fastscan"), (None, "ivf_flat")])
 def test_auto_takes_the_quickest_of_the_kinds_it_measured(
     quick: str | None, expected: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:

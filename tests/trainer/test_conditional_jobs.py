@@ -35,7 +35,13 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(settings, id=name, marks=[] if name in ("adversarial", "streaming") else pytest.mark.nightly)
+        for name, settings in JOBS.items()
+    ],
+)
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,24 +48,30 @@ def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[
 
 
 @pytest.fixture(scope="module")
-def taken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of what steps gave, by how many devices took them."""
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what steps gave on one device and on two."""
     folder = tmp_path_factory.mktemp("devices")
-    for two in ((1, 2), (4,)):
-        wait(*[steps(folder, str(number), number) for number in two])
-    where = coordinator()
-    wait(*[steps(folder, "processes", 2, where, number) for number in (0, 1)])
-    wait(steps(folder, "resumed", 3))
+    wait(*[steps(folder, str(number), number) for number in (1, 2)])
     return folder
 
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["2", "4", "processes", "resumed"])
-def test_losses_and_models_of_several_devices_are_those_of_one(taken: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("4", "resumed"))])
+def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: str) -> None:
     """Tables and optimisers by parts of rows, negatives of the whole batch; `resumed` took its second half on three
     devices, from what two processes of two had written while they went on."""
-    one, several = np.load(taken / "1.npz"), np.load(taken / f"{name}.npz")
+    if name == "4":
+        wait(steps(one, name, 4))
+    elif name == "resumed":
+        where = coordinator()
+        wait(*[steps(one, "processes", 2, where, number) for number in (0, 1)])
+        wait(steps(one, name, 3))
+    for found in (name, "processes") if name == "resumed" else (name,):
+        assert_same(np.load(one / "1.npz"), np.load(one / f"{found}.npz"))
+
+
+def assert_same(one: Any, several: Any) -> None:
     assert len(one.files) == len(several.files) == 3 * 4
     for key in one.files:
         expected = one[key]
@@ -111,7 +118,7 @@ def killed(folder: Path, out: str, victim: int, *, later_than: int) -> tuple[int
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_loss_of_a_process_ends_the_other_and_loses_nothing(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
     whole = finished(tmp_path, "whole")

@@ -90,6 +90,7 @@ def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> N
     assert [path.name for path in work.iterdir()] == ["logs"], "checkpoints go once the bundle is written"
 
 
+@pytest.mark.nightly
 def test_so_does_one_with_layers_of_ones_own_and_negatives_of_its_own_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
