@@ -196,13 +196,6 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
     assert documented == real
 
 
-def test_the_citation_is_of_this_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == PROJECT["version"]
-    assert citation["license"] == PROJECT["license"]
-    assert {"cff-version", "message", "title", "authors"} <= set(citation)
-
-
 def targets() -> set[str]:
     return set(re.findall(r"(?m)^([a-z][\w-]*):", (ROOT / "Makefile").read_text()))
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tomllib
 import venv
 import zipfile
@@ -53,10 +52,6 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return environment
 
 
-def site_packages(environment: Path) -> Path:
-    return Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
-
-
 def scripts(wheel: Path) -> set[str]:
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
@@ -85,32 +80,6 @@ def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path) -> None:
         "longtail-index",
         "longtail-serve",
     }
-
-
-def test_a_neighbour_called_trainer_is_left_alone(wheel: Path, tmp_path: Path) -> None:
-    """Both are installed, in either order, and a user's own `index.py` and `client.py` stand in the working folder."""
-    environment, work = tmp_path / "env", tmp_path / "work"
-    venv.create(environment, with_pip=False)
-    packages = site_packages(environment)
-    (packages / "trainer").mkdir()
-    (packages / "trainer" / "__init__.py").write_text("NEIGHBOUR = True\n")
-    pip("--python", environment / "bin" / "python", "install", "--no-deps", "--no-index", wheel)
-    # What the wheel depends on comes from the environment of the tests, whose own editable install is not seen.
-    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
-    work.mkdir()
-    for name in ("index.py", "client.py"):
-        (work / name).write_text("raise SystemExit('shadowed')\n")
-    program = (
-        "import trainer, longtail.trainer, longtail.index, longtail.client, longtail.serving\n"
-        "from importlib.resources import files\n"
-        "assert trainer.NEIGHBOUR\n"
-        "assert (files('longtail.trainer') / 'recipes' / 'movielens-100k.toml').is_file()\n"
-        "print(longtail.trainer.__file__)\n"
-    )
-    found = subprocess.run([environment / "bin" / "python", "-c", program], cwd=work, capture_output=True, text=True)
-    assert found.stdout.strip() == str(packages / "longtail" / "trainer" / "__init__.py"), found.stderr
-    for command in ("longtail-train", "longtail-index", "longtail-serve"):
-        subprocess.run([environment / "bin" / command, "--help"], cwd=work, check=True, stdout=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +121,3 @@ def test_a_command_that_lacks_a_part_names_its_extra(
         f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install 'longtail[{extra}]'"
     ]
     assert found.returncode == 2
-
-
-def test_the_client_needs_httpx2_and_pydantic_and_no_more() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert [*project["dependencies"], *project["optional-dependencies"]["client"]] == ["pydantic>=2.9", "httpx2>=2.0"]
-
-
-def test_clean_removes_what_a_build_leaves() -> None:
-    (recipe,) = [line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("\trm -rf")]
-    assert {"build", "dist", "*.egg-info"} <= set(recipe.split())
-    assert os.sep not in recipe.replace("\trm -rf", "")

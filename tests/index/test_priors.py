@@ -27,7 +27,6 @@ from longtail.index import (
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
 from tests.bundles import make_bundle
-from tests.index.test_cli import run
 
 L = 60
 
@@ -225,26 +224,3 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
         shelf.publish("without")
     shelf.publish("without", force=True)
     assert shelf.current() == "without"
-
-
-def test_the_command_line_from_build_to_a_published_refresh(
-    bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(tmp_path / "t.parquet", bundle, recent=np.linspace(-3, 0, L))
-    shelf = tmp_path / "r"
-    assert bundle.path is not None
-    asked = ("--releases", shelf, "--name", "first", "--publish")
-    assert run("build", bundle.path, *asked, "--priors", path, "--prior", "recent=0:2:0.5") == 0
-    output = capsys.readouterr().out
-    assert "priors: 60 of 60 labels found, 0 rows of no label\n" in output
-    assert "2: 1.000" in output
-    assert "at 6 corners of the priors' weights 1.000 or more (λ = -1, recent = 0)\n" in output
-    assert run("priors", shelf, path, "--name", "second", "--publish") == 0
-    assert capsys.readouterr().out.endswith("published: second\n")
-    assert Releases(shelf).open("second").bundle.priors.weights({}).tolist() == [0.5]  # type: ignore[union-attr]
-    assert run("build", bundle.path, "--releases", shelf, "--prior", "recent=0:2") == 2
-    assert "expected --priors TABLE with them, received none" in capsys.readouterr().err
-    assert run("priors", shelf, path, "--missing", "mean") == 2
-    assert "--missing: expected min, median or a number, received 'mean'" in capsys.readouterr().err
-    assert run("priors", shelf, path, "--missing", "nan") == 2
-    assert "--missing: expected a number that float32 holds, received nan" in capsys.readouterr().err

@@ -17,7 +17,6 @@ from longtail.index import (
     build,
 )
 from tests.bundles import make_bundle
-from tests.index.test_cli import run
 
 
 @pytest.fixture
@@ -126,28 +125,3 @@ def test_a_promise_of_mirrored_queries_is_kept(shelf: Releases, tmp_path: Path) 
     shelf.publish("second", state=tmp_path / "state")
     shelf.publish("third", force=True)
     assert shelf.current() == "third"
-
-
-def test_the_command_line(shelf: Releases, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("stage", shelf.root, "second") == 0
-    counts(skipped=7).write(shelf.root / ".state", 0)
-    (shelf.root / "promise.toml").write_text("[staged]\nmax_refused = 0.05\n")
-    assert run("staged", shelf.root) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "staged: second",
-        "second beside first: 100 queries mirrored, 2 refused",
-        "7 more were left out: the mirror was busy",
-        "first refusal: user: expected a string",
-        "overlap: 0.600",
-        "exposure: head 60.0% → 51.0%, torso 30.0% → 30.6%, tail 10.0% → 18.4%, new 0.0% → 0.0%",
-        "shadow recall, all: 0.1267 -0.0267 ± 0.0319 (300 choices)",
-        "shadow recall, head: 0.1750 -0.0500 ± 0.0433 (200 choices)",
-        "shadow recall, tail: 0.0300 +0.0200 ± 0.0390 (100 choices)",
-    ]
-    (shelf.root / "promise.toml").write_text("[staged]\nmin_queries = 1000\n")
-    assert run("staged", shelf.root) == 1
-    assert "not yet: expected at least 1,000 queries mirrored beside first, found 100" in capsys.readouterr().out
-    assert run("list", shelf.root) == 0
-    assert any(line.split()[1:3] == ["s", "│"] for line in capsys.readouterr().out.splitlines())
-    assert run("unstage", shelf.root) == 0
-    assert capsys.readouterr().out == "no longer staged: second\n"

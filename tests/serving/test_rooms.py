@@ -100,17 +100,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert len(list(TopologicalSorter(graph()).static_order())) == len(modules())
 
 
-@pytest.mark.parametrize("room", ["core", "monitoring"])
-def test_imports_no_web_framework(room: str) -> None:
-    found = {
-        (str(path.relative_to(SERVING)), name)
-        for path in (SERVING / room).rglob("*.py")
-        for name in imported_by(path)
-        if name.partition(".")[0] in HTTP
-    }
-    assert found == set()
-
-
 @pytest.mark.process
 def test_core_and_monitoring_load_no_web_framework() -> None:
     rooms = sorted(module for module in modules() if room_of(module) in ("core", "monitoring"))

@@ -203,18 +203,6 @@ def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns:
     assert found.queries == 20
 
 
-def test_many_files_are_one_log(tmp_path: Path) -> None:
-    (tmp_path / "days").mkdir()
-    (tmp_path / "days" / "1.csv").write_text("user,item,time\n" + "".join(f"{n % 3},{n % 5},{n}\n" for n in range(30)))
-    (tmp_path / "days" / "2.CSV").write_text("user,item,time\nundefined,1,31\n")
-
-    draft_recipe(tmp_path / "days", tmp_path / "recipe.toml")
-
-    data = load_recipe(tmp_path / "recipe.toml").data
-    assert (data.train, data.placeholders) == (tmp_path / "days", ["undefined"])
-    assert check(tmp_path / "recipe.toml").rows[0].startswith("Left out, of 31 rows read: 1 by bad rows")
-
-
 def test_it_never_overwrites(tmp_path: Path) -> None:
     clicks, out = shop(tmp_path), tmp_path / "recipe.toml"
     out.write_text("mine")

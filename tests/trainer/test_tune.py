@@ -282,14 +282,6 @@ def test_another_recipe_or_other_data_in_its_directory_are_refused(tmp_path: Pat
     assert len(script.recipes) == 2
 
 
-def test_without_optuna_it_says_which_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "longtail.trainer.tuning.study")
-    with pytest.raises(RecipeError, match=r"expected optuna to be installed: pip install 'longtail\[tune\]'"):
-        import longtail.trainer.tuning.study  # noqa: F401
-    assert not (tmp_path / "out").exists()
-
-
 def test_data_are_read_once_but_for_trials_that_read_others(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
