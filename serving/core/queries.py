@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import orjson
@@ -191,10 +191,8 @@ class Query(SearchOptions):
         "should be 1. Where `proposal` is a tree, `bias_removal` must be 0.",
     )
 
-    @property
-    def arm(self) -> ArmAnswer | None:
-        """The arm of an experiment that it is in."""
-        return None
+    arm: ClassVar[ArmAnswer | None] = None
+    """The arm of an experiment that it is in."""
 
     def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
         """Return the query with the settings of its arm."""
@@ -215,7 +213,7 @@ class QueryInArm(Query):
     _arm: ArmAnswer = PrivateAttr()
 
     @property
-    def arm(self) -> ArmAnswer:
+    def arm(self) -> ArmAnswer:  # type: ignore[override]  # of its own, not its class'
         """The arm of an experiment that it is in."""
         return self._arm
 
