@@ -23,12 +23,7 @@ class ServingError(Exception):
         self.field = field
 
     def renumbered(self, items: str, places: Sequence[int]) -> Self:
-        """The same about a list that these entries were taken from.
-
-        Args:
-            items: the list's name in the request.
-            places: where the entries stand in it; this error's field names one of them, or the whole list.
-        """
+        """Return the same error about the list `items` of the request, in which its entries stand at `places`."""
         _, *path = (self.field or items).split(".")
         if path:
             path[0] = str(places[int(path[0])])
@@ -126,15 +121,7 @@ class StateError(ServingError):
 
 @contextmanager
 def serving_errors(items: str) -> Iterator[None]:
-    """Raise a bundle's errors about its towers and their inputs as the service's.
-
-    Args:
-        items: leads the field of a client's error: `queries` makes `queries.0.features.NAME`.
-
-    Raises:
-        InvalidRequestError: for an InputError.
-        UnservableReleaseError: for a TowerError.
-    """
+    """Raise a bundle's errors as the service's; `items` leads their fields, as in `queries.0.features.NAME`."""
     try:
         yield
     except InputError as error:

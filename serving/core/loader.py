@@ -27,14 +27,7 @@ def load_release(
 ) -> Retriever:
     """Open a release, verify every file, answer a first query from it and measure its baseline.
 
-    Args:
-        releases: where it is.
-        name: the release's.
-        device, state: as of `Releases.open`.
-        max_new_labels: labels that may be added beside the index.
-
-    Raises:
-        BundleError, UnservableReleaseError, OSError, LongtailIndexError: what is wrong with it.
+    Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError: what is wrong with it.
     """
     release = releases.open(name, device=device, towers=False, state=state)
     with release.searcher.patience():

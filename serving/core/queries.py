@@ -328,15 +328,7 @@ class Dials:
         return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights)
 
     def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
-        """λ and μ of a request.
-
-        Args:
-            asked: what the client sent.
-            prefix: leads the fields of errors, such as `queries.0.`.
-
-        Raises:
-            InvalidRequestError: λ, μ or their sum is outside what the release answers.
-        """
+        """Return λ and μ of a request; raises InvalidRequestError for those that the release does not answer."""
         noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
         prior = self.popularity.default if asked.popularity is None else asked.popularity
         if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
@@ -354,15 +346,7 @@ class Dials:
         return noise, prior
 
     def read_priors(self, asked: SearchOptions, prefix: str = "") -> Float32:
-        """Weight of every prior of the release in a request, float32 [P].
-
-        Args:
-            asked: what the client sent.
-            prefix: leads the fields of errors, such as `queries.0.`.
-
-        Raises:
-            InvalidRequestError: a prior that the release has not, or a weight outside its limits.
-        """
+        """Return the weight of every prior of the release, float32 [P]; raises InvalidRequestError for another."""
         for name, weight in asked.priors.items():
             limits = self.priors.get(name)
             if limits is None:
@@ -427,15 +411,13 @@ class ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
-            options: k, λ, μ, weights of priors and filters as the client sent them.
+            options: as the client sent them.
             dials: which λ, μ and weights the release answers.
             catalogue: the release's.
             prefix: leads the fields of errors, such as `queries.0.`.
 
         Raises:
-            InvalidRequestError: more labels than there are, a λ, μ or weight outside the release's range, priors that
-                it has not, slots to explore that k has not, or of buckets that may not be answered, columns to show
-                that there are not, a filter that does not fit the columns, or labels to keep apart as none can be.
+            InvalidRequestError: names the option that this release cannot answer.
         """
         k = options.k if "k" in options.model_fields_set else min(options.k, catalogue.labels)
         if k > catalogue.labels:
@@ -507,13 +489,7 @@ class Diversity:
 
 
 def first_pool(asked: int | None, k: int, labels: int) -> int:
-    """How many labels are chosen from at first.
-
-    Args:
-        asked: what the request says, if it does.
-        k: labels wanted.
-        labels: how many there are.
-    """
+    """Return how many labels are chosen from at first: as many as the request asks for, or 4·k and at least 100."""
     return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if asked is None else asked, max(MOST_POOL, k), labels)
 
 

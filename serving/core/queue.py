@@ -115,9 +115,7 @@ class SearchQueue(Generic[Work, Result]):
             client: clients take turns.
 
         Raises:
-            QueueFullError: names the limit that the work would exceed.
-            TimedOutError: there is no result in time.
-            Exception: the one that `run` returns for this work.
+            QueueFullError, TimedOutError: too much waits, or there is no result in time.
         """
         loop = asyncio.get_running_loop()
         job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
@@ -260,10 +258,9 @@ class BoundedExecutor:
     """Runs blocking work of an event loop's tasks in one thread, with bounds on how much waits and for how long.
 
     Args:
-        name: of the thread.
+        name, initializer: of the thread.
         max_pending: works that wait.
         timeout: seconds that a caller waits for its result; the work goes on.
-        initializer: called first in the thread.
     """
 
     def __init__(
@@ -275,12 +272,7 @@ class BoundedExecutor:
         self._waiting = 0
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Return the work's result.
-
-        Raises:
-            QueueFullError: too much waits already.
-            TimedOutError: it takes too long; it is done all the same, unless the process ends.
-        """
+        """Return the work's result; raises QueueFullError, and TimedOutError for work that is done all the same."""
         if self._waiting >= self._max_pending:
             raise QueueFullError(f"expected at most {self._max_pending} such requests waiting, found as many")
         self._waiting += 1

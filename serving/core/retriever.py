@@ -192,16 +192,10 @@ class Retriever:
         )
 
     def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
-        """The best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` [METHODS §6].
+        """Find the best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` [METHODS §6].
 
-        ν is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the noise that its `log_pn` holds.
-
-        Args:
-            queries: queries of one batch.
-            draws: how slots that they explore are drawn; None: by a lottery of their own.
-
-        Raises:
-            InvalidRequestError: names the query and field that this release cannot answer.
+        ν is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the noise that its `log_pn` holds. Raises
+        InvalidRequestError, which names the query and field that this release cannot answer.
         """
         started = perf_counter()
         resolved = [
@@ -228,12 +222,7 @@ class Retriever:
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started)
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
-        """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`.
-
-        Raises:
-            InvalidRequestError: features that the query tower cannot read.
-            UnknownLabelError: the release has no such label.
-        """
+        """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`."""
         features_B = [query.features for request in requests for query in request.queries or ()]
         rows = [
             self.catalogue.row(id_, field=f"labels.{place}")
@@ -297,18 +286,10 @@ class Retriever:
         return np.array(numbers, np.float32)
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
-        """The labels nearest to given labels, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, the label itself left out.
+        """Find the labels nearest to each label, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, itself left out.
 
         λ and μ are 0 unless a request says otherwise: nearness, not popularity. ν is never a tree p_n(y|x), for which
-        a label has no query features to look at, but then π as well.
-
-        Args:
-            requests: the queries are all labels of the first, then of the next.
-            draws: as for `retrieve`.
-
-        Raises:
-            UnknownLabelError: the release has no such label.
-            InvalidRequestError: as for `retrieve`.
+        a label has no query features to look at, but then π as well. Raises as `retrieve`; UnknownLabelError.
         """
         started = perf_counter()
         rows: list[int] = []

@@ -86,10 +86,6 @@ class Service:
 
     Searching runs in threads of its own: FAISS and ONNX Runtime leave the interpreter to the event loop while they
     compute, so a long search stalls neither /livez nor the parsing of the next request.
-
-    Args:
-        settings: settings of the service.
-        monitoring: counts what the service does.
     """
 
     def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
@@ -194,9 +190,7 @@ class Service:
             forced: even if clients of the release before lose features or labels.
 
         Raises:
-            UnservableReleaseError: clients would lose something and it is not forced, or label changes cannot be
-                embedded; the release before stays.
-            StoreError: the label changes of a first release cannot be read.
+            UnservableReleaseError, StoreError: it cannot be served; the release before stays.
         """
         with self._changing:
             # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
@@ -262,18 +256,15 @@ class Service:
         """Answer queries, each as the arm of its unit does while an experiment runs.
 
         Args:
-            queries, answer_id, request_id: of the request.
+            queries, answer_id, request_id, preview: as of `Search`.
             release: that answers; None: the current one, or that of an arm.
-            preview: as for `search`.
             unit, arm: of the request.
 
         Returns:
             The results, and the release that answered all; of several, the one of queries without an arm's.
 
         Raises:
-            NotReadyError, UnknownReleaseError: see `retriever`.
-            InvalidRequestError: there is no such arm, or the request would be refused without arms, too.
-            ServingError: see `search`.
+            ServingError: as `retriever` and `search`; there is no such arm.
         """
         retriever, experiment = self.retriever(release), self.experiment
         search = Search(retriever, queries, None, answer_id, request_id, preview)
@@ -309,9 +300,8 @@ class Service:
         """Return the results of one request, or its vectors, float32 [D], from a batch that others may share.
 
         Raises:
-            QueueFullError, TimedOutError: see `SearchQueue.submit`.
-            InvalidRequestError: the answer would be too long.
-            ServingError: see `Retriever.retrieve`, `similar` and `embed`.
+            QueueFullError, TimedOutError: the service is too busy.
+            InvalidRequestError: the answer would be too long, or the release cannot answer the request.
         """
         cost, limit = search.cost, self.settings.max_answer_bytes
         if cost.bytes > limit:

@@ -90,12 +90,7 @@ def create_app(
 def apply_settings(app: Starlette, settings: Settings) -> None:
     """Answer with other live settings, keys and the current experiments.toml from the next request on.
 
-    Args:
-        app: made by `create_app`.
-        settings: equal to the application's, except for live ones.
-
-    Raises:
-        ValueError, OSError: a file of keys cannot be read; nothing has changed then.
+    Raises ValueError or OSError for a file of keys that cannot be read; nothing has changed then.
     """
     app.state.keys.replace(settings)
     app.state.service.settings = settings
@@ -105,12 +100,8 @@ def apply_settings(app: Starlette, settings: Settings) -> None:
 def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> None:
     """Trace every request except probes and scrapes with OpenTelemetry; continue a caller's traceparent.
 
-    Args:
-        app: the application.
-        processor: gets the spans; by default they are sent in batches over OTLP/HTTP, as the OTEL_… variables say.
-
-    Raises:
-        TracingError: the packages of the extra `otel` are not installed.
+    Spans go to `processor`, by default in batches over OTLP/HTTP as the OTEL_… variables say. Raises TracingError
+    unless the extra `otel` is installed.
     """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

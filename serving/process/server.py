@@ -106,11 +106,7 @@ def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
 
 
 def read_again(settings: Settings) -> Settings | None:
-    """Read the live settings and keys again; log what changes, and what waits for a restart.
-
-    Returns:
-        None if they cannot be used, which is logged: those of before hold.
-    """
+    """Read the live settings and keys again, and log what changes; None: they cannot be used, those of before hold."""
     try:
         found = settings.again()
         again = settings.taking(found)
@@ -142,17 +138,7 @@ def _refuse(wrong: object) -> None:
 
 
 def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers: Workers | None = None) -> None:
-    """Serve until a signal comes.
-
-    Args:
-        settings: of the service.
-        listener: the socket that all workers share.
-        worker: this process' number, from 0, among those that share the settings.
-        workers: state that the processes share; this is the only one if None.
-
-    Raises:
-        StateError, TracingError: see `create_app`.
-    """
+    """Serve on a socket that all workers share until a signal comes; raises as `create_app`."""
     # A mapped file of a release that is cut off ends the process with SIGBUS: leave a trace of where.
     faulthandler.enable(all_threads=False)
     gc.set_threshold(_YOUNG_OBJECTS)

@@ -41,10 +41,7 @@ _LOOK_SECONDS = 0.1
 def serve(settings: Settings, log_level: str) -> None:
     """Serve in one process, or in several and their parent; return or exit when a signal has come.
 
-    Raises:
-        AddressTakenError: the address cannot be bound.
-        StateError: the state directory cannot be used, or another service uses it.
-        TracingError: `tracing` is set, and its packages are not installed.
+    Raises AddressTakenError, StateError or TracingError: what an operator has to change first.
     """
     listener = _listen(settings)
     with _exclusive(settings.state_directory):
@@ -59,12 +56,8 @@ class Supervisor:
     """The parent process of the workers, which answers no request itself.
 
     A worker that ends is started again, after dying young ever later. The service ends when workers only die
-    young and none is healthy: serves a release, or has lived for `_SHORT_LIFE_SECONDS`.
-
-    Args:
-        settings: of the service; `workers` processes are started.
-        listener: the socket that the workers share; the parent closes its copy at the stop.
-        log_level: log level of the workers.
+    young and none is healthy: serves a release, or has lived for `_SHORT_LIFE_SECONDS`. At the stop it closes its copy
+    of the listener.
     """
 
     def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:
