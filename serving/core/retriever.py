@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import accumulate, islice
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle import Bundle, Feature, Features, InputError, Inputs, LabelRecord, TowerError
+from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
@@ -35,23 +35,6 @@ from longtail.serving.monitoring import Baseline
 
 _LARGEST_NORM = 1e12
 """Of a vector in a query: products with any label's embedding, and sums of them, stay numbers that float32 holds."""
-
-
-class QueryEncoder(Protocol):
-    """Turns features into query embeddings; `bundle.Tower` does it with ONNX."""
-
-    @property
-    def features(self) -> Sequence[Feature]:
-        """Get what a query may carry."""
-
-    def example(self) -> dict[str, JsonValue]:
-        """Create features of a valid query."""
-
-    def read(self, features_B: Sequence[Features]) -> Inputs:
-        """Return the query tower's inputs, [B] or [B, P] by name; raises FeatureError."""
-
-    def embed(self, inputs: Inputs) -> Float32:
-        """Return query embeddings, float32 [B, D]; raises FeatureError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,7 @@ class Retriever:
         created_at: datetime,
         bundle: Bundle,
         searcher: HidingSearcher,
-        encoder: QueryEncoder,
+        encoder: Tower,
         baseline: Baseline | None = None,
         max_new_labels: int = 0,
         filterable: Sequence[str] | None = None,
