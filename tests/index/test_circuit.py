@@ -48,6 +48,20 @@ def test_while_one_tries_the_others_do_not() -> None:
     assert circuit.admit(2.0)[0] == 0
 
 
+def test_many_that_were_under_way_together_open_it_once() -> None:
+    clock = Clock()
+    circuit = Circuit(clock)
+    begun = [circuit.admit(1.0)[1] for _ in range(16)]
+    clock.now += 1
+    for began in begun:
+        circuit.failed(began)
+    assert circuit.admit(1.0)[0] == 0.5
+    clock.now += 0.5
+    assert circuit.admit(1.0)[0] == 0
+    circuit.failed(begun[0])  # late, and says nothing of the one that tries
+    assert circuit.admit(1.0)[0] == 1
+
+
 def test_every_trial_that_fails_makes_the_wait_longer_up_to_a_bound() -> None:
     clock = Clock()
     circuit = Circuit(clock)

@@ -20,12 +20,15 @@ from longtail.index import (
     PriorsError,
     PriorTable,
     RecallFloorError,
+    ReleaseCorruptError,
+    ReleaseManifest,
     Releases,
     build,
     refresh_priors,
 )
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import tune_index
+from longtail.index.release.index_files import read_priors
 from tests.bundles import make_bundle
 
 L = 60
@@ -224,3 +227,17 @@ def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path:
         shelf.publish("without")
     shelf.publish("without", force=True)
     assert shelf.current() == "without"
+
+
+def test_damaged_priors_are_refused(bundle: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
+    build(bundle, tmp_path / "r", name="one", priors=path)
+    release = tmp_path / "r/one"
+    manifest = ReleaseManifest.model_validate_json((release / "release.json").read_text())
+    assert read_priors(release, manifest) is not None
+    for wrong in (np.zeros((L, 2), np.float32), np.zeros((L, 1)), np.full((L, 1), np.nan, np.float32)):
+        np.save(release / "index/priors.npy", wrong)
+        with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected finite float32 \[60, 1\], found float"):
+            read_priors(release, manifest)
+    with pytest.raises(ReleaseCorruptError, match=r"priors.npy: expected sha256"):
+        Releases(tmp_path / "r").open("one")

@@ -101,6 +101,15 @@ def test_a_damaged_release_is_not_published(releases: Releases) -> None:
     assert releases.current() == "a"
 
 
+def test_a_damaged_release_is_not_rolled_back_to(releases: Releases) -> None:
+    releases.publish("a")
+    releases.publish("b")
+    (releases.root / "a" / "index" / "index.faiss").unlink()
+    with pytest.raises(ReleaseCorruptError):
+        releases.rollback()
+    assert releases.current() == "b"
+
+
 def test_unknown_and_garbled_names(releases: Releases) -> None:
     with pytest.raises(ReleaseNotFoundError, match=r"expected one of its releases \['a', 'b', 'c'\], received 'd'"):
         releases.publish("d")
@@ -123,6 +132,14 @@ def test_prune_keeps_what_rollback_would_go_to(releases: Releases) -> None:
         releases.publish(name)
     assert releases.prune(keep=1) == ["a"]
     assert releases.rollback() == "b"
+
+
+def test_prune_keeps_the_rollback_target_beyond_a_deleted_release(releases: Releases) -> None:
+    for name in ("a", "b", "c"):
+        releases.publish(name)
+    shutil.rmtree(releases.root / "b")
+    assert releases.prune(keep=1) == []
+    assert releases.rollback() == "a"
 
 
 @pytest.mark.process

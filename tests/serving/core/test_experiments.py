@@ -6,7 +6,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from starlette.applications import Starlette
 
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
 from longtail.serving.core.queries import Query, SearchOptions
@@ -152,3 +154,22 @@ def test_a_file_that_cannot_be_says_what_and_where(content: bytes, message: str)
         parse_experiments(content, LIMITS)
     assert message in raised.value.message
     assert len(raised.value.message) < 500
+
+
+def test_experiments_that_are_not_active_wait_in_the_file() -> None:
+    content = TWO + toml(shares(0.5, 0.5), active="false").replace(b".x", b".y")
+    found = parse_experiments(content, LIMITS)
+    assert found is not None
+    assert found.name == "x"
+    assert parse_experiments(b"", LIMITS) is None
+
+
+def test_answers_to_units_outside_the_traffic_have_no_arm_and_do_not_count(
+    client: httpx.Client, app: Starlette, tmp_path: Path
+) -> None:
+    arms = {"a": "share = 0.5\nbias_removal = 0.25", "b": "share = 0.5"}
+    (tmp_path / "experiments.toml").write_bytes(toml(arms, unit='"user"', traffic="1e-9"))
+    app.state.follower.experiments.check()
+    (result,) = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).json()["results"]
+    assert (result["bias_removal"], result["arm"], result["counted"]) == (0.5, None, False)
+    assert not [line for line in client.get("/metrics").text.splitlines() if line.startswith("longtail_arm_answers")]

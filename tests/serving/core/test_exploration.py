@@ -64,6 +64,21 @@ def test_draws_have_their_size_and_no_label_twice() -> None:
         assert len(drawn) == len(set(drawn.tolist())) == slots
 
 
+def test_propensities_are_the_frequencies() -> None:
+    shown, stated = np.zeros(50), np.zeros(50)
+    for answer in answers(3):
+        shown[answer.rows_K] += 1
+        stated[answer.rows_K] = answer.propensities_K
+    # Of ten slots three are tail's: without chance labels 4, 8 and the next best, 10. All three are drawn, from those
+    # and the next 17 of the tail; the head keeps seven, all certain.
+    assert np.flatnonzero(stated == 1).tolist() == [0, 1, 2, 3, 5, 6, 7]
+    candidates = [4, 8, *range(10, 28)]
+    assert sorted(np.flatnonzero((stated > 0) & (stated < 1)).tolist()) == candidates
+    assert stated.sum() == pytest.approx(10)
+    error = np.sqrt(stated * (1 - stated) / DRAWS)
+    assert (np.abs(shown / DRAWS - stated) <= 4.5 * error + 1e-9).all()
+
+
 def test_the_bucket_gets_its_floor_and_no_more() -> None:
     # The answer of ten has two tail labels of its own, so a floor of one adds none: one is kept, one is drawn.
     for floor, tail in ((1, 2), (2, 2), (3, 3), (9, 9)):

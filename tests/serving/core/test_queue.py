@@ -84,6 +84,15 @@ def test_closing_answers_what_waits_and_ends_the_threads(gate: Gate) -> None:
     assert threading.active_count() <= before + 1
 
 
+def test_an_idle_queue_does_not_wait_for_its_window(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, threads=2, window=60.0)
+        assert [await ask(queue, 1), await ask(queue, 2)] == [2, 4]
+
+    run(work)
+    assert gate.batches == [[1], [2]]
+
+
 def test_what_arrives_during_a_search_shares_the_next(gate: Gate) -> None:
     depths: list[int] = []
 
@@ -132,6 +141,18 @@ def test_a_batch_has_one_key_and_what_fits_of_each_client_in_turn(gate: Gate) ->
     run(work)
     # What does not fit a batch stays before those that are answered now, and a large request has one of its own.
     assert gate.batches == [[0], [1, 7, 2, 8], [5], [6], [3, 4]]
+
+
+def test_labels_bound_a_batch_too(gate: Gate) -> None:
+    async def work() -> None:
+        queue = make_queue(gate, max_batch=8)
+        tasks = [await busy(queue, gate), *(ask(queue, number, labels=200) for number in (1, 2, 3))]
+        await waiting(queue, 3)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+
+    run(work)
+    assert gate.batches == [[0], [1, 2], [3]]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,38 @@ def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
         assert client.get("/v1/release", headers=header("any")).status_code == 200
 
 
+def test_api_keys_alone_let_nobody_change_things(tmp_path: Path) -> None:
+    with guarded(tmp_path, api_keys=(ASKING,)) as client:
+        assert client.delete("/v1/labels/b", headers=header(ASKING)).status_code == 403
+        assert client.delete("/v1/labels/b").status_code == 401
+
+
+def test_admin_keys_alone_are_for_everything(tmp_path: Path) -> None:
+    with guarded(tmp_path, admin_keys=(ADMIN,)) as client:
+        assert client.get("/v1/release").status_code == 401
+        assert client.get("/v1/release", headers=header(ADMIN)).status_code == 200
+        assert client.delete("/v1/labels/b", headers=header(ADMIN)).status_code == 200
+
+
+def test_the_first_of_two_headers_counts(client: httpx.Client) -> None:
+    twice = [(b"x-api-key", b"wrong"), (b"x-api-key", ASKING.encode())]
+    assert client.get("/v1/release", headers=twice).status_code == 401
+    assert client.get("/v1/release", headers=[*reversed(twice)]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "headers"),
+    [
+        ({"api_keys": (ASKING,)}, {"host": "shop.example"}),
+        ({"insecure": True}, {"host": "shop.example"}),
+        ({"insecure": True}, {"origin": "https://shop.example"}),
+    ],
+)
+def test_with_keys_or_a_gateway_other_hosts_may_ask(tmp_path: Path, given: dict, headers: dict) -> None:
+    with guarded(tmp_path, **given) as client:
+        assert client.get("/v1/release", headers=headers | {"x-api-key": ASKING}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("host", "status"),
     [

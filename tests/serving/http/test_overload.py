@@ -92,6 +92,20 @@ def test_beyond_the_queue_it_says_429_and_when_to_come_back(tmp_path: Path, thre
         assert (requests["shed"], requests["errors"]) == (4, 0)
 
 
+def test_who_waits_too_long_gets_503_and_the_service_goes_on(tmp_path: Path, threads: ThreadPoolExecutor) -> None:
+    gate = Gate(tmp_path, request_seconds=0.3)
+    with client_of(gate.app) as client:
+        waiting = [threads.submit(client.post, "/v1/retrieve", json={"queries": [QUERY]}) for _ in range(3)]
+        for response in (each.result() for each in waiting):
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert response.json()["error"]["type"] == "timeout"
+        assert figures(client)["longtail_timeouts_total"] == 3
+        assert client.get("/v1/monitoring").json()["windows"]["5m"]["requests"]["errors"] == 3
+        gate.open.set()
+        assert client.post("/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
+        assert figures(client)["longtail_queue_depth"] == 0
+
+
 def test_what_clients_who_hang_up_have_waiting_is_not_searched(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     body = json.dumps({"queries": [QUERY] * 2}).encode()

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import Settings
 from longtail.serving.cli import main
+from longtail.serving.http.auth import Keys
 from tests.bundles import make_bundle
 from tests.serving.process import ServerProcess, server
 
@@ -240,6 +241,29 @@ def test_errors_about_settings_show_no_key(tmp_path: Path, changes: dict) -> Non
         Settings(releases=tmp_path, **changes)
     assert "s3cret" not in str(caught.value)
     assert "s3cret" not in repr(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"s3cret", b"s3cret\xff0123456789012345"])
+def test_errors_about_key_files_name_them_and_show_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    (tmp_path / "keys").write_bytes(content)
+    monkeypatch.setenv("LONGTAIL_API_KEYS_FILE", str(tmp_path / "keys"))
+    with pytest.raises(SystemExit) as caught:
+        main(["run", str(tmp_path)])
+    assert caught.value.code == 2
+    shown = capsys.readouterr().err
+    assert "s3cret" not in shown
+    assert "keys:expectedkeys" in re.sub(r"[│\s]", "", shown), "wherever the lines of the box end"
+
+
+def test_what_holds_keys_shows_none(tmp_path: Path) -> None:
+    settings = Settings(releases=tmp_path, api_keys=ASKING, admin_keys=ADMIN)
+    keys = Keys(settings)
+    assert [keys.rights(key) for key in (ASKING, ADMIN, "")] == [(True, False), (True, True), (False, False)]
+    for shown in (repr(settings), str(settings), settings.model_dump_json(), repr(vars(keys))):
+        assert ASKING not in shown
+        assert ADMIN not in shown
 
 
 # Where to listen

@@ -144,6 +144,17 @@ def test_events_of_an_earlier_release_are_its_own(live: LiveFigures, clock: Cloc
     assert live.report()["series"]["recall"]["feedback"]["all"] == [1]
 
 
+def test_answers_of_a_release_not_begun_lately_count_and_take_feedback(live: LiveFigures, clock: Clock) -> None:
+    """A staged release that an arm of an experiment answers from."""
+    judged, deciles = live.count_answers(answered([[0, 4]], release="staged", names=["a"]))
+    assert (judged.tolist(), deciles) == ([1, 1, 0, 0], None)
+    live.record_feedback([event("a", 0, 5)])
+    assert recall(live, clock)["all"] == (0, 0)
+    live.begin_release("staged", BUCKETS, None)
+    assert recall(live, clock)["all"] == (2, 1)
+    assert live.report()["windows"]["5m"]["queries"] == 1
+
+
 def test_any_worker_takes_the_event_and_one_counts_it(open_live: Opening, clock: Clock) -> None:
     first, second, third = (open_live(worker=worker) for worker in range(3))
     first.count_answers(answered([[0, 4]], names=["a"]))

@@ -71,3 +71,11 @@ def test_an_answered_batch_is_in_both(monitoring: Monitoring, clock: Clock) -> N
     figures = monitoring.figures.report()["windows"]["5m"]
     assert figures["queries"] == 2
     assert {name: of["count"] for name, of in figures["exposures"].items()} == exposures
+
+
+def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
+    monitoring.count_answers(answered([[0, 1, 4]], restricted=True), {})
+    counted = series(monitoring)
+    assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
+    assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
+    assert counted['longtail_scores_total{decile="1"}'] == 0
