@@ -155,6 +155,32 @@ def test_a_store_that_hangs_holds_up_neither_answers_nor_the_end(shop: Shop, s3:
         assert time.monotonic() - began < 10
 
 
+def test_a_store_that_has_become_empty_changes_nothing(shop: Shop) -> None:
+    service = shop.start()
+    store = ObjectStore(shop.url)
+    store.delete(store.list())
+    assert service.terminate() == 0
+    service = shop.start()
+    assert served(service) == "a"
+    until(lambda: "is not there, the one before is served" in told(service), "it to be told", 60)
+
+
+def test_a_release_that_cannot_be_fetched_is_tried_ever_less_often(shop: Shop, s3: S3Server) -> None:
+    service = shop.start()
+    build(shop.folder / "bundle", shop.url, name="c", spec="ivf_flat")
+    store = ObjectStore(shop.url)
+    wrong = next(path for path in store.list() if path.startswith("c/index/") and path.endswith(".faiss"))
+    (shop.folder / "zeros").write_bytes(bytes(len(store.read(wrong) or b"")))
+    store.upload(shop.folder / "zeros", wrong)
+    s3.seen.clear()
+    with Releases(shop.url).shelf.turn() as (now, move):
+        move(now.model_copy(update={"current": "c", "history": (*now.history, "c")}))
+    until(lambda: "c, cannot be fetched" in told(service), "it to be told", 60)
+    time.sleep(3)
+    assert 1 <= len([path for method, path in s3.seen if method == "GET" and path.endswith(wrong)]) <= 3
+    assert served(service) == "a"
+
+
 def test_workers_share_one_download(shop: Shop, s3: S3Server) -> None:
     shop.given = {"workers": 3}
     s3.seen.clear()

@@ -253,11 +253,51 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
     assert Releases(url).names() == ["b", "c"]
 
 
+def test_a_prune_during_which_another_publishes_says_what_it_deleted(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    releases = Releases(url)
+    delete = RemoteReleases.delete
+
+    def published_meanwhile(shelf: RemoteReleases, name: str) -> None:
+        monkeypatch.setattr(RemoteReleases, "delete", delete)
+        Releases(url).publish("c")
+        delete(shelf, name)
+
+    for name in ("a", "b", "c", "b"):
+        releases.publish(name)
+    monkeypatch.setattr(RemoteReleases, "delete", published_meanwhile)
+    assert releases.prune(1) == ["a"]
+    assert (Releases(url).current(), Releases(url).pointers().deleting) == ("c", ())
+
+
 @pytest.mark.usefixtures("s3")
 def test_a_bucket_that_is_not_there_is_no_empty_one() -> None:
     for method in (Releases.names, Releases.current):
         with pytest.raises(StorageError, match="expected a store that answers, could not"):
             method(Releases("s3://nosuchbucket/releases"))
+
+
+def test_a_store_that_does_not_say_what_condition_fails(
+    bundle_path: Path, s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.url()
+    with s3.failing(lambda *_: "terse"):
+        for name in ("a", "b"):
+            build(bundle_path, url, name=name, spec="flat")
+            Releases(url).publish(name)
+        Releases(url).upload(Releases(url).root / "a")
+        with published_by_another(url, "a", monkeypatch), pytest.raises(PublishedMeanwhileError):
+            Releases(url).publish("b")
+    assert local(url, tmp_path / "other").rollback() == "b"
+
+
+def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str, tmp_path: Path) -> None:
+    Releases(url).publish("a")
+    ObjectStore(url).delete(["a/index/manifest.json"])
+    other = local(url, tmp_path / "other")
+    with pytest.raises(StorageError, match="expected an object, found none"):
+        other.publish("b")
+    other.publish("b", force=True)
+    assert other.current() == "b"
 
 
 def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, tmp_path: Path) -> None:
