@@ -292,7 +292,7 @@ def test_a_store_that_does_not_say_what_condition_fails(
 
 def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str, tmp_path: Path) -> None:
     Releases(url).publish("a")
-    ObjectStore(url).delete(["a/index/manifest.json"])
+    ObjectStore(url).delete(["a/index/index.faiss"])
     other = local(url, tmp_path / "other")
     with pytest.raises(StorageError, match="expected an object, found none"):
         other.publish("b")
