@@ -182,7 +182,7 @@ def test_what_several_devices_need_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_several_processes_are_refused_on_one_device_each() -> None:
-    with pytest.raises(ValidationError, match='processes: expected devices = "all" beside 2, received devices = "one"'):
+    with pytest.raises(ValidationError, match='processes: expected devices = "all" with 2, received devices = "one"'):
         tiny.recipe(training={"processes": 2})
 
 

@@ -196,7 +196,7 @@ REFUSED = {
     "a table": ({"filter": [["a", "=", {}]]}, "expected text, numbers or dates, received {}"),
     "no places": ({"train": []}, r"expected at least one path or URL, received \[\]"),
     "a number": ({"train": 7}, "expected a path or a URL, or a list of them, received 7"),
-    "columns of lists": ({"format": "lists", "filter": [["a", "=", 1]]}, "expected a format of columns, parquet"),
+    "columns of lists": ({"format": "lists", "filter": [["a", "=", 1]]}, "expected format parquet"),
 }
 
 
