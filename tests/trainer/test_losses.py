@@ -64,3 +64,8 @@ def test_huge_logits_stay_finite(positive: float, negative: float) -> None:
     assert loss.tolist() == pytest.approx([max(negative - positive, math.log(2) if negative == positive else 0)])
     assert -1 <= by_positive[0] <= 0
     assert np.isfinite(by_negative).all()
+
+
+def test_the_mask_is_a_weight_of_zero() -> None:
+    assert np.exp(np.float32(MASKED)) == 0
+    assert np.float32(MASKED) + np.float32(1e4) == np.float32(MASKED)

@@ -97,3 +97,18 @@ def test_the_softmax_of_the_hardest_by_hand(weight: str) -> None:
     w = {"unit": [1, 1], "importance": [1 / (4 * 0.4), 1 / (4 * 0.2)], "tail": [1 / (4 * 0.1)] * 2}[weight]
     expected = math.log(1 + (w[0] * math.exp(0.1) + w[1] * math.exp(-0.2)) / 2)
     assert np.asarray(found).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_negatives_keep_their_own_weights() -> None:
+    """Ranked by logit, not by weight: the kept are of weight 2 and 7, each times ½."""
+    logits, weights = mined(Mining(keep=2), [0, 5, 4], np.log([9, 2, 7]).tolist())
+
+    assert logits.tolist() == [5, 4]
+    np.testing.assert_allclose(weights, [1, 3.5], rtol=1e-6)
+
+
+def test_with_fewer_left_than_kept_the_rest_weighs_nothing() -> None:
+    logits, weights = mined(Mining(keep=3), [90, 1, 80], [MASKED, 0, MASKED])
+
+    assert logits[0] == 1
+    np.testing.assert_allclose(weights, [1 / 3, 0, 0], rtol=1e-6)

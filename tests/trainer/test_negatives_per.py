@@ -139,3 +139,14 @@ def test_batches_say_what_a_query_s_pairs_weigh() -> None:
     assert batch["_pairs"].dtype == np.float32
     assert batch["_pairs"].tolist() == [len(SETS[query]) for query in queries_B]
     assert "_pairs" not in first(sized=False)
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_weight_of_2_is_the_pair_twice() -> None:
+    twice = tiny.pairs((0, 0), (0, 0), (0, 2), (1, 1), (2, 3))
+    weighted = tiny.pairs((0, 0), (0, 2), (1, 1), (2, 3), weights=[2, 1, 1, 1])
+    (of_twice, _), (of_weighted, _) = (stepped(pairs, MULTI_LABEL | {"sampler": "full"}) for pairs in (twice, weighted))
+
+    assert twice.weight_of_owner().tolist() == [3, 3, 3, 1, 1]
+    assert weighted.weight_of_owner().tolist() == [3, 3, 1, 1]
+    assert of_weighted == pytest.approx(of_twice, rel=1e-5)

@@ -244,3 +244,10 @@ def test_a_cosine_with_warm_up_is_keras_own() -> None:
 
     for step in (0, 1, 5, 9, 10, 11, 30, 49, 50):
         np.testing.assert_allclose(float(rate(step)), float(reference(step)), atol=1e-7)
+
+
+def test_the_bias_correction_of_lazy_adam_follows_the_global_step() -> None:
+    rows = step(LazyAdam(ones()), [1], [[3, 3]], number=10)
+
+    update = (0.1 * 3 / (1 - 0.9**10)) / math.sqrt(0.001 * 9 / (1 - 0.999**10))
+    np.testing.assert_allclose(rows[1], [1 - RATE * update] * 2, rtol=1e-5)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -211,3 +212,49 @@ def test_a_model_of_log_odds_learns_from_its_first_steps(
     assert found_after(10) == 1
     monkeypatch.setattr(step, "balance", lambda *_, **__: 0.0)
     assert found_after(10) < 0.7
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_importance_weights_learn_the_log_probability_itself(noise: str) -> None:
+    """Draws weighed by 1/q are every label once: `σ(f) = p/(1 + p)`, whatever the noise; nothing to remove."""
+    scores_XL = minimiser(Objective("logistic", "importance"), NOISE[noise])
+
+    np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
+
+
+@pytest.mark.parametrize("noise", NOISE)
+def test_nce_learns_the_log_probability_itself(noise: str) -> None:
+    """Self-normalised: no constant, nothing to remove [BM20 §5]."""
+    scores_XL = minimiser(Objective("nce"), NOISE[noise])
+
+    np.testing.assert_allclose(scores_XL, np.log(DATA), atol=1e-3)
+
+
+def test_masked_a_seventy_percent_label_comes_out_as_more() -> None:
+    """`.7/.3` beside three odds of `.1/.9`: .875, at a log-likelihood of −1.05 where −.94 is the best."""
+    p = np.array([0.7, 0.1, 0.1, 0.1])
+    masked = p / (1 - p) / (p / (1 - p)).sum()
+
+    assert masked[0] == pytest.approx(0.875)
+    assert p @ np.log(masked) == pytest.approx(-1.047, abs=1e-3)
+    assert p @ np.log(p) == pytest.approx(-0.940, abs=1e-3)
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize("sampler", [{"name": "in_batch"}, {"name": "uniform", "negatives": 4}, {"name": "full"}])
+def test_a_model_s_nce_counts_the_draws_that_hit(sampler: dict[str, Any]) -> None:
+    """By hand from a step's logits, which stand for log p(y|x) from 1/L on; of the batch's labels only a row's own is
+    left out. log q of m·q on both sides."""
+    rows = tiny.pairs((0, 0), (1, 1), (2, 1), (3, 3))
+    data = tiny.dataset(rows, queries=4, labels=4)
+    model = tiny.model(tiny.recipe(loss={"family": "nce", "sampler": sampler}), data, batch_size=4)
+    logits_BL = model.embed_queries({"user_id": rows.queries + 1}) @ model.embed_labels().T / 0.1
+    q_L = np.array([1 / 4, 2 / 4, 1, 1 / 4]) if sampler["name"] == "in_batch" else np.full(4, 1 / 4)
+    drawn = np.asarray(keras.random.randint((4,), 0, 4, dtype="int32", seed=keras.random.SeedGenerator(0)))
+    expected = []
+    for row, positive in enumerate(rows.labels):
+        others = {"in_batch": np.delete(rows.labels, row), "uniform": drawn, "full": np.arange(4)}[sampler["name"]]
+        shifted_L = logits_BL[row] - np.log(4) - np.log(len(others) * q_L)
+        expected.append(np.log1p(np.exp(-shifted_L[positive])) + np.log1p(np.exp(shifted_L[others])).sum())
+
+    assert float(model.train_step(tiny.batch(rows))) == pytest.approx(np.mean(expected), rel=1e-5)

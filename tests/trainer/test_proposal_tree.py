@@ -8,7 +8,7 @@ import pytest
 from longtail.bundle import Proposal
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.sampling import proposal
+from longtail.trainer.sampling import proposal, tree_fit
 from longtail.trainer.sampling.projection import fit_projection
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, held_out_likelihood, read_or_fit_proposal
 from longtail.trainer.sampling.tree_fit import fit_tree
@@ -288,3 +288,34 @@ def test_lambda_n_is_chosen_by_held_out_pairs(signal: float, best: float, tmp_pa
     np.testing.assert_array_equal(tree.weights, fit_tree(z, labels_of, labels=4, penalty=best)[0])
     again = read_or_fit_proposal(tmp_path / "tree.npz", lambda: pytest.fail("it is there"))
     assert again.held_out == held_out
+
+
+def test_newton_never_lowers_the_objective_however_bad_the_start() -> None:
+    rng = np.random.default_rng(0)
+    z, labels_of = clusters(6, 300, 3)
+    order = np.argsort(labels_of, kind="stable")
+    extended = np.concatenate([z[order], np.ones((300, 1))], axis=1).astype(np.float64)
+    node_of = labels_of[order] // 2
+    blocks = tree_fit._Blocks.cut(extended, labels_of[order].astype(np.int64), np.bincount(node_of, minlength=3))
+    right = np.array([0, 1, 0, 1, 1, 0], bool)
+    towards = np.where(right[labels_of[order]], 1.0, -1.0)
+    for size in (1, 10, 1000):
+        start = size * rng.standard_normal((3, 4))
+        end = tree_fit._ascend(start.copy(), blocks, np.where(right[blocks.labels_GH], 1.0, -1.0), PENALTY)
+        for node in range(3):
+            mine = node_of == node
+            before, after, best = (
+                objective(theta, extended[mine, :3], towards[mine])
+                for theta in (start[node], end[node], ascend(np.zeros(4), extended[mine, :3], towards[mine]))
+            )
+            assert before <= after
+            assert after == pytest.approx(best, abs=1e-4)
+
+
+def test_labels_never_seen_keep_a_finite_probability() -> None:
+    z, labels_of = clusters(10, 200, 2)
+    tree = fitted(z, labels_of, 37)
+
+    log_p = tree.all_log_probabilities(z)
+    assert np.isfinite(log_p).all()
+    assert log_p[:, :10].mean() > log_p[:, 10:].mean()

@@ -165,3 +165,13 @@ def test_every_row_excludes_its_own_positive(name: str) -> None:
     shares = (made[:, :, None] == np.arange(3)).mean(axis=1)
     assert (shares[np.arange(4), positive_B] <= {"uniform": 0, "popularity": 0.05}[name]).all()
     assert (np.sort(shares, axis=1)[:, 1] > 0.2).all(), "both other labels come"
+
+
+def test_uniform_without_replacement_is_shared_or_per_row_and_may_exclude_the_positive() -> None:
+    shared = drawn("uniform", LOG_PI, negatives=3, replace=False)
+    assert sorted(shared.tolist()) == [0, 1, 2], "all of them"
+    per_row = drawn("uniform", LOG_PI, negatives=2, replace=False, shared=False)
+    assert per_row.shape == (4, 2)
+    assert (per_row[:, 0] != per_row[:, 1]).all()
+    others = drawn("uniform", LOG_PI, negatives=2, replace=False, exclude_positive=True)
+    assert np.sort(others, axis=1).tolist() == [[0, 2]] * 4
