@@ -46,7 +46,7 @@ bias_removal = 0.3
 SECONDS = 30
 """Longer than any answer takes: who waits this long has found a hang."""
 BOUNDED = settings(
-    max_examples=8, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
+    max_examples=15, database=None, deadline=None, phases=[Phase.generate], suppress_health_check=[*HealthCheck]
 )
 
 
@@ -175,16 +175,3 @@ def explored(
             session.headers.update(headers)
             explore()
     return statuses
-
-
-# Bytes
-
-
-def table(seen: Counter[tuple[str, str]]) -> str:
-    """Kinds down, statuses across."""
-    statuses = sorted({status for _, status in seen})
-    lines = [f"{'':24}" + "".join(f"{status:>8}" for status in statuses)]
-    for kind in sorted({kind for kind, _ in seen}):
-        lines.append(f"{kind:24}" + "".join(f"{seen[kind, status] or '':>8}" for status in statuses))
-    total = Counter({status: sum(n for (_, s), n in seen.items() if s == status) for status in statuses})
-    return "\n".join([*lines, f"{'all':24}" + "".join(f"{total[status]:>8}" for status in statuses)])
