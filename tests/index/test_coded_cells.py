@@ -23,7 +23,7 @@ KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
 
 @pytest.fixture(autouse=True)
 def _coded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(specs, "_CODED_CELLS", 100)
+    monkeypatch.setattr(specs, "_CODED_LISTS", 100)
 
 
 @pytest.fixture(scope="module")

@@ -226,6 +226,7 @@ def test_a_build_that_fails_leaves_no_collection_behind(
     assert Releases(tmp_path / "releases").names() == []
 
 
+@pytest.mark.nightly
 def test_priors_and_another_epoch_make_other_collections(opened: Callable[[str], Release], tmp_path: Path) -> None:
     release = opened("milvus_flat")
     table = {"label_id": release.bundle.labels.ids, "recent": np.linspace(-1, 1, LABELS)}

@@ -37,6 +37,7 @@ def test_the_curve_is_of_the_efforts_up_to_the_chosen_one_and_the_next_two(kind:
         assert point.lowest.recall >= built.chosen.lowest.recall
 
 
+@pytest.mark.nightly
 def test_auto_keeps_a_curve_of_every_kind(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.index.construct.spec.FLAT_UP_TO", 5000)
     built = tune_index(bundle, IndexSpec("auto"), "cpu", lambda _: None)

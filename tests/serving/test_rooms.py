@@ -111,7 +111,7 @@ def test_core_and_monitoring_load_no_web_framework() -> None:
         "except ModuleNotFoundError as error:\n    print(error.name)\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], cwd=SERVING.parent, capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout) == (0, "fastapi\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, "starlette.applications\n"), ended.stderr
 
 
 @pytest.mark.process

@@ -48,7 +48,7 @@ def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower)
 def test_momentum_and_dues_of_l2_come_along(tmp_path: Path) -> None:
     job = tiny.recipe(
         query={"features": [tiny.USER], "hidden": [3]},
-        optimizer={"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "l2": 0.01, "schedule": "step"},
+        optimizer={"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "l2": 0.01, "schedule": "cosine"},
     )
     trained, other = (tiny.model(job, DATA, batch_size=2, total_steps=4) for _ in range(2))
     for rows in ((0, 0), (1, 2)), ((1, 1), (2, 1)):

@@ -177,7 +177,7 @@ def walks(folder: Path) -> tuple[Path, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ["hstu", pytest.param("sasrec", marks=pytest.mark.nightly)])
 def test_what_follows_what_is_learnt_exported_and_answered_at_any_length(tmp_path: Path, name: str) -> None:
     """A pooled history cannot tell what was last: 12 labels in a cycle, of which the last decides the next."""
     path, following = walks(tmp_path)

@@ -146,8 +146,8 @@ def test_events_of_an_earlier_release_are_its_own(live: LiveFigures, clock: Cloc
 
 def test_answers_of_a_release_not_begun_lately_count_and_take_feedback(live: LiveFigures, clock: Clock) -> None:
     """A staged release that an arm of an experiment answers from."""
-    judged, deciles = live.count_answers(answered([[0, 4]], release="staged", names=["a"]))
-    assert (judged.tolist(), deciles) == ([1, 1, 0, 0], None)
+    shown, judged, deciles = live.count_answers(answered([[0, 4]], release="staged", names=["a"]))
+    assert (shown.tolist(), judged.tolist(), deciles) == ([1, 1, 0, 0], [1, 1, 0, 0], None)
     live.record_feedback([event("a", 0, 5)])
     assert recall(live, clock)["all"] == (0, 0)
     live.begin_release("staged", BUCKETS, None)
