@@ -271,7 +271,7 @@ def _check_label_vectors(bundle: Bundle) -> None:
     for feature in readers:
         of_label = of_labels.get(str(feature.of_label))
         require(
-            f"query feature {feature.name!r}: of_label names a vector among the label features, of as many dims",
+            f"query feature {feature.name!r}: of_label names a vector of the same dims among the label features",
             of_label is not None and of_label.dims == feature.dims,
             f"one of dims {feature.dims} of {sorted(of_labels) or 'none'}",
             str(feature.of_label) + ("" if of_label is None else f" of dims {of_label.dims}"),
@@ -327,7 +327,7 @@ def _check_proposal(bundle: Bundle) -> None:
         "a tree's dial does not go below 0, where no search finds the best labels",
     )
     require(invariant, least >= 0, "bias_removal.minimum >= 0", least)
-    invariant = "log_pn is log π beside a tree, which itself is the noise"
+    invariant = "log_pn is log π with a tree, because the tree is the noise"
     require(invariant, bundle.labels.log_popularity is None, "no column log_popularity", "one")
 
 

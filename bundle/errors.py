@@ -36,7 +36,7 @@ def require(invariant: str, holds: bool, expected: object, found: object) -> Non
 
 
 class InputError(BundleError, ValueError):
-    """A value that somebody sent does not fit; `field` is its dotted path, such as `features.history.3`."""
+    """A value of a request is invalid; `field` is its dotted path, such as `features.history.3`."""
 
     def __init__(self, message: str, *, row: int, field: str) -> None:
         super().__init__(f"{field} in row {row}: {message}")

@@ -54,9 +54,7 @@ class FeatureReader:
         self._vocabularies = vocabularies
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
-        """Get the tower's inputs for a batch, as `Feature.inputs` says; raises FeatureError, which names row and
-        feature.
-        """
+        """Read a batch into tower inputs, [B] or [B, P] by name; FeatureError names the row and feature at fault."""
         for row, features in enumerate(features_B):
             if not features.keys() <= self._names:
                 unknown = next(name for name in features if name not in self._names)

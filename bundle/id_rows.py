@@ -1,7 +1,7 @@
-"""Rows of a table by id, for tables of millions: the ids' order beside their column, and the ids of late look-ups.
+"""Find the row of an id in a table of millions, by bisection of the sorted order of its id column.
 
-A dictionary of Python strings takes about 150 bytes a row; the order takes 4, which may be a file's that any number of
-processes map. An id is found in it by bisection.
+A dictionary of Python strings takes about 150 bytes a row; the order takes 4, in a file that processes can share by
+mapping it. Recently found ids are cached.
 
 Legend: `L` rows of the table, `N` ids that are looked up.
 """
@@ -24,12 +24,12 @@ from longtail.bundle.errors import require
 UInt32 = npt.NDArray[np.uint32]
 
 _MAX_KEPT = 1 << 16
-"""Ids kept as Python strings, at most; then all are forgotten and found again."""
+"""Size at which the cache of found ids is emptied."""
 _CHUNK = 1 << 16
 _STEP = 128
-"""Ids between those that a bisection begins with, which are in memory as Python's bytes."""
+"""Every 128th id in order is kept in memory as bytes; a bisection starts between two of them."""
 _SEVERAL = 128
-"""Ids from which on a bisection of all together takes less time than one after the other."""
+"""Number of ids from which one bisection of all takes less time than one bisection each."""
 
 
 class IdRows(Mapping[str, int]):
@@ -68,7 +68,7 @@ class IdRows(Mapping[str, int]):
         """Get the `fingerprints` of all ids, uint32 [L]."""
         if self._stored[1] is not None:
             return self._stored[1]
-        # In chunks, so that a release loading beside a live one never holds the interpreter for long.
+        # Chunks release the interpreter in between: a release may be loading while another one serves.
         chunks = (self.ids[start : start + _CHUNK].to_pylist() for start in range(0, len(self.ids), _CHUNK))
         return np.concatenate([np.empty(0, np.uint32), *map(fingerprints, chunks)])
 
@@ -130,7 +130,7 @@ class IdRows(Mapping[str, int]):
         return rows
 
     def forget(self) -> None:
-        """Let go of the ids of late look-ups."""
+        """Empty the cache of found ids."""
         self._kept = {}
 
     def _keep(self, rows: dict[str, int]) -> None:

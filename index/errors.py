@@ -18,7 +18,7 @@ class RecallFloorError(LongtailIndexError):
 
 
 class EngineUnavailableError(LongtailIndexError):
-    """A search engine that is a server of its own, Milvus, does not answer, or has not what a release names."""
+    """The Milvus server does not answer, or lacks the collection that a release names."""
 
     def __init__(self, message: str, *, seconds: float = 1.0) -> None:
         super().__init__(message)

@@ -75,10 +75,10 @@ class Trial(Record):
     effort: Effort
     recall: list[RecallAt]
     queries_per_second: float | None
-    """Of `trials` in one batch of all calibration queries, on every thread of the building machine. Of `kinds` and
-    `curve` per second of CPU time, one query at a time, in turns with the others; None where recall falls short."""
+    """Speed. In `trials`: one batch of all calibration queries on every thread of the building machine. In `kinds` and
+    `curve`: per second of CPU time, one query at a time, alternating with other kinds; None if recall falls short."""
     bytes_per_label: float | None = None
-    """As of `ReleaseManifest`; None in `trials`."""
+    """Bytes of the index file per label; None in `trials`."""
 
     @property
     def lowest(self) -> RecallAt:
@@ -180,7 +180,7 @@ class ReleaseManifest(Record):
     bundle: str
     """The bundle's name."""
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
-    """Of bundle/manifest.json, which in turn holds the sha256 of every other file of the bundle."""
+    """Checksum of bundle/manifest.json, which holds the sha256 of every other bundle file."""
     spec: str
     """As asked: auto, flat, …, or a factory string."""
     kind: Kind

@@ -61,7 +61,7 @@ NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and
 
 
 def place_of(state: str | None) -> Place | None:
-    """What `--state` names."""
+    """Parse `--state` into a directory or database; raises typer.BadParameter."""
     try:
         return None if state is None else read_place(state)
     except ValueError as error:

@@ -47,10 +47,10 @@ class BatchError(ServingError):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a release for every row."""
+    """Options of a batch, the same for every row."""
 
     options: Mapping[str, Any]
-    """Of a query, as `POST /v1/retrieve` takes them, such as `{"k": 100, "bias_removal": 0.5}`."""
+    """Query options as `POST /v1/retrieve` takes them, such as `{"k": 100, "bias_removal": 0.5}`."""
     exclude: str | None = None
     """Column of lists of label ids that are not to be answered; None without."""
     keep: Sequence[str] | None = None

@@ -53,7 +53,7 @@ def _begin(connection: Connection) -> None:
 
 
 def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Engine:
-    """An engine on a schema, which need not be there yet; connections that were lost are made anew."""
+    """Create an engine for a schema, which may not exist yet; lost connections are opened again."""
     milliseconds = 1000 * _SERVER_SECONDS
     options = {
         "search_path": place.schema,

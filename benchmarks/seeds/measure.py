@@ -20,7 +20,7 @@ from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProp
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Pairs to find by query row, of so many `queries`; `seen_keys`, `query · L + label`, are in no list."""
+    """Held-out pairs by query row; lists leave out `seen_keys`, each `query · L + label`."""
 
     rows_N: Int32
     positives: Positives

@@ -142,7 +142,7 @@ class MilvusServer:
         return f"Milvus at {self._uri}" + (f", database {self._database}" if self._database else "")
 
     def problem(self, about: str) -> str | None:
-        """What it said last, if it is not asked now for that, or of something that it lacks; None: it answers."""
+        """Get the last failure while the circuit is open or a collection is missing; None if the server answers."""
         return self._last if self._circuit.open else self._lacks.get(about)
 
     def afresh(self) -> MilvusServer:
@@ -221,7 +221,7 @@ class MilvusServer:
                 return answer
 
     def wait_until(self, done: Callable[[MilvusClient, float], bool], seconds: float, about: str) -> None:
-        """Ask until something is done that takes long; raises EngineUnavailableError after so many seconds."""
+        """Poll the server until a long operation is done; raises EngineUnavailableError after some seconds."""
         until, pause = monotonic() + seconds, _BACK_OFF_SECONDS
         while not self.ask(done, about=about):
             if monotonic() > until:

@@ -41,9 +41,9 @@ class Arm(SearchOptions):
     """One way to answer: fields of a query, for requests that leave them open."""
 
     share: float = Field(ge=0, le=1, allow_inf_nan=False)
-    """Of the experiment's units."""
+    """Share of the experiment's units."""
     release: str | None = Field(default=None, min_length=1, max_length=128)
-    """That answers, one of those loaded; None: the current one."""
+    """Name of the loaded release that answers; None: the current one."""
 
     @property
     def settings(self) -> dict[str, Any]:

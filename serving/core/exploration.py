@@ -44,12 +44,12 @@ _NEARLY_CERTAIN = 1 - 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Lottery:
-    """How slots are drawn."""
+    """Settings for drawing slots."""
 
     candidates: int = 100
-    """Labels of a bucket that its slots are drawn from, at most; all that are asked for if those are more."""
+    """Number of a bucket's best labels that its slots are drawn from, or the number of slots if that is larger."""
     temperature: float = 1.0
-    """Of the softmax over their scores, in logits: near 0 the best label wins, large draws are even."""
+    """Temperature of the softmax over scores, in logits: near 0 the best label wins, large is uniform."""
     seed: int = field(default_factory=lambda: secrets.randbits(64))
     """With the name of a query it decides its draws."""
 
@@ -79,7 +79,7 @@ class Explored:
     propensities_K: Float32
     """P(shown) of each given the query: 1 where chance had no say."""
     slots: dict[int, int]
-    """Drawn for each bucket; fewer than asked for where it has fewer eligible labels."""
+    """Slots drawn for each bucket; fewer than requested if the bucket has fewer eligible labels."""
     candidates: dict[int, int]
     """Labels that each bucket's slots were drawn from."""
 

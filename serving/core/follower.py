@@ -202,7 +202,7 @@ class ReleaseFollower:
         self._staged = name, self._served
 
     def _ask_engine(self) -> None:
-        """Where the server that holds the index did not answer, ask whether it does by now, though nobody searches."""
+        """Probe the index's server after a failure, so that its recovery is noticed without traffic."""
         served = self._service.served
         engine = None if served is None else served.engine
         if engine is not None and engine.problem is not None:

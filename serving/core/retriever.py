@@ -34,7 +34,7 @@ from longtail.serving.errors import InvalidRequestError, UnservableReleaseError,
 from longtail.serving.monitoring import Baseline
 
 _LARGEST_NORM = 1e12
-"""Of a vector in a query: products with any label's embedding, and sums of them, stay numbers that float32 holds."""
+"""Largest norm of a query's vector; scores of larger ones could overflow float32."""
 
 
 @dataclass(frozen=True, slots=True)

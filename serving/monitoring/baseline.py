@@ -118,7 +118,7 @@ class OfflineFigures:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """What a bundle's manifest says."""
+        """Read the offline figures from a bundle's manifest."""
         wanted = manifest.bias_removal.default, manifest.popularity.default
         recall: dict[int, dict[str, OfflineRecall]] = {}
         for point in manifest.bias_removal.curve:

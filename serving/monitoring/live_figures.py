@@ -155,7 +155,7 @@ class LiveFigures:
                         path.unlink(missing_ok=True)
 
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
-        """Count a batch; of a release that was not begun lately without deciles and labels shown.
+        """Count a batch; a release not held here gets no deciles and no count of labels shown.
 
         Returns:
             Labels by bucket, int64 [4]; those of unrestricted answers; and these by decile of their scores, int64 [10],

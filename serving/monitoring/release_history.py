@@ -26,7 +26,7 @@ class ReleaseInterval:
     since: _Seconds
     until: _Seconds | None = None
     baseline: Baseline | None = None
-    """What its traffic is compared with."""
+    """Baseline that its traffic is compared with."""
 
 
 _INTERVALS = TypeAdapter(list[ReleaseInterval])

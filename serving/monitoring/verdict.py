@@ -73,7 +73,7 @@ class Evidence:
     shadow_k: int = 20
     """Labels retrieved for an organic interaction."""
     age_days: float | None = None
-    """Of the training data; None: not known."""
+    """Age of the training data in days; None if unknown."""
 
 
 def judge(evidence: Evidence) -> dict[str, Any]:

@@ -46,7 +46,10 @@ WRONG = {
     "doubles": ({"vectors": VECTORS.astype(np.float64)}, "found float64"),
     "half a vector": ({"vectors": np.where(np.arange(2) == 1, np.nan, VECTORS)}, "NaN in a whole row.* row 0"),
     "infinity": ({"vectors": np.full((L, 2), np.inf, np.float32)}, "finite, or NaN in a whole row"),
-    "other dims": ({"picture": PICTURE.model_copy(update={"dims": 3})}, "of as many dims: expected one of dims 2"),
+    "other dims": (
+        {"picture": PICTURE.model_copy(update={"dims": 3})},
+        "of the same dims among the label features: expected one of dims 2",
+    ),
     "of no feature": ({"seen": SEEN.model_copy(update={"of_label": "photo"})}, "names a vector .* found photo"),
     "of a label": ({"picture": PICTURE.model_copy(update={"of_label": "picture"})}, "is of query features only"),
 }

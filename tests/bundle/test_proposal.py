@@ -306,6 +306,6 @@ def test_a_bundle_refuses_a_tree_whose_dial_goes_below_zero_or_beside_a_prior(tm
         replace(bundle, manifest=bundle.manifest.model_copy(update={"bias_removal": dial})).write(tmp_path / "bundle")
     two = make_bundle(labels=12, dim=4, users=20, popularity=True)
     two = replace(two, manifest=two.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0, minimum=0)}))
-    with pytest.raises(BundleInvariantError, match="log_pn is log π beside a tree"):
+    with pytest.raises(BundleInvariantError, match="log_pn is log π with a tree"):
         replace(two, proposal=bundle.proposal).write(tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []

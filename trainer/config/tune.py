@@ -79,7 +79,7 @@ class TuneConfig(Section):
     trials: int = Field(default=20, ge=1)
     """Number of trials, with those of earlier runs, pruned and refused ones."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Of the values that are tried; trainings use the recipe's own `seed`."""
+    """Seed of the search; trainings use the recipe's own `seed`."""
     sampler: Literal["tpe", "random"] = "tpe"
     """`tpe`: Optuna's tree-structured Parzen estimator, after ten random trials. `random`: all trials are."""
     prune: bool = True
