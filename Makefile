@@ -10,8 +10,9 @@ PORT ?= 8000
 # say otherwise: hundreds of processes start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-# Whole files to a core each, long ones first (tests/conftest.py); at most four, as each may hold TensorFlow.
-PYTEST := $(VENV)/bin/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# Whole files to a worker each, long ones first (tests/conftest.py); four on two cores too, as end-to-end tests mostly
+# wait for the processes that they start.
+PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-nightly quick check format docs audit bench bench-peers bench-gpu bench-seeds clean
 
