@@ -90,20 +90,20 @@ class IdRows(Mapping[str, int]):
             require(f"{file} holds the fingerprints of its ids", same, "CRC-32 of every id", "others")
 
     def __getitem__(self, id_: str) -> int:
-        row = self._kept.get(id_)
+        row = self.get(id_)
         if row is None:
-            row = self._find(id_)
-            if row is None:
-                raise KeyError(id_)
-            self._keep({id_: row})
+            raise KeyError(id_)
         return row
 
     def get(self, id_: str, default: int | None = None) -> int | None:  # type: ignore[override]
         """Get the row of an id, or the default."""
-        try:
-            return self[id_]
-        except KeyError:
-            return default
+        row = self._kept.get(id_)
+        if row is None:
+            row = self._find(id_)
+            if row is None:
+                return default
+            self._keep({id_: row})
+        return row
 
     def __contains__(self, id_: object) -> bool:
         return isinstance(id_, str) and self.get(id_) is not None

@@ -21,6 +21,7 @@ import faiss
 
 from longtail.bundle import Bundle, Priors, atomic_directory, sha256_of
 from longtail.bundle.filterable import check_filterable
+from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.remote import local_bundle
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.priors import PriorTable
@@ -301,7 +302,7 @@ def path_of(bundle: Bundle | str | Path) -> Path:
 
 def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
     """Hard-link the bundle's files, or copy them where the file system cannot link."""
-    for name in ("manifest.json", "manifest.sha256", *bundle.manifest.files):
+    for name in (MANIFEST, MANIFEST_SHA256, *bundle.manifest.files):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         file = (source / name).resolve()
         try:

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import faiss
 import numpy as np
-from pydantic import BaseModel
 
 from longtail.bundle import Bundle, FileRecord, Priors
 from longtail.bundle.arrays import Array
@@ -30,7 +29,6 @@ PRIORS = f"{INDEX}/priors.npy"
 FAISS_FILE, LISTS = f"{INDEX}/index.faiss", f"{INDEX}/lists.npy"
 HEAD_ROWS, HEAD_VECTORS = f"{INDEX}/head.rows.npy", f"{INDEX}/head.vectors.npy"
 
-_Manifest = TypeVar("_Manifest", bound=BaseModel)
 _DERIVED_BYTES = 1 << 31
 """FAISS's own bound on the tables it computes from an index while reading it."""
 _MAP: int = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from longtail.bundle import refuse_existing, remove_stale, replace_file
@@ -76,10 +76,11 @@ class LocalReleases:
         raise LongtailIndexError(f"upload of {path.name}: expected the URL of an object store, received {self}")
 
     def delete(self, name: str) -> None:
-        """Delete a release: out of sight first, so that it is never seen half deleted."""
+        """Delete a release, if it is there: out of sight first, so that it is never seen half deleted."""
         hidden = self.directory / f".{name}.{os.getpid()}.pruned.tmp"
-        (self.directory / name).rename(hidden)
-        shutil.rmtree(hidden)
+        with suppress(FileNotFoundError):  # a prune that was killed, or another one, has deleted it already
+            (self.directory / name).rename(hidden)
+            shutil.rmtree(hidden)
 
     def abandoned(self) -> list[str]:
         """Delete what killed builds left, which nobody sees; no names."""

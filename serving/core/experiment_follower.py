@@ -10,6 +10,7 @@ from pathlib import Path
 from longtail.serving.core.experiments import FILE, LARGEST_FILE, Arm, Experiment, ExperimentsError, parse_experiments
 from longtail.serving.core.service import Service
 from longtail.serving.errors import InvalidRequestError, NotReadyError, UnknownReleaseError
+from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +29,9 @@ class ExperimentFollower:
     def __init__(self, root: Path, service: Service) -> None:
         self._path = root / FILE
         self._service = service
-        self._content: bytes | None = None
+        self._read_last: tuple[bytes, Settings] | None = None
         self._experiment: Experiment | None = None
         self._refused: str | None = None
-        self._unreadable = False
         self._unavailable: dict[str, str] = {}
         self._checking = threading.Lock()
 
@@ -44,7 +44,7 @@ class ExperimentFollower:
                 if str(error) != self._refused:
                     in_force = "no experiment runs" if self._experiment is None else f"{self._experiment.name} goes on"
                     logger.error("%s refused, %s: %s", self._path, in_force, error)
-                self._refused, self._unreadable = str(error), isinstance(error, OSError)
+                self._refused = str(error)
             with suppress(NotReadyError):  # until the first release is there
                 self._apply()
 
@@ -54,9 +54,12 @@ class ExperimentFollower:
                 content = file.read(LARGEST_FILE + 1)
         except FileNotFoundError:
             content = b""
-        if content == self._content and not self._unreadable:
+        except OSError:
+            self._read_last = None
+            raise
+        if (content, self._service.settings) == self._read_last:
             return
-        self._content, self._unreadable = content, False
+        self._read_last = content, self._service.settings
         experiment = parse_experiments(content, self._service.settings)
         if experiment is None and self._experiment is not None:
             logger.info("no experiment runs")

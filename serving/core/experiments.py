@@ -193,7 +193,7 @@ def parse_experiments(content: bytes, settings: Settings | None = None) -> Exper
     for name, experiment in experiments.items():
         experiment._name = name
         for arm, of in experiment.arms.items():
-            if most is not None and of.k > most:
+            if most is not None and "k" in of.settings and of.k > most:
                 raise ExperimentsError(
                     f"experiments.{name}.arms.{arm}.k: expected at most {most} (LONGTAIL_MAX_K, and "
                     f"LONGTAIL_MAX_TOTAL_K for each of LONGTAIL_MAX_QUERIES), found {describe(of.k)}"

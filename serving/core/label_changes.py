@@ -89,11 +89,12 @@ class LabelFollower:
         """Write changes to disk, later than the releases' data whatever the clock says."""
         self._store.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
 
-    def read(self, retrievers: Sequence[Retriever]) -> list[Retriever]:
-        """Return the releases with what any worker has written since the last call.
+    def read(self, retrievers: Sequence[Retriever], served: Retriever | None) -> dict[Retriever, Retriever]:
+        """Get each release after what any worker has written since the last call.
 
         Args:
-            retrievers: the one being served last. Of the others, one that cannot be changed is left out.
+            retrievers: all loaded releases; one that cannot be changed is left out, unless it is `served`.
+            served: the release that answers by default.
 
         Raises:
             StoreError: nothing has changed.
@@ -108,10 +109,10 @@ class LabelFollower:
             self._shorten(read)
         if read.restarted:
             so_far = LabelChanges().after(read.records)
-            changed = _change_each(retrievers, lambda retriever: retriever.rebuilt(so_far.records()))
+            changed = _change_each(retrievers, served, lambda retriever: retriever.rebuilt(so_far.records()))
         else:
             so_far = self._so_far.after(read.records) if read.records else self._so_far
-            changed = _change_each(retrievers, lambda retriever: retriever.with_changes(read.records))
+            changed = _change_each(retrievers, served, lambda retriever: retriever.with_changes(read.records))
         self._position, self._so_far = read.position, so_far
         return changed
 
@@ -128,13 +129,15 @@ class LabelFollower:
             logger.warning("%s", error)
 
 
-def _change_each(retrievers: Sequence[Retriever], change: Callable[[Retriever], Retriever]) -> list[Retriever]:
-    changed = []
+def _change_each(
+    retrievers: Sequence[Retriever], served: Retriever | None, change: Callable[[Retriever], Retriever]
+) -> dict[Retriever, Retriever]:
+    changed = {}
     for retriever in retrievers:
         try:
-            changed.append(change(retriever))
+            changed[retriever] = change(retriever)
         except UnservableReleaseError as error:
-            if retriever is retrievers[-1]:
+            if retriever is served:
                 raise
             logger.warning("release %s is dropped: %s", retriever.name, error)
     return changed

@@ -478,13 +478,13 @@ class Service:
 
     def _read_changes(self) -> None:
         staged = self.mirror.staged
-        loaded = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])])
-        if staged is not None:
-            self.mirror.use(loaded.pop(), self._current)
-        self._loaded = {retriever.name: retriever for retriever in loaded}
+        changed = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])], self._current)
+        self._loaded = {name: changed[each] for name, each in self._loaded.items() if each in changed}
         if self._current is not None:
-            self._current = self._loaded[self._current.name]
+            self._current = changed[self._current]
             self._count_labels()
+        if staged is not None:
+            self.mirror.use(changed.get(staged), self._current)
 
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay

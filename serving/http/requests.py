@@ -32,8 +32,6 @@ LONGEST_ID = 512
 """Characters of a label id that the release does not know."""
 REFERENCE = "#/components/schemas/{model}"
 _LONGEST_NAME = 100
-_IN_FULL = {"id_or_ids", "features_or_vector", "queries_or_labels", "request_or_features", "display_alone"}
-"""Errors of the models' own, which say expected and received themselves."""
 
 
 class Body(RequestModel):
@@ -166,7 +164,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     elif kind == "too_long":
         message = f"expected at most {context['max_length']} of them, received {context['actual_length']}"
-    elif kind in _IN_FULL:
+    elif said.startswith("expected "):  # an error of a model's own, which also says what was received
         message = said
     else:
         expected = said.removeprefix("Input should be ").removeprefix("String should have ")

@@ -164,12 +164,11 @@ class LiveFigures:
         now, queries = self._clock(), len(answered.ends_B)
         judged_N: Bools | slice = slice(None)
         judged_queries: float = queries
+        shown = judged = np.bincount(answered.buckets_N, minlength=_BUCKETS)
         if answered.restricted_B is not None:
             judged_queries -= answered.restricted_B.sum()
             judged_N = np.repeat(~answered.restricted_B, np.diff(np.asarray(answered.ends_B), prepend=0))
-        shown, judged = (
-            np.bincount(answered.buckets_N[which], minlength=_BUCKETS) for which in (slice(None), judged_N)
-        )
+            judged = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
         held, deciles = self._held.get(answered.release), None
         if held is not None and held.edges is not None:
             deciles = np.searchsorted(held.edges, answered.scores_N[judged_N], side="right")

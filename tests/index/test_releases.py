@@ -160,6 +160,14 @@ def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> N
             running.kill()
 
 
+def test_a_prune_goes_on_after_one_that_was_killed_between_deleting_and_saying_so(releases: Releases) -> None:
+    releases.publish("b")
+    pointers = json.loads((releases.root / "CURRENT").read_text())
+    (releases.root / "CURRENT").write_text(json.dumps(pointers | {"deleting": ["long-gone"]}))
+    assert releases.prune(keep=9) == ["long-gone"]
+    assert releases.pointers().deleting == ()
+
+
 @pytest.mark.process
 def test_two_processes_that_publish_at_once_leave_a_valid_pointer(releases: Releases) -> None:
     repeat = (

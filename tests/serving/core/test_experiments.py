@@ -156,6 +156,10 @@ def test_a_file_that_cannot_be_says_what_and_where(content: bytes, message: str)
     assert len(raised.value.message) < 500
 
 
+def test_arms_that_leave_k_open_have_no_k_to_limit() -> None:
+    assert parse_experiments(TWO, LIMITS.model_copy(update={"max_k": 5})) is not None
+
+
 def test_experiments_that_are_not_active_wait_in_the_file() -> None:
     content = TWO + toml(shares(0.5, 0.5), active="false").replace(b".x", b".y")
     found = parse_experiments(content, LIMITS)

@@ -225,6 +225,7 @@ def test_numbers_that_a_label_cannot_have(tmp_path: Path, label: dict, field: st
         assert answer.status_code == 422
         error = answer.json()["error"]
         assert (error["field"], message in error["message"]) == (f"labels.1{field}", True), error
+        assert error["message"].count("expected") == 1
         assert client.get("/v1/labels/good").status_code == 404
 
 

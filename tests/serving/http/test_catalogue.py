@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from longtail.bundle import LabelRecord
 from longtail.serving import create_app
+from longtail.serving.errors import UnservableReleaseError
 from longtail.serving.http.schemas.labels import LabelPage, LabelsAnswer
 from longtail.state import LabelStore
 from tests.serving.client import client_of
@@ -154,3 +155,17 @@ def test_parameters_that_cannot_be(client: httpx.Client, query: str, field: str 
     assert error.get("field") == field or field is None
     assert error["message"] == message or message is None
     assert len(response.text) < 1500
+
+
+def test_a_staged_release_that_cannot_take_a_change_is_dropped_and_holds_up_none(app: Starlette) -> None:
+    def fail(_: object) -> None:
+        raise UnservableReleaseError("no tower")
+
+    service = app.state.service
+    with client_of(app) as client:
+        service.stage(plane_retriever("plane-2"))
+        service.mirror.staged.with_changes = fail
+        assert client.post("/v1/labels/delete", json={"ids": ["b"]}).status_code == 200
+        assert service.mirror.staged is None
+        found = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).json()
+        assert "b" not in [label["id"] for label in found["results"][0]["labels"]]
