@@ -28,7 +28,7 @@ class TwoTowers(keras.Model):
 
     def call(self, inputs: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Embed `{"query": inputs, "label": inputs}` by tower, float32 [B, D]."""
-        return {side: (self.query if side == "query" else self.label)(columns) for side, columns in inputs.items()}
+        return {side: {"query": self.query, "label": self.label}[side](columns) for side, columns in inputs.items()}
 
 
 def callbacks_of(

@@ -26,7 +26,7 @@ from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.evaluation.task import HeldOut
+from longtail.trainer.evaluation.task import HeldOut, pair_keys
 from longtail.trainer.limits import check_choice, check_sizes
 
 _COPIES = 4
@@ -133,15 +133,17 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
         pairs: Pairs = getattr(dataset, name)
         if not len(pairs):
             continue
-        found = HeldOut.of(
-            pairs, known, labels=labels, exclude_seen=exclude_seen, request_queries=dataset.request_queries
-        )
+        found = None
+        if name != "train":
+            found = HeldOut.of(
+                pairs, known, labels=labels, exclude_seen=exclude_seen, request_queries=dataset.request_queries
+            )
         queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
         ends = [] if pairs.times is None else [float(pairs.times.min()), float(pairs.times.max())]
         first, last = [in_words(at, dataset.report.unit) for at in ends] or (None, None)
         made[name] = SplitFigures(
             pairs=len(pairs),
-            distinct=len(distinct(pairs.queries.astype(np.int64) * labels + pairs.labels)),
+            distinct=len(distinct(pair_keys(pairs, labels))),
             queries=len(queries),
             labels=len(of_labels),
             new_queries=int(query_new_Q[queries].sum()),
@@ -149,7 +151,7 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
             on_new_labels=int(label_new_L[pairs.labels].sum()),
             first=first,
             last=last,
-            to_find=None if name == "train" else found,
+            to_find=found,
         )
         known = known.followed_by(pairs)
     return made
@@ -303,7 +305,7 @@ def show(check: Check, console: Console) -> None:
         say(
             f"\n{cost['steps_per_epoch']:,} steps an epoch, {cost['steps']:,} in all, of {cost['batch_size']:,} pairs "
             f"× {cost['negatives']:,} negatives: {cost['products'] / 1e9:.2g} GFLOP of logits a step\n"
-            f"About {_bytes(sum(bytes_of.values()))} with the framework's own to come: "
+            f"About {_bytes(sum(bytes_of.values()))} without the framework's own: "
             f"{', '.join(f'{name} {_bytes(size)}' for name, size in bytes_of.items())}"
         )
     for line in check.warnings:

@@ -81,7 +81,7 @@ class Checkpoints:
         return np.load(path / "0.npy", allow_pickle=False), state
 
     def finish(self) -> None:
-        """Return when all is written."""
+        """Wait until everything is written."""
 
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
         """Return the newest checkpoint of a kind, and its state."""

@@ -91,7 +91,7 @@ def is_first() -> bool:
 
 
 def wait_for_all(where: str) -> None:
-    """Return when every process has come to the same place."""
+    """Wait until every process has come to the same place."""
     if number_of_processes() > 1:
         from longtail.trainer.backend import mesh
 

@@ -69,7 +69,7 @@ class ShardedCheckpoints(Checkpoints):
         return state
 
     def finish(self) -> None:
-        """Return when all is written."""
+        """Wait until everything is written."""
         for manager in self._managers.values():
             manager.close()
         self._managers.clear()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -294,6 +295,13 @@ def test_a_loss_that_knows_no_rank_is_refused(family: str) -> None:
         LossConfig.model_validate({"family": family, "top_k": {"k": 20}})
     if family not in ("contrastive", "nce"):
         LossConfig.model_validate({"family": {"name": family, "pairwise": True}, "top_k": {"k": 20}})
+
+
+@pytest.mark.parametrize("k", [{"new": 3}, {}, {"Head": 3}])
+def test_k_by_bucket_names_buckets_that_have_training_pairs(k: dict[str, int]) -> None:
+    message = rf"k: expected a number, or one for each of head, torso and tail, received {re.escape(str(list(k)))}"
+    with pytest.raises(ValueError, match=message):
+        LossConfig.model_validate({"top_k": {"k": k}})
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def join(coordinator: str | None, processes: int, process: int | None) -> None:
 
 
 def wait_for_all(where: str) -> None:
-    """Return when every process has come to the same place."""
+    """Wait until every process has come to the same place."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(where)
 

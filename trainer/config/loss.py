@@ -152,7 +152,7 @@ class TopKConfig(Section):
     """The loss of a pair is multiplied by σ((f_y − β)/temperature), β the K-th highest score of its query
     [METHODS §2.5]."""
 
-    k: Count | Annotated[dict[Literal["head", "torso", "tail"], Count], Field(min_length=1)]
+    k: Count | dict[str, Count]
     """K among all labels, or among those of the positive's bucket, such as `{ head = 20, torso = 20, tail = 50 }`; a
     positive of a bucket that is not named counts in full."""
     temperature: float = Field(default=1.0, gt=0)
@@ -160,11 +160,16 @@ class TopKConfig(Section):
     memory: Count = 100
     """Visits of a query that its β is an average over: more are less noisy, fewer follow the model faster."""
 
+    def _problems(self) -> Iterator[str]:
+        named = list(self.k) if isinstance(self.k, dict) else ["head"]
+        if not named or not set(named) <= set(BUCKET_NAMES[:3]):
+            yield f"k: expected a number, or one for each of head, torso and tail, received {named}"
+
     @property
     def by_bucket(self) -> dict[str, int]:
         """K by bucket; empty where one K is among all labels."""
         given = self.k.items() if isinstance(self.k, dict) else ()
-        return {str(name): k for name, k in sorted(given, key=lambda it: BUCKET_NAMES.index(it[0]))}
+        return dict(sorted(given, key=lambda it: BUCKET_NAMES.index(it[0])))
 
     @property
     def whole(self) -> int:

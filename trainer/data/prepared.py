@@ -77,7 +77,7 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
 
 
 def _allow_many_files() -> None:
-    """Return a mapped file is an open one, and a log may be thousands."""
+    """Raise the limit of open files to the most allowed: each mapped file of a log counts as open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):  # where no limit is more than the system has
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -96,7 +96,7 @@ def _leave_last_out(pairs: Pairs, split: SplitConfig, given: set[str], seed: int
 def _last_of_each(
     by_query: Pairs, counts_Q: Int64, tests_Q: Int64, held_Q: Int64, scratch: Scratch
 ) -> dict[str, Pairs]:
-    """Return the last pairs of every query are test, those before them valid, the rest train."""
+    """Cut the last pairs of every query into test, the pairs before them into valid, the rest into train."""
     ends_Q = np.cumsum(counts_Q)
 
     def numbers(block: slice) -> Int8:

@@ -277,7 +277,7 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
         mark = " class=chosen" if metrics is compared.model else ""
         rows += f"<tr{mark}><th>{html.escape(name)}<small>{html.escape(settings)}</small></th>{cells}</tr>"
     words = " ".join([compared.sentence, *compared.notes])
-    return f"<h2>Beside baselines</h2><p>{html.escape(words)}</p>{scrolled(head, rows)}"
+    return f"<h2>The model and its baselines</h2><p>{html.escape(words)}</p>{scrolled(head, rows)}"
 
 
 class Step(NamedTuple):

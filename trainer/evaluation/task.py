@@ -64,7 +64,7 @@ def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs
         asked_Q = np.zeros(int(max(known.queries.max(initial=-1), held_out.queries.max(initial=-1))) + 1, np.bool_)
         asked_Q[held_out.queries] = True
         known = known.take(asked_Q[known.queries])
-    return distinct(_keys(known, labels))
+    return distinct(pair_keys(known, labels))
 
 
 def to_find(held_out: Pairs, seen: Int64, *, labels: int, request_queries: Int32 | None = None) -> Int64:
@@ -73,13 +73,14 @@ def to_find(held_out: Pairs, seen: Int64, *, labels: int, request_queries: Int32
     With `request_queries`, query rows int32 [A], keys are of requests (`Pairs.request_rows`).
     """
     if request_queries is None:
-        keys = distinct(_keys(held_out, labels))
+        keys = distinct(pair_keys(held_out, labels))
         return keys[~is_among(keys, seen)]
     keys = distinct(held_out.request_rows.astype(np.int64) * labels + held_out.labels)
     return keys[~is_among(request_queries[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
 
 
-def _keys(pairs: Pairs, labels: int) -> Int64:
+def pair_keys(pairs: Pairs, labels: int) -> Int64:
+    """Compute `query · L + label` of every pair, int64 [N]."""
     return pairs.queries.astype(np.int64) * labels + pairs.labels
 
 
