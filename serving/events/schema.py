@@ -1,0 +1,67 @@
+"""The one schema of events, version 1, in Parquet files and in JSON.
+
+An event is one choice, one answer or one label change. As JSON, a key is left out where the value is null.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import orjson
+import pyarrow as pa
+
+VERSION = 1
+Kind = Literal["choice", "organic", "answer", "label"]
+"""`choice`: from an answer. `organic`: without one. `answer`: what a query was answered. `label`: a label change."""
+
+SCHEMA = pa.schema(
+    [
+        ("version", pa.int8()),
+        ("kind", pa.string()),
+        ("time", pa.timestamp("us", "UTC")),  # of the answer, of an `answer`; else when the service took the event
+        ("idempotency_key", pa.string()),  # of the client's making
+        ("answer", pa.string()),  # names the answer: the signature of its answer_id
+        ("answered_at", pa.timestamp("s", "UTC")),
+        ("release", pa.string()),
+        ("bias_removal", pa.float32()),  # λ of the answer
+        ("popularity", pa.float32()),  # μ of the answer
+        ("priors", pa.list_(pa.float32())),  # weights, in the release's order
+        ("restricted", pa.bool_()),  # whether the client said which labels may be answered
+        ("run", pa.string()),  # of an experiment whose arms are compared by the answer
+        ("arm", pa.string()),
+        ("unit", pa.int64()),
+        ("labels", pa.list_(pa.string())),  # chosen, answered in order, or changed
+        ("positions", pa.list_(pa.int32())),  # from 0, of each label in the answer; null: not in it
+        ("propensities", pa.list_(pa.float32())),  # of each label: 1 where chance had no say
+        ("buckets", pa.list_(pa.int8())),  # of each label: 0 head, 1 torso, 2 tail, 3 new, −1 unknown
+        ("event", pa.string()),  # click, purchase, … of choices; upsert, hide, restore of label changes
+        ("weight", pa.float64()),  # in training
+        ("features", pa.string()),  # of the query, JSON
+    ]
+)
+
+
+def event_json(version: int = VERSION, **fields: Any) -> bytes:
+    """Return an event as one line of JSON, without the line break.
+
+    Args:
+        version: of the schema.
+        fields: columns of SCHEMA, times in seconds since 1970; those that are None are left out.
+
+    Example:
+        >>> event_json(kind="organic", time=0.5, labels=["7"])
+        b'{"version":1,"kind":"organic","time":"1970-01-01T00:00:00.500000Z","labels":["7"]}'
+    """
+    line = {"version": version, **{name: value for name, value in fields.items() if value is not None}}
+    for name in ("time", "answered_at"):
+        if name in line:
+            line[name] = _iso(line[name])
+    return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _iso(seconds: float) -> str:
+    whole = math.floor(seconds)
+    at = datetime.fromtimestamp(whole, UTC).replace(microsecond=min(999_999, round((seconds - whole) * 1e6)))
+    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
