@@ -70,7 +70,7 @@ def refuse_existing(target: Path) -> None:
         raise BundleExistsError(f"{target} already exists: expected a path that is free; nothing was changed")
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace a small file in one step: readers see the old content or the new, never a part."""
     handle, working = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".tmp", dir=path.parent)
     try:
@@ -78,7 +78,7 @@ def replace_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(working, 0o644)
+        os.chmod(working, mode)
         os.replace(working, path)
     except BaseException:
         with suppress(FileNotFoundError):

@@ -5,10 +5,11 @@
     features = {"user_id": "u3", "history": ["item-1", "item-2"]}
     with Client("http://localhost:8000") as longtail:
         answer = longtail.retrieve(features=features, k=5, bias_removal=0.3, exclude=["item-1", "item-2"])
-        for label in answer.results[0].labels:
+        (result,) = answer.results
+        for label in result.labels:
             print(label.id, label.score, label.bucket, label.display["title"])
-        chosen = answer.results[0].labels[0]
-        longtail.feedback(Feedback(answer_id=answer.answer_id, labels=[chosen.id]))
+        chosen = result.labels[0]
+        longtail.feedback(Feedback(result.answer_id, [chosen.id], features))
         tail, plain = longtail.retrieve([Query(features, bias_removal=λ) for λ in (0.0, 1.0)]).results
         nearest = longtail.similar(chosen.id, buckets=["torso", "tail"]).results[0]
 

@@ -55,7 +55,8 @@ class Result:
     `id` is the label of `similar`, else None. Of a query that explores, `exploration` says what was drawn, which stands
     at random places. `priors` are the weights of the release's priors. `pool` is how many labels `max_per` and `mmr`
     chose from. While an experiment runs, `run` names it, `arm` the arm (None: the unit is outside), `counted` says
-    whether arms are compared by it, and `release` answered it.
+    whether arms are compared by it, and `release` answered it. `answer_id` is what feedback names it by; None of a
+    preview.
     """
 
     labels: tuple[Label, ...]
@@ -70,15 +71,15 @@ class Result:
     arm: str | None = None
     counted: bool | None = None
     release: str | None = None
+    answer_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One result per query, in order; `answer_id` is what feedback refers to."""
+    """One result per query, in order."""
 
     results: tuple[Result, ...]
     release: str
-    answer_id: str
     request_id: str
 
 

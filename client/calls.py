@@ -110,28 +110,28 @@ class NewLabel:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What was chosen from an answer.
+    """What was chosen from a result.
 
     Args:
-        answer_id: the answer's.
+        answer_id: the result's.
         labels: ids of what was chosen.
-        query: which of the answer's results it was, from 0.
+        features: of the query, to train on the choice; None: it counts in the figures alone.
         event: what was done, such as `purchase`; None: the service's default, `click`.
         weight: what it is worth in training; None: the service's default, 1.
-        request_id: the request's own, in place of `answer_id`. Where several requests had one id it is left out.
+        idempotency_key: as of `Interaction`.
     """
 
-    answer_id: str | None = None
-    labels: Collection[LabelId] = ()
-    query: int = 0
+    answer_id: str
+    labels: Collection[LabelId]
+    features: Features | None = None
     event: str | None = None
     weight: float | None = None
-    request_id: str | None = None
+    idempotency_key: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Interaction:
-    """What was chosen without an answer of the service (an organic interaction), for shadow recall.
+    """What was chosen without an answer of the service (an organic interaction), for organic recall.
 
     Args:
         features: of the query as it was before the choice.
@@ -139,7 +139,7 @@ class Interaction:
         bias_removal, popularity: λ and μ at which the service is measured; None: the release's defaults.
         exclude: ids that would not have been answered.
         event, weight: as of `Feedback`.
-        idempotency_key: by which the service knows the interaction when it comes again, at most 128 characters.
+        idempotency_key: by which the export knows an event that was sent again, at most 128 characters.
     """
 
     features: Features
@@ -168,6 +168,7 @@ def retrieve(
     features: Features | None = None,
     release: str | None = None,
     preview: bool = False,
+    answer_ids: bool = True,
     unit: str | None = None,
     arm: str | None = None,
     **selection: Any,
@@ -179,6 +180,7 @@ def retrieve(
         features: of that single one.
         release: answers, if the service has it loaded; None: the current one.
         preview: nobody will see the answer, which counts nowhere.
+        answer_ids: give each result an `answer_id`, for feedback.
         unit: a user, say: while an experiment runs, the same unit gets the same arm; None: a feature says.
         arm: answer as this arm does; None: as the unit's does.
         selection: the other parts of the single query.
@@ -187,7 +189,9 @@ def retrieve(
     if queries is not None and selection:
         raise ValueError(f"expected {', '.join(selection)} in every Query, received them beside queries")
     sent = [query.json() for query in _list(Query(features, **selection) if queries is None else queries)]
-    options = _given(release=release, preview=preview or None, unit=unit, arm=arm)
+    options = _given(
+        release=release, preview=preview or None, answer_ids=None if answer_ids else False, unit=unit, arm=arm
+    )
     return Call("POST", "/v1/retrieve", Answer, {"queries": sent, **options})
 
 
@@ -272,18 +276,12 @@ def restore_labels(ids: Collection[LabelId]) -> Call[Accepted]:
 
 
 def feedback(events: Feedback | Iterable[Feedback]) -> Call[Accepted]:
-    """Report what was chosen from answers; on disk when this returns. Sent again, it counts once."""
-    sent = [_json(event) for event in _list(events)]
-    for event in sent:
-        if not event.keys() & {"answer_id", "request_id"}:
-            raise ValueError("expected an answer_id, or the request_id of an answer, received neither")
-        if "answer_id" in event:
-            event.pop("request_id", None)
-    return Call("POST", "/v1/feedback", Accepted, {"events": sent})
+    """Report what was chosen from results; kept for good when this returns, and exported once."""
+    return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
 
 
 def interactions(events: Interaction | Iterable[Interaction]) -> Call[Accepted]:
-    """Report what was chosen without an answer of the service, once also if sent again; on disk when this returns."""
+    """Report what was chosen without an answer; kept for good when this returns, and exported once."""
     return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
 
 

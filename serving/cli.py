@@ -29,7 +29,7 @@ from longtail.serving.http.openapi import openapi_document
 from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
-from longtail.state import Place, StoreError, copy_label_changes
+from longtail.state import StoreError, copy_label_changes
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(
@@ -40,6 +40,14 @@ SinceOption = Annotated[
     str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
 ]
 UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: now).")]
+
+ReleasesArgument = Annotated[
+    str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
+]
+EventsOption = Annotated[
+    Path | None,
+    typer.Option(envvar="LONGTAIL_EVENTS", metavar="DIR", help="Folder of events (default: RELEASES/.state/events)."),
+]
 
 
 class LogLevel(StrEnum):
@@ -131,31 +139,30 @@ def copy_labels(
 
 @app.command()
 def export_feedback(
-    releases: Annotated[
-        str | None, typer.Argument(help="Directory of releases that the service follows.", envvar="LONGTAIL_RELEASES")
-    ] = None,
+    releases: ReleasesArgument,
     *,
     out: Annotated[Path, typer.Option(help="The Parquet file; one that is there is replaced in one step.")],
     since: SinceOption = None,
     until: UntilOption = None,
     label_id: Annotated[str, typer.Option(help="Column of the label ids: data.label_id of a recipe.")] = "label_id",
-    all_: Annotated[bool, typer.Option("--all", help="Also events without features.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also choices without features.")] = False,
     state: StateOption = None,
+    events: EventsOption = None,
 ) -> None:
     """Write the service's feedback as training data, while it runs or afterwards."""
-    place, now = _state_of(releases, state), time()
-    window = read_window(since, until, now)
-    for line in export(place, out, window=window, label_id=label_id, everything=all_):
+    window = read_window(since, until, time())
+    for line in export(
+        releases, _events_of(releases, state, events), out, window=window, label_id=label_id, everything=all_
+    ):
         print(line)
 
 
 @app.command()
 def experiments(
-    releases: Annotated[
-        str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
-    ],
+    releases: ReleasesArgument,
     *,
     state: StateOption = None,
+    events: EventsOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     out: Annotated[Path | None, typer.Option(help="Parquet file to keep the counts of this time in.")] = None,
@@ -167,7 +174,8 @@ def experiments(
     if experiment is None:
         print("no experiment runs")
         return
-    units = count_units(_state_of(releases, state), experiment.run, read_window(since, until, time()))
+    window = read_window(since, until, time())
+    units = count_units(_events_of(releases, state, events), experiment.run, window)
     if out is not None:
         pq.write_table(units, out)
     report = compare(experiment, [*(read_units(path, experiment.run) for path in add or ()), units])
@@ -232,13 +240,16 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _state_of(releases: str | None, state: str | None) -> Place:
-    """What `--state` names, or where a service of these releases has it if nothing does."""
-    if (place := place_of(state)) is not None:
-        return place
-    if releases is None or is_url(releases):
-        raise typer.BadParameter("expected a directory of releases or --state, received neither")
-    return local_path(releases) / ".state"
+def _events_of(releases: str, state: str | None, events: Path | None) -> Path:
+    """Return the folder of events that options name, or where a service of these releases has it."""
+    if events is not None:
+        return events
+    place = place_of(state)
+    if isinstance(place, Path):
+        return place / "events"
+    if place is not None or is_url(releases):
+        raise typer.BadParameter("expected --events, the folder of events, received none", param_hint="--events")
+    return local_path(releases) / ".state" / "events"
 
 
 def _settings(**given: Any) -> Settings:

@@ -43,8 +43,8 @@ from longtail.bundle.arrays import Float64
 from longtail.index import Releases
 from longtail.serving.core.experiments import FILE, Experiment, ExperimentsError, parse_experiments
 from longtail.serving.errors import StateError
-from longtail.serving.monitoring import feedback_of
-from longtail.state import Place, StoreError
+from longtail.serving.events.folder import kept_since
+from longtail.serving.events.reader import ONCE, events_of
 
 ALPHA = 0.05
 _RHO = 64.0
@@ -56,6 +56,29 @@ _CONCENTRATION = 100.0
 _COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in BUCKET_NAMES))
 _SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _WINDOW = b"longtail_window"
+_SUMS = {
+    **{f"shown_{name}": f"len(list_filter(buckets, of -> of = {of}))" for of, name in enumerate(BUCKET_NAMES)},
+    **{f"chosen_{name}": f"CAST(bucket = {of} AS INTEGER)" for of, name in enumerate(BUCKET_NAMES)},
+    **{f"hits_{name}": f"CAST(bucket = {of} AND hit AS INTEGER)" for of, name in enumerate(BUCKET_NAMES)},
+}
+_UNITS = f"""
+WITH once AS ({ONCE}),
+labels AS (
+    SELECT answer, arm, unit, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) IS NOT NULL AS hit
+    FROM once WHERE kind = 'choice' AND run = $run
+),
+counts AS (
+    SELECT arm, unit, 1 AS answers, {", ".join(f"{_SUMS[f'shown_{name}']} AS shown_{name}" for name in BUCKET_NAMES)},
+        {", ".join(f"0 AS {kind}_{name}" for kind in ("chosen", "hits") for name in BUCKET_NAMES)}
+    FROM once WHERE kind = 'answer' AND run = $run
+    UNION ALL BY NAME
+    SELECT arm, unit, 0 AS answers, {", ".join(f"0 AS shown_{name}" for name in BUCKET_NAMES)},
+        {", ".join(f"{_SUMS[name]} AS {name}" for name in _COUNTS if not name.startswith(("answers", "shown")))}
+    FROM (SELECT DISTINCT ON (answer, label) * FROM labels)
+)
+SELECT arm, unit, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _COUNTS)} FROM counts GROUP BY ALL
+"""
+"""A label that was clicked and bought is one label chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,37 +178,24 @@ def read_experiment(releases: str | Path) -> Experiment | None:
         raise ExperimentsError(f"{path}: {error.message}") from None
 
 
-def count_units(state: Place, run: str, window: tuple[float, float]) -> pa.Table:
-    """Count the answers and labels chosen that a service has kept of a run, a row for each arm and unit.
+def count_units(folder: Path, run: str, window: tuple[float, float]) -> pa.Table:
+    """Count the answers and labels chosen of a run, a row for each arm and unit.
 
     Args:
-        state: of a service that runs or ran.
+        folder: of the events of services that run or ran.
         run: of the experiment.
         window: from and up to when, in seconds since 1970; what is not kept whole is cut off at its beginning.
 
     Raises:
-        StateError: they cannot be read.
+        StateError: events that cannot be read.
     """
-    counts: dict[tuple[str, int], list[int]] = {}
-    try:
-        with feedback_of(state) as feedback:
-            kept, (since, until) = feedback.kept_since(), window
-            cut, since = kept > since, max(kept, since)
-            for arm, unit, buckets in feedback.arm_answers(run, since, until):
-                row = counts.setdefault((arm, unit), [0] * len(_COUNTS))
-                row[0] += 1
-                row[_SHOWN] = [shown + buckets.count(bucket) for bucket, shown in enumerate(row[_SHOWN])]
-            for arm, unit, bucket, position in feedback.arm_choices(run, since, until):
-                row = counts.setdefault((arm, unit), [0] * len(_COUNTS))
-                row[_CHOSEN.start + bucket] += 1
-                row[_HITS.start + bucket] += position is not None
-    except StoreError as error:
-        raise StateError(f"{state}: expected the state of a service, found: {error}") from error
+    kept, (since, until) = kept_since(folder), window
+    cut, since = kept > since, max(kept, since)
+    with events_of(folder) as connection:
+        table: pa.Table = connection.execute(_UNITS, {"run": run, "since": since, "until": until}).to_arrow_table()
     names = [("arm", pa.string()), ("unit", pa.int64()), *((name, pa.int64()) for name in _COUNTS)]
-    found = {"run": run, "since": since, "until": until, "cut": cut}
-    schema = pa.schema(names, {_WINDOW: json.dumps(found).encode()})
-    rows = [dict(zip(schema.names, (*name, *row), strict=True)) for name, row in counts.items()]
-    return pa.Table.from_pylist(rows, schema)
+    about = {"run": run, "since": since, "until": until, "cut": cut}
+    return table.cast(pa.schema(names)).replace_schema_metadata({_WINDOW: json.dumps(about).encode()})
 
 
 def read_units(path: Path, run: str) -> pa.Table:

@@ -1,65 +1,68 @@
-"""A service's feedback as training data: a Parquet file with a row for every label chosen.
+"""A service's feedback as training data: a Parquet file with a row for every label chosen, each once.
 
-Columns: the query's features under their own names, the label id, then what the service knows: `answer_id`,
-`request_id`, `query`, `event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0;
-null: not in the answer), `bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`), `time`
-(UTC), and of an experiment whose arms are compared by the answer `arm`, `experiment_run` and `unit` (a hash), else
-null. A feature named as one of these stands as `feature_NAME`. A feature is a column of numbers if all its values are,
-of id → weight maps or lists of ids if they are objects or lists, else of strings.
+Columns: every query feature of the release under its own name, the label id, then what the service knows: `answer`,
+`idempotency_key`, `event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0; null:
+not in the answer), `bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`), `time` (UTC), of
+an experiment whose arms are compared by the answer `arm`, `run` and `unit` (a hash), else null, and `impressions`, the
+labels that the answer showed, null where it is no event. A feature named as one of these stands as `feature_NAME`. Ids
+are text, as in the bundle.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longtail.bundle import Feature
 from longtail.bundle.errors import describe
+from longtail.index import Releases
+from longtail.index.release.release import read_bundle_manifest
 from longtail.serving.errors import ServingError
-from longtail.serving.monitoring import FeedbackRow, feedback_of
-from longtail.state import Place, StoreError
+from longtail.serving.events.reader import ONCE, damaged_files, events_of
 
 _OWN = {
-    "answer_id": pa.string(),
-    "request_id": pa.string(),
-    "query": pa.int32(),
-    "event": pa.string(),
-    "weight": pa.float64(),
-    "propensity": pa.float64(),
-    "debiased_weight": pa.float64(),
-    "position": pa.int32(),
-    "bias_removal": pa.float64(),
-    "popularity": pa.float64(),
-    "release": pa.string(),
-    "source": pa.string(),
-    "time": pa.timestamp("us", "UTC"),
-    "arm": pa.string(),
-    "experiment_run": pa.string(),
-    "unit": pa.int64(),
+    "answer": "answer",
+    "idempotency_key": "idempotency_key",
+    "event": "event",
+    "weight": "weight",
+    "propensity": "propensity::DOUBLE",
+    "debiased_weight": "weight / propensity",
+    "position": "position",
+    "bias_removal": "bias_removal",
+    "popularity": "popularity",
+    "release": "release",
+    "source": "CASE kind WHEN 'choice' THEN 'answer' ELSE kind END",
+    "time": "time",
+    "arm": "arm",
+    "run": "run",
+    "unit": "unit",
+    "impressions": "impressions",
 }
+"""What stands in each column."""
+_CHOSEN = f"""
+CREATE TEMP TABLE chosen AS
+WITH once AS ({ONCE}),
+answers AS (
+    SELECT answer, any_value(labels) AS impressions, any_value(features) AS features
+    FROM events WHERE kind = 'answer' GROUP BY answer
+),
+each AS (
+    SELECT *, unnest(labels) AS label, unnest(positions) AS position, unnest(propensities) AS propensity
+    FROM once WHERE kind IN ('choice', 'organic')
+)
+SELECT each.* EXCLUDE (features), coalesce(each.features, answers.features) AS features, impressions
+FROM each LEFT JOIN answers USING (answer)
+QUALIFY answer IS NULL OR row_number() OVER (PARTITION BY answer, label, event ORDER BY time) = 1
+"""
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
-_ROWS = 10_000
-"""Rows that are held and written at once."""
-_LARGEST_INT = 2**63 - 1
-_Found = tuple[FeedbackRow, dict[str, Any]]
-"""A label chosen and the features of its query."""
-_Kind = type | tuple[type, type]
-"""Of a value; of what is in a list, after `list`."""
-_Columns = dict[str | None, tuple[str, pa.DataType]]
-"""Name and type of a column by the feature it holds; None for the label id."""
 
 
 class ExportError(ServingError):
-    """Feedback that cannot be exported: no such state, an unreadable one, or a time that is none."""
+    """Feedback that cannot be exported: a column has two meanings, or a time is none."""
 
 
 def read_window(since: str | None, until: str | None, now: float) -> tuple[float, float]:
@@ -82,133 +85,98 @@ def read_window(since: str | None, until: str | None, now: float) -> tuple[float
 
 
 def export(
-    state: Place, out: Path, *, window: tuple[float, float], label_id: str = "label_id", everything: bool = False
+    releases: str | Path,
+    events: Path,
+    out: Path,
+    *,
+    window: tuple[float, float],
+    label_id: str = "label_id",
+    everything: bool = False,
 ) -> list[str]:
     """Write feedback as a Parquet file, which is there whole or not at all.
 
     Args:
-        state: directory or database of a service that runs or ran.
+        releases: directory or URL; the features of CURRENT's queries are columns, whether or not a client sent them.
+        events: folder of events, of services that run or ran.
         out: the file; one that is there is replaced.
         window: of the events' times, in seconds since 1970: the first is in, the second out.
         label_id: column of the label ids.
-        everything: also events without features.
+        everything: also choices without features.
 
     Returns:
         What was written, in lines for people.
 
     Raises:
-        ExportError: there is no feedback of this version, or a column has two meanings.
+        ExportError: a column has two meanings, or there is no release.
+        StateError: events that cannot be read.
         OSError: the disk.
     """
-    left_out: Counter[str] = Counter()
-    working, rows = out.with_name(f".{out.name}.{os.getpid()}.tmp"), 0
+    features = _query_features(releases)
+    if label_id in _OWN or label_id in features:
+        raise ExportError(f"--label-id: expected a column that nothing else is in, received {describe(label_id)}")
+    columns = [f'{_value_of(feature)} AS "{_column(name, label_id)}"' for name, feature in features.items()]
+    columns += [
+        f'label AS "{label_id.replace(chr(34), chr(34) * 2)}"',
+        *(f"{of} AS {name}" for name, of in _OWN.items()),
+    ]
+    working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with feedback_of(state) as feedback:
-            columns = _columns(_rows(feedback.rows(*window), Counter(), everything=everything), label_id)
-            found = _rows(feedback.rows(*window), left_out, everything=everything)
-            schema = pa.schema([*columns.values(), *_OWN.items()])
-            with pq.ParquetWriter(working, schema) as writer:
-                while part := list(islice(found, _ROWS)):
-                    writer.write_table(pa.Table.from_pylist([_record(*of, columns) for of in part], schema))
-                    rows += len(part)
+        with events_of(events) as connection:
+            connection.execute(_CHOSEN, {"since": window[0], "until": window[1]})
+            kept = "TRUE" if everything else "features IS NOT NULL"
+            (left_out,) = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
+            unknown = connection.execute(
+                "SELECT key, count(*) FROM (SELECT unnest(json_keys(features)) AS key FROM chosen) GROUP BY key"
+            ).fetchall()
+            target = str(working).replace("'", "''")
+            connection.execute(
+                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE {kept} ORDER BY time) "
+                f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
+            )
+        rows = pq.read_metadata(working).num_rows
         working.replace(out)
-    except StoreError as error:
-        raise ExportError(f"{state}: expected feedback that can be read, found {error}") from error
     finally:
         working.unlink(missing_ok=True)
-    why_not = [f"left out: {count:,} labels {why}" for why, count in left_out.items()]
-    return [f"{rows:,} labels chosen", *why_not, f"written: {out}"]
+    said = [f"{rows:,} labels chosen"]
+    if left_out:
+        why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
+        said.append(f"left out: {left_out:,} labels {why}")
+    said += [
+        f"left out: feature {describe(name)} of {count:,} labels, which CURRENT's queries do not have"
+        for name, count in sorted(unknown)
+        if name not in features
+    ]
+    said += [f"left out: lines of {name} that are no events" for name in damaged_files(events)]
+    return [*said, f"written: {out}"]
 
 
-def _rows(feedback: Iterator[FeedbackRow], left_out: Counter[str], *, everything: bool) -> Iterator[_Found]:
-    """Feedback with the features of its query; counts what is left out, by why."""
-    for row in feedback:
-        if row.pending:
-            left_out["of the last minute, whose answers are still looked for"] += 1
-        elif row.features is not None or everything:
-            yield row, json.loads(row.features or b"{}")
-        elif row.release is None:
-            left_out["on answers that are not known any more (--all takes them)"] += 1
-        else:
-            left_out["whose query has no features, or none recorded (--all takes them)"] += 1
+def _query_features(releases: str | Path) -> dict[str, Feature]:
+    found = Releases(releases)
+    if (current := found.current()) is None:
+        raise ExportError(f"{releases}: expected a published release, whose features are columns, found none")
+    with found.manifests(current) as path:
+        return {feature.name: feature for feature in read_bundle_manifest(path).query_features}
 
 
-def _kinds(value: Any) -> set[_Kind]:
-    """The type of a value, and of what is in a list."""
-    value = _without_times(value)
-    if value is None:
-        return set()
-    if isinstance(value, list):
-        kinds: set[_Kind] = {list}
-        return kinds | {(list, type(each)) for each in value}
-    return {str} if isinstance(value, int) and abs(value) > _LARGEST_INT else {type(value)}
+def _column(name: str, label_id: str) -> str:
+    return f"feature_{name}" if name in _OWN or name == label_id else name
 
 
-def _column_type(types: set[_Kind]) -> pa.DataType:
-    """Of lists with a fraction in one of them, which no id is, a vector's."""
-    if dict in types:
-        return pa.map_(pa.string(), pa.float64())
-    if (list, float) in types and not {str, (list, str)} & types:
-        return pa.list_(pa.float64())
-    if list in types:
-        return pa.list_(pa.string())
-    if str in types or not types:
-        return pa.string()
-    return pa.float64() if float in types else pa.int64()
-
-
-def _columns(rows: Iterator[_Found], label_id: str) -> _Columns:
-    """Name and type of every feature's column, which holds all its values, by feature; None is the label id."""
-    kinds: dict[str, set[_Kind]] = {}
-    for _, features in rows:
-        for name, value in features.items():
-            kinds.setdefault(name, set()).update(_kinds(value))
-    taken = {*_OWN, label_id}
-    columns: _Columns = {
-        name: (f"feature_{name}" if name in taken else name, _column_type(kinds[name])) for name in sorted(kinds)
-    }
-    columns[None] = (label_id, pa.string())
-    names = [name for name, _ in columns.values()]
-    if len(set(names)) < len(names) or label_id in _OWN:
-        raise ExportError(f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {label_id!r}")
-    return columns
-
-
-def _record(row: FeedbackRow, features: Mapping[str, Any], columns: _Columns) -> dict[str, Any]:
-    """One row of the table, by column."""
-    propensity = 1.0 if row.propensity is None else row.propensity
-    values = {
-        column: row.label if name is None else _value(features.get(name), kind)
-        for name, (column, kind) in columns.items()
-    }
-    return values | {
-        **{name: getattr(row, name, None) for name in _OWN},
-        "request_id": row.answer_id if row.request_id is None else row.request_id,
-        "propensity": propensity,
-        "debiased_weight": row.weight / propensity,
-        "time": datetime.fromtimestamp(row.at, UTC),
-        "experiment_run": row.run,
-    }
-
-
-def _value(value: Any, kind: pa.DataType) -> Any:
-    """A feature's value as its column holds it; ids are strings."""
-    value = _without_times(value)
-    if value is None:
-        return None
-    if pa.types.is_map(kind) and isinstance(value, dict):
-        return list(value.items())
-    if pa.types.is_list(kind) and pa.types.is_floating(kind.value_type):
-        return value if isinstance(value, list) else [value]
-    if pa.types.is_map(kind) or pa.types.is_list(kind):
-        ids = [str(id_) for id_ in (value if isinstance(value, list) else [value])]
-        return [(id_, 1.0) for id_ in ids] if pa.types.is_map(kind) else ids
-    return str(value) if pa.types.is_string(kind) else value
-
-
-def _without_times(value: Any) -> Any:
-    """The ids alone of a history that came with times, which no bag has under such a name: its weights are numbers."""
-    return value["ids"] if isinstance(value, dict) and isinstance(value.get("ids"), list) else value
+def _value_of(feature: Feature) -> str:
+    """Return the SQL that takes a feature out of the JSON, in the type that the trainer reads."""
+    value = f"json_extract(features, '$.{feature.name}')"
+    if feature.kind == "number":
+        return f"TRY_CAST({value} AS DOUBLE)"
+    if feature.kind == "vector" and feature.of_label is None:
+        return f"TRY_CAST({value} AS DOUBLE[])"
+    if feature.kind in ("history", "audience", "bag"):
+        # An object holds ids as keys, each with its weight; of a history with times, the ids have a key of their own.
+        return (
+            f"CASE json_type({value}) WHEN 'ARRAY' THEN TRY_CAST({value} AS VARCHAR[]) "
+            f"WHEN 'OBJECT' THEN coalesce(TRY_CAST(json_extract({value}, '$.ids') AS VARCHAR[]), json_keys({value})) "
+            "END"
+        )
+    return f"features ->> '$.{feature.name}'"
 
 
 def _seconds(option: str, text: str, now: float) -> float:

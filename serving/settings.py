@@ -37,6 +37,7 @@ LIVE = frozenset(
         "access_log",
         "admin_keys",
         "admin_keys_file",
+        "answer_share",
         "api_keys",
         "api_keys_file",
         "drain_seconds",
@@ -90,11 +91,11 @@ class Settings(BaseSettings):
     """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; what is published there
     is served."""
     state: Path | None = None
-    """Directory of what must outlive the process: added and hidden labels, feedback, live figures; by default .state in
+    """Directory of what must outlive the process: added and hidden labels, events, live figures; by default .state in
     the directory of releases."""
     database_url: Annotated[InstanceOf[Postgres], BeforeValidator(_read_database)] | None = None
-    """Database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels and feedback
-    are in its schema, by default `longtail`, and only the rest is in `state`, each replica's own."""
+    """Database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels, and the
+    keys of answer ids, are in its schema, by default `longtail`; the rest is in `state`, each replica's own."""
     cache: Path | None = None
     """Directory of what is downloaded from URLs, of this host alone; by default `longtail` in the user's cache
     directory. All of it may be deleted while no service runs."""
@@ -133,8 +134,6 @@ class Settings(BaseSettings):
     search_threads: int = Field(default=1, ge=1)
     """Searches at once, one core each; more than there are cores beside the event loop's only adds
     waiting, unless Milvus holds the index: then a thread mostly waits, and ten or more are of use."""
-    batch_window_ms: float = Field(default=2.0, ge=0, le=100)
-    """Longest wait for company while another search is under way; an idle service never waits."""
     queue_limit: int = Field(default=512, ge=1)
     """Queries that wait for a search, at most; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
@@ -153,12 +152,17 @@ class Settings(BaseSettings):
     query may ask for `max_k` all the same."""
     max_new_labels: int = Field(default=100_000, ge=0)
     """Labels added while serving, at most; a rebuild takes them in."""
-    max_answers: int = Field(default=1_000_000, ge=0)
-    """Answers that are remembered for feedback to join, at most."""
-    feedback_hours: float = Field(default=48.0, gt=0)
-    """How long they are kept, and the features of answers; older ones go bit by bit, between requests."""
+    events: Path | str | None = None
+    """Where feedback and other events are kept: a folder, or kafka://HOST:PORT/TOPIC; by default `events` in the state
+    directory."""
+    events_days: float = Field(default=7.0, gt=0)
+    """How long a folder keeps events."""
+    events_bytes: int = Field(default=10 << 30, ge=1)
+    """Bytes of events that a folder keeps, at most; the oldest go first."""
+    answer_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the answers that are events, too; those that arms of an experiment are compared by always are."""
     record_features: bool = True
-    """Keep the features of queries with their answers and feedback, in the state directory, for `export-feedback`."""
+    """Keep the features of queries in events, for `export-feedback`."""
 
     log_format: Literal["auto", "json", "text"] = "auto"
     """One JSON object a line, or lines for people; auto: for people on a terminal."""
@@ -168,6 +172,10 @@ class Settings(BaseSettings):
     """A line for every request; one that breaks the service (500) has one anyway."""
 
     # Nobody has a reason to turn these.
+    batch_window_ms: ClassVar[float] = 2.0
+    """Longest wait for company while another search is under way; an idle service never waits."""
+    answer_id_hours: ClassVar[float] = 48.0
+    """How long an answer's `answer_id` is taken in feedback."""
     milvus_seconds: ClassVar[float] = 1.0
     """Seconds after which a search that Milvus has not answered gets 503."""
     keep_alive_seconds: ClassVar[int] = 5
@@ -182,7 +190,7 @@ class Settings(BaseSettings):
     """Bytes of float32 vectors that one request of /v1/embed may ask for."""
     max_features_bytes: ClassVar[int] = 1 << 17
     """Bytes of one query's features that are recorded, as JSON."""
-    shadow_k: ClassVar[int] = 20
+    organic_k: ClassVar[int] = 20
     """Labels retrieved for an organic interaction, to see whether it would have been answered."""
 
     def __init__(self, **given: Any) -> None:
@@ -230,6 +238,11 @@ class Settings(BaseSettings):
         return self.releases_directory / ".state" if self.state is None else self.state
 
     @property
+    def events_place(self) -> Path | str:
+        """Where events are kept: a folder, or the URL of a topic."""
+        return self.events or self.state_directory / "events"
+
+    @property
     def milvus_server(self) -> MilvusServer | None:
         """The server that these settings name, if any."""
         if self.milvus is None:
@@ -239,7 +252,7 @@ class Settings(BaseSettings):
 
     @property
     def place(self) -> Place:
-        """Where label changes, answers and feedback are kept."""
+        """Where label changes and the keys of answer ids are kept."""
         return self.database_url or self.state_directory
 
     @model_validator(mode="after")

@@ -1,10 +1,12 @@
-"""Label changes, which outlive a service and on which replicas agree, in SQLite or PostgreSQL."""
+"""Label changes and the keys of answer ids: they outlive a service, and replicas share them."""
 
+from longtail.state.answer_keys import AnswerKeys
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
 from longtail.state.place import Place, Postgres, read_place
 
 __all__ = [
+    "AnswerKeys",
     "LabelPosition",
     "LabelRead",
     "LabelStore",

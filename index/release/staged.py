@@ -99,7 +99,7 @@ class StagedCounts(BaseModel):
                 bucket: {"staged": _share(self.exposures, place), "current": _share(self.exposures_of_current, place)}
                 for place, bucket in enumerate(BUCKET_NAMES)
             },
-            "shadow_recall": {bucket: self._recall(places) for bucket, places in _PLACES.items()},
+            "organic_recall": {bucket: self._recall(places) for bucket, places in _PLACES.items()},
         }
 
     def lines(self) -> list[str]:
@@ -121,11 +121,11 @@ class StagedCounts(BaseModel):
             if (change := self.recall_change(places)) is not None:
                 positives = sum(self.positives[place] for place in places)
                 difference = f"{change[0]:.4f} {change[1]:+.4f} ± {change[2]:.4f}"
-                lines.append(f"shadow recall, {bucket}: {difference} ({positives:,} choices)")
+                lines.append(f"organic recall, {bucket}: {difference} ({positives:,} choices)")
         return lines
 
     def recall_change(self, places: Iterable[int]) -> tuple[float, float, float] | None:
-        """Shadow recall of some buckets: the served release's, the staged one's less it, and 1.96 standard errors of
+        """Organic recall of some buckets: the served release's, the staged one's less it, and 1.96 standard errors of
         the difference, which is paired; None without choices.
         """
         places = list(places)
@@ -170,7 +170,7 @@ class StagedFloors(BaseModel):
     max_exposure_drop: _Share | None = None
     """Share of its exposure that a bucket may lose: at 0.2, 10 % may become 8 %."""
     max_recall_drop: _Share | None = None
-    """Shadow recall that all labels, and each bucket, may surely lose: the interval's upper end must reach it."""
+    """Organic recall that all labels, and each bucket, may surely lose: the interval's upper end must reach it."""
 
     def unmet(self, counts: StagedCounts) -> list[str]:
         """What the counts fall short of, expected and found, one sentence each."""
@@ -199,7 +199,7 @@ class StagedFloors(BaseModel):
             change = None if self.max_recall_drop is None else counts.recall_change(places)
             if change is not None and self.max_recall_drop is not None and sum(change[1:]) < -self.max_recall_drop:
                 found.append(
-                    f"{bucket}: expected shadow recall at most {self.max_recall_drop:g} below {change[0]:.4f}, found "
+                    f"{bucket}: expected organic recall at most {self.max_recall_drop:g} below {change[0]:.4f}, found "
                     f"{change[1]:+.4f} ± {change[2]:.4f}"
                 )
         return found

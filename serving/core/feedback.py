@@ -1,110 +1,191 @@
-"""Feedback: labels that were chosen after an answer, or without one, where a retrieval nobody sees is compared."""
+"""Feedback: labels that were chosen from an answer, or without one, where an unseen retrieval is compared."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
+from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord
 from longtail.serving.core.queries import MAX_IDS, LabelId, Query, RequestModel, features_json
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.monitoring import AnswerFeedback, LiveFigures, ShadowPair
+from longtail.serving.events.schema import event_json
+from longtail.serving.monitoring import ArmAnswer, ChosenLabels
 
 LONGEST_NAME = 128
-"""Characters of what names an answer, a request or an organic choice."""
-_LAST_PLACE = 2**31 - 1
+"""Characters of an idempotency key."""
+LONGEST_ANSWER_ID = 4096
+_OF_ORGANIC = ("bias_removal", "popularity", "exclude")
 
 
 class Event(RequestModel):
-    """What somebody chose: after an answer (`answer_id`), or on their own (`features`)."""
+    """What somebody chose: from an answer (`answer_id`), or on their own (`features` alone)."""
 
     labels: list[LabelId] = Field(
         min_length=1, max_length=MAX_IDS, description="The labels chosen, whether they were answered or not."
     )
     answer_id: str | None = Field(
-        default=None, min_length=1, max_length=LONGEST_NAME, description="Of the answer they chose from."
+        default=None, min_length=1, max_length=LONGEST_ANSWER_ID, description="Of the result that they chose from."
     )
-    request_id: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=LONGEST_NAME,
-        description="In its place, of the request; counts as long as one answer was given under it, or the same again.",
-    )
-    query: int = Field(default=0, ge=0, le=_LAST_PLACE, description="Place of the query in that request.")
     features: dict[str, JsonValue] | None = Field(
-        default=None, description="Query features of an organic choice: retrieved and scored without being shown."
+        default=None,
+        description="Features of the query. With an `answer_id` they make the choice a training pair; without one the "
+        "choice is organic: labels are retrieved for these features, unseen, and compared.",
     )
-    bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of that retrieval.")
-    popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of that retrieval.")
+    bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of an unseen retrieval.")
+    popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of an unseen retrieval.")
     exclude: list[LabelId] = Field(
-        default=[], max_length=MAX_IDS, description="Labels that retrieval leaves out, such as seen ones."
+        default=[], max_length=MAX_IDS, description="Labels that an unseen retrieval leaves out, such as seen ones."
     )
     idempotency_key: str | None = Field(
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
-        description="Of an organic choice, of the client's making: what comes under it again is the same choice, sent "
-        "once more, and changes nothing.",
+        description="Of the client's making: events of one key are one event, sent again; the export keeps the first.",
     )
     event: str = Field(
         default="click", min_length=1, max_length=64, description="What they did: click, cart, purchase, …"
     )
-    weight: float = Field(
-        default=1.0, ge=0, allow_inf_nan=False, description="What it is worth in training; for export-feedback."
-    )
+    weight: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="What it is worth in training.")
+
+    @property
+    def distinct(self) -> list[str]:
+        """Get the labels as strings, each once."""
+        return list(dict.fromkeys(map(str, self.labels)))
 
     @model_validator(mode="after")
-    def _one_name(self) -> Self:
-        forms = [name for name in ("answer_id", "request_id", "features") if getattr(self, name) is not None]
-        if len(forms) != 1:
+    def _named(self) -> Self:
+        if self.answer_id is None and self.features is None:
+            raise PydanticCustomError("answer_or_features", "expected an answer_id or features, received neither")
+        given = sorted(self.model_fields_set.intersection(_OF_ORGANIC))
+        if self.answer_id is not None and given:
             raise PydanticCustomError(
-                "request_or_features", "expected one of answer_id, request_id and features, received {received}",
-                {"received": " and ".join(forms) or "none"},
-            )  # fmt: skip
-        (form,) = forms
-        others = {"query"} if form == "features" else {"bias_removal", "popularity", "exclude", "idempotency_key"}
-        if others & self.model_fields_set:
-            raise PydanticCustomError(
-                "request_or_features", "expected no {keys} beside {form}, received some",
-                {"keys": " and ".join(sorted(others & self.model_fields_set)), "form": form},
+                "answer_or_features", "expected {keys} in an event without answer_id, received one that has it",
+                {"keys": " and ".join(given)},
             )  # fmt: skip
         return self
 
 
-def record_events(
-    events: Sequence[Event], retriever: Retriever, figures: LiveFigures, *, shadow_k: int, record_features: bool = False
-) -> None:
-    """Record the events of one request; they are on disk when this returns.
+class Choice:
+    """One event, ready to be written and counted.
+
+    Attributes:
+        line: of the event, JSON.
+        chosen: what is counted.
+    """
+
+    def __init__(self, event: Event, chosen: ChosenLabels, propensities: Sequence[float], **fields: Any) -> None:
+        self.chosen = chosen
+        self.line = event_json(
+            idempotency_key=event.idempotency_key,
+            release=chosen.release,
+            labels=event.distinct,
+            positions=chosen.positions,
+            propensities=propensities,
+            buckets=chosen.buckets,
+            event=event.event,
+            weight=event.weight,
+            **fields,
+        )
+
+
+def read_choices(
+    events: Mapping[int, Event],
+    read_answer: Callable[[str], AnswerRecord],
+    retriever_of: Callable[[str], Retriever],
+    *,
+    now: float,
+    record_features: bool,
+) -> list[Choice]:
+    """Check events on answers by their ids alone.
 
     Args:
-        events: what was chosen.
-        retriever: the release being served; organic choices are compared with its answers.
-        figures: count them.
-        shadow_k: labels retrieved for an organic choice.
-        record_features: keep organic choices with their features.
+        events: by their places in the request.
+        read_answer: of `read_answer_id`.
+        retriever_of: the release of a name, or the current one where that is not loaded: knows buckets of labels.
+        now: seconds since 1970.
+        record_features: keep the features that came with the events.
 
     Raises:
-        InvalidRequestError: query features that the release cannot read; nothing was recorded.
-        StoreError: nothing was recorded, or only events that may be sent again and count once.
+        InvalidRequestError: an answer id that is none; `__cause__` is the AnswerIdError.
     """
-    organic = {place: event for place, event in enumerate(events) if event.features is not None}
-    interactions = _retrieve_unseen(organic, retriever, shadow_k, record_features) if organic else []
-    of_answers = [
-        AnswerFeedback(
-            event.answer_id, event.query, labels, retriever.catalogue.buckets_of(labels), event.event, event.weight,
-            event.request_id,
+    choices = []
+    for place, event in events.items():
+        try:
+            answer = read_answer(str(event.answer_id))
+        except AnswerIdError as error:
+            raise InvalidRequestError(
+                f"expected the answer_id of a result of this service, {error}", field=f"events.{place}.answer_id"
+            ) from error
+        positions = [answer.position(label) for label in event.distinct]
+        chosen = ChosenLabels(
+            source="feedback",
+            release=answer.release,
+            buckets=retriever_of(answer.release).catalogue.buckets_of(event.distinct),
+            positions=positions,
+            bias_removal=answer.bias_removal,
+            arm=answer.arm,
         )
-        for event in events if event.features is None
-        for labels in [[str(id_) for id_ in event.labels]]
-    ]  # fmt: skip
-    if of_answers:
-        figures.record_feedback(of_answers)
-    if interactions:
-        # Last, for without idempotency keys these would count twice if the client had to send them again.
-        figures.record_shadow(retriever.name, interactions)
+        propensities = [1.0 if of is None else answer.propensities.get(of, 1.0) for of in positions]
+        choices.append(
+            Choice(
+                event,
+                chosen,
+                propensities,
+                kind="choice",
+                time=now,
+                answer=answer.name,
+                answered_at=answer.at,
+                bias_removal=round(answer.bias_removal, 7),
+                popularity=round(answer.popularity, 7),
+                priors=answer.priors or None,
+                restricted=answer.restricted,
+                features=_recorded(event, record_features=record_features),
+                **arm_fields(answer.arm),
+            )
+        )
+    return choices
+
+
+def retrieve_unseen(
+    events: Mapping[int, Event], retriever: Retriever, k: int, *, now: float, record_features: bool
+) -> list[Choice]:
+    """Retrieve what the release would have answered before organic choices.
+
+    Args:
+        events: by their places in the request.
+        retriever: the release being served.
+        k: labels to retrieve.
+        now: seconds since 1970.
+        record_features: keep the features of the events.
+
+    Raises:
+        InvalidRequestError: query features that the release cannot read.
+    """
+    try:
+        retrieval = retriever.retrieve(queries_of(list(events.values()), k, retriever))
+    except InvalidRequestError as error:
+        raise error.renumbered("events", list(events)) from error
+    choices = []
+    for event, result in zip(events.values(), retrieval.results, strict=True):
+        answered = [label["id"] for label in result["labels"]]
+        chosen = ChosenLabels(
+            source="organic",
+            release=retriever.name,
+            buckets=retriever.catalogue.buckets_of(event.distinct),
+            positions=[answered.index(label) if label in answered else None for label in event.distinct],
+            bias_removal=result["bias_removal"],
+        )
+        features = _recorded(event, record_features=record_features)
+        propensities, dials = (
+            [1.0] * len(event.distinct),
+            {name: result[name] for name in ("bias_removal", "popularity")},
+        )
+        choices.append(Choice(event, chosen, propensities, kind="organic", time=now, features=features, **dials))
+    return choices
 
 
 def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
@@ -121,26 +202,13 @@ def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Q
     ]
 
 
-def _retrieve_unseen(
-    organic: dict[int, Event], retriever: Retriever, k: int, record_features: bool
-) -> list[ShadowPair]:
-    """Retrieve what the release answers to each organic event, by place, with what was chosen."""
-    try:
-        retrieval = retriever.retrieve(queries_of(list(organic.values()), k, retriever))
-    except InvalidRequestError as error:
-        raise error.renumbered("events", list(organic)) from error
-    catalogue = retriever.catalogue
-    starts_B = [0, *retrieval.ends_B[:-1]]
-    return [
-        ShadowPair(
-            answered=catalogue.catalogue_rows(retrieval.rows_N[start:end]),
-            interacted=catalogue.catalogue_rows(catalogue.rows(event.labels)[0]),
-            labels=list(zip(labels, catalogue.buckets_of(labels), strict=True)),
-            features=features_json(event.features or {}) if record_features else None,
-            event=event.event,
-            weight=event.weight,
-            idempotency_key=event.idempotency_key,
-        )
-        for event, start, end in zip(organic.values(), starts_B, retrieval.ends_B, strict=True)
-        for labels in [[str(id_) for id_ in event.labels]]
-    ]
+def arm_fields(arm: ArmAnswer | None) -> dict[str, Any]:
+    """Return the columns of an event that say in which arm its answer was given."""
+    if arm is None or not arm.counted:
+        return {}
+    # 64 bits as a column's signed integer.
+    return {"run": arm.run, "arm": arm.arm, "unit": arm.unit - (1 << 64) if arm.unit >= 1 << 63 else arm.unit}
+
+
+def _recorded(event: Event, *, record_features: bool) -> str | None:
+    return features_json(event.features).decode() if record_features and event.features is not None else None

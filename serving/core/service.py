@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, islice
-from time import perf_counter
+from random import random
+from time import perf_counter, time
 from typing import Any, TypeVar
 
 import numpy as np
 
-from longtail.bundle import LabelRecord
+from longtail.bundle import LabelRecord, record_json
+from longtail.bundle.arrays import Int8
 from longtail.bundle.errors import describe
+from longtail.bundle.id_rows import UInt32
 from longtail.index import EngineUnavailableError
+from longtail.serving.core.answer_ids import AnswerIdError, answer_name, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
-from longtail.serving.core.feedback import Event, record_events
+from longtail.serving.core.feedback import Choice, Event, arm_fields, read_choices, retrieve_unseen
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, features_json
 from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
-from longtail.serving.core.retriever import Retriever
+from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import (
     EngineError,
     InvalidRequestError,
@@ -35,9 +41,11 @@ from longtail.serving.errors import (
     TimedOutError,
     UnknownReleaseError,
 )
+from longtail.serving.events.schema import event_json
+from longtail.serving.events.sink import EventSink
 from longtail.serving.monitoring import AnsweredBatch, Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
-from longtail.state import StoreError
+from longtail.state import AnswerKeys, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +65,18 @@ class Search:
         retriever: the release that answers.
         options: queries; or, for each label whose nearest labels are wanted, its request.
         embed: what is to embed in their place.
-        answer_id: the name by which feedback refers to the answer.
-        request_id: the client's name for the request; by default `answer_id`.
+        name: of the request, no other has it.
         preview: leave the answers out of the figures.
+        answer_ids: give every result an `answer_id`; none of a preview.
         in_request: positions of the queries in the request; None: these are all.
     """
 
     retriever: Retriever
     options: Sequence[SearchOptions] = ()
     embed: ToEmbed | None = None
-    answer_id: str = ""
-    request_id: str = ""
+    name: str = ""
     preview: bool = False
+    answer_ids: bool = False
     in_request: Sequence[int] | None = None
 
     @property
@@ -88,9 +96,11 @@ class Service:
     compute, so a long search stalls neither /livez nor the parsing of the next request.
     """
 
-    def __init__(self, settings: Settings, monitoring: Monitoring) -> None:
+    def __init__(self, settings: Settings, monitoring: Monitoring, events: EventSink) -> None:
         self.settings = settings
         self.monitoring = monitoring
+        self._events = events
+        self.keys = AnswerKeys(settings.place, 3600 * settings.answer_id_hours, time)
         self.draining = False
         self.release_problem: str | None = None
         """What is wrong with the release that CURRENT names; None: it is served as it was published."""
@@ -197,6 +207,8 @@ class Service:
             # read the log once goes on with what it knows, and the follower says what is wrong with it since.
             with suppress(*([] if self._current is None else [StoreError, ServingError])):
                 self._read_changes()
+                if self.keys.due:
+                    self.keys.load()
             changed = self._changes.apply_to(retriever)
             if self._current is not None and not forced:
                 changed.check_compatible(self._current)
@@ -245,18 +257,18 @@ class Service:
     async def retrieve(
         self,
         queries: Sequence[Query],
-        answer_id: str,
-        request_id: str,
+        name: str,
         *,
         release: str | None,
         preview: bool,
+        answer_ids: bool,
         unit: str | None,
         arm: str | None,
     ) -> tuple[list[Any], str]:
         """Answer queries, each as the arm of its unit does while an experiment runs.
 
         Args:
-            queries, answer_id, request_id, preview: as of `Search`.
+            queries, name, preview, answer_ids: as of `Search`.
             release: that answers; None: the current one, or that of an arm.
             unit, arm: of the request.
 
@@ -267,16 +279,16 @@ class Service:
             ServingError: as `retriever` and `search`; there is no such arm.
         """
         retriever, experiment = self.retriever(release), self.experiment
-        search = Search(retriever, queries, None, answer_id, request_id, preview)
+        search = Search(retriever, queries, None, name, preview, answer_ids)
         if experiment is None:
             return await self.search(search), retriever.name
         in_arms, answering = list[QueryInArm](), list[Retriever]()
         for place, query in enumerate(queries):
-            own = f"{place}:{answer_id}"
-            given, name = experiment.assign(query, own, unit=unit, arm=arm, pinned=release is not None)
+            own = f"{place}:{name}"
+            given, of_arm = experiment.assign(query, own, unit=unit, arm=arm, pinned=release is not None)
             in_arms.append(given)
             try:
-                answering.append(retriever if name is None else self.retriever(name))
+                answering.append(retriever if of_arm is None else self.retriever(of_arm))
             except UnknownReleaseError:  # since a moment
                 answering.append(retriever)
                 in_arms[-1] = query.in_arm(replace(given.arm, counted=False), {})
@@ -344,48 +356,81 @@ class Service:
             self.monitoring.metrics.count_search(sum(each.count for each in to_embed), waited, seconds)
             return vectors
         names = [
-            (search, place)
+            f"{place}:{search.name}"
             for search in searches
             for place in (range(len(search.options)) if search.in_request is None else search.in_request)
         ]
         asked = [each for search in searches for each in search.options]
         queries = [each for each in asked if isinstance(each, Query)]
         similar = [each for search in searches if isinstance(each := search.options[0], SimilarQuery)]
-        draws = Draws(self._lottery, [f"{place}:{search.answer_id}" for search, place in names])
+        draws = Draws(self._lottery, names)
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not searches[0].preview:
             self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
             fingerprints_N, rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
             arms_B, restricted = [query.arm for query in queries], [each.restricted for each in asked]
-            recorded = settings.record_features and queries
             answered = AnsweredBatch(
                 release=retriever.name,
-                answer_ids=[search.answer_id for search, _ in names],
-                places=[place for _, place in names],
                 bias_removal_B=retrieval.bias_removal_B,
                 popularity_B=retrieval.popularity_B,
-                fingerprints_N=fingerprints_N,
                 rows_N=rows_N,
                 scores_N=retrieval.scores_N,
                 ends_B=retrieval.ends_B,
                 buckets_N=buckets_N,
                 counts_N=counts_N,
-                propensities_N=retrieval.propensities_N,
                 explored=retrieval.explored,
-                features_B=[None if query.features is None else features_json(query.features) for query in queries]
-                if recorded
-                else None,
-                request_ids=[
-                    search.request_id if search.request_id != search.answer_id else None for search, _ in names
-                ],
                 arms_B=arms_B if any(arms_B) else None,
                 restricted_B=np.array(restricted) if any(restricted) else None,
             )
             self.monitoring.count_answers(answered, retrieval.unknown)
+            wanted = [search.answer_ids for search in searches for _ in search.options]
+            if any(wanted):
+                self._name_answers(asked, wanted, retriever, retrieval, fingerprints_N, buckets_N)
             if queries and self.mirror.staged is not None:
                 self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
         results = iter(retrieval.results)
         return [list(islice(results, len(search.options))) for search in searches]
+
+    def _name_answers(
+        self,
+        asked: Sequence[SearchOptions],
+        wanted: Sequence[bool],
+        retriever: Retriever,
+        retrieval: Retrieval,
+        fingerprints_N: UInt32,
+        buckets_N: Int8,
+    ) -> None:
+        """Give results their `answer_id` where one is wanted, and offer a share of the answers as events."""
+        key, release, now = self.keys.signing, retriever.name.encode(), time()
+        share, lines = self.settings.answer_share, []
+        for place, (query, result, start, end) in enumerate(
+            zip(asked, retrieval.results, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True)
+        ):
+            if key is None or not wanted[place]:
+                continue
+            arm, features = (query.arm, query.features) if isinstance(query, Query) else (None, None)
+            propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
+            dials = result["bias_removal"], result["popularity"]
+            priors = [*result["priors"].values()] if "priors" in result else ()
+            answer_id = result["answer_id"] = sign_answer(
+                key, now, release, dials, fingerprints_N[start:end],
+                priors=priors, arm=arm, restricted=query.restricted, propensities_K=propensities_K,
+            )  # fmt: skip
+            if (arm is not None and arm.counted) or (share and random() < share):
+                labels = [label["id"] for label in result["labels"]]
+                line = event_json(
+                    kind="answer", time=now, answer=answer_name(answer_id), answered_at=now, release=retriever.name,
+                    bias_removal=float(dials[0]), popularity=float(dials[1]), priors=priors or None,
+                    restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
+                    propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
+                    buckets=buckets_N[start:end].tolist(),
+                    features=None if features is None or not self.settings.record_features
+                    else features_json(features).decode(),
+                    **arm_fields(arm),
+                )  # fmt: skip
+                lines.append(line)
+        if lines:
+            self.monitoring.count_dropped(self._events.offer(lines))
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
@@ -405,6 +450,7 @@ class Service:
             try:
                 self._changes.append(records, self._loaded.values())
                 self._read_changes()
+                self.monitoring.count_dropped(self._events.offer([_label_event(record) for record in records]))
             except StoreError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
@@ -413,24 +459,69 @@ class Service:
             return retriever.name
 
     def read_changes(self) -> None:
-        """Read what other workers have changed."""
+        """Read what other workers have changed, and make another key of answer ids where it is time."""
         with self._changing:
             self._read_changes()
+        if self.keys.due:
+            self.keys.load()
 
-    def record_feedback(self, events: Sequence[Event]) -> None:
-        """Record events; they are on disk when this returns.
+    async def record_feedback(self, events: Sequence[Event]) -> None:
+        """Record events; they are kept for good when this returns.
 
         Raises:
-            StorageError: the disk; nothing was recorded, or what may be sent again.
-            InvalidRequestError: query features that the release cannot read.
+            StorageError: nothing was recorded, or what may be sent again.
+            InvalidRequestError: an answer id that is none, or query features that the release cannot read.
         """
-        k, features = self.settings.shadow_k, self.settings.record_features
+        current, now, recorded = self.retriever(), time(), self.settings.record_features
+        organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
+        named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
+        choices = await self._read_choices(named, now) if named else []
+        if organic:
+            k = self.settings.organic_k
+            choices += await self.write(lambda: retrieve_unseen(organic, current, k, now=now, record_features=recorded))
+        kept = self._events.append([choice.line for choice in choices])
         try:
-            record_events(events, self.retriever(), self.monitoring.figures, shadow_k=k, record_features=features)
+            await asyncio.wait_for(asyncio.wrap_future(kept), self.settings.request_seconds)
+        except TimeoutError:
+            raise StorageError(
+                "expected events to be kept in time, found that they are not yet; send them again"
+            ) from None
+        for choice in choices:
+            self.monitoring.count_choice(choice.chosen)
+        self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
+
+    async def _read_choices(self, events: dict[int, Event], now: float) -> list[Choice]:
+        """Check answer ids; a key that another replica has made meanwhile is read first."""
+
+        def read() -> list[Choice]:
+            oldest = now - 3600 * self.settings.answer_id_hours
+            read_answer = partial(read_answer_id, keys=self.keys.secrets, oldest=oldest)
+            recorded = self.settings.record_features
+            return read_choices(events, read_answer, self._loaded_or_current, now=now, record_features=recorded)
+
+        try:
+            try:
+                return read()
+            except InvalidRequestError as error:
+                if getattr(error.__cause__, "reason", "") != "forged":
+                    raise
+                await self.write(self._refresh_keys)
+                return read()
+        except InvalidRequestError as error:
+            if isinstance(error.__cause__, AnswerIdError):
+                self.monitoring.metrics.refused_ids[error.__cause__.reason].inc()
+            raise
+
+    def _refresh_keys(self) -> None:
+        try:
+            self.keys.refresh()
         except StoreError as error:
-            logger.error("feedback was refused: %s", error)
-            raise StorageError("expected a state to write feedback to, found none; send it again later") from error
-        self.mirror.offer_choices(events, k)
+            raise StorageError(
+                "expected keys of answer ids that can be read, found none; send it again later"
+            ) from error
+
+    def _loaded_or_current(self, name: str) -> Retriever:
+        return self._loaded.get(name) or self.retriever()
 
     def read_figures(self, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what `report` makes of the figures; raises StorageError for the disk."""
@@ -474,6 +565,7 @@ class Service:
         self._reader.close()
         self.mirror.close()
         self._changes.close()
+        self._events.close()
         self.monitoring.figures.close()
 
     def _read_changes(self) -> None:
@@ -489,3 +581,12 @@ class Service:
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
+
+
+def _label_event(record: LabelRecord) -> bytes:
+    content = json.loads(record_json(record))
+    features = content.get("features")
+    return event_json(
+        kind="label", time=record.at.timestamp(), labels=[record.id], event=content["op"],
+        features=None if features is None else json.dumps(features),
+    )  # fmt: skip

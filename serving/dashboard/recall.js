@@ -3,7 +3,7 @@
 const KINDS = ["all", ...BUCKETS];
 const ASK_FOR = {
   feedback: ["No feedback", "Report what users took of an answer: ", '{"events": [{"answer_id": …, "labels": […]}]}'],
-  shadow: [
+  organic: [
     "No organic interaction",
     "Report what users found by themselves: ",
     '{"events": [{"features": …, "labels": […]}]}',

@@ -16,7 +16,7 @@ async function staged({ staged: name }) {
     return [percent(current), percent(its), points(known(its) && known(current) ? its - current : null)];
   });
   table("staged-recall", ["Served", "Staged", "Difference", "Choices"], KINDS, (kind) => {
-    const { positives, staged: its, current, difference, interval } = found.shadow_recall[kind];
+    const { positives, staged: its, current, difference, interval } = found.organic_recall[kind];
     const bounds = interval && el("small", {}, ` ${signed(interval[0], 3)} to ${signed(interval[1], 3)}`);
     return [recall(current), recall(its), el("span", {}, signed(difference, 3), bounds), count(positives)];
   });
@@ -38,14 +38,14 @@ function table(id, columns, kinds, cells) {
 
 const signed = (value, digits) => (known(value) ? `${value < 0 ? "" : "+"}${fixed(value, digits)}` : NONE);
 
-/** In words: what is staged beside what, and whether its shadow recall is another. */
-function besides({ staged: name, current, queries, shadow_recall: { all } }) {
+/** In words: what is staged beside what, and whether its organic recall is another. */
+function besides({ staged: name, current, queries, organic_recall: { all } }) {
   const beside = `${name} is asked beside ${current}, and nobody sees its answers.`;
   if (!queries) return `${beside} No query was mirrored yet.`;
-  if (!all.positives) return `${beside} Its shadow recall wants organic interactions.`;
+  if (!all.positives) return `${beside} Its organic recall wants organic interactions.`;
   const [low, high] = all.interval;
   const size = `${signed(all.difference, 3)} (${signed(low, 3)} to ${signed(high, 3)})`;
-  if (low > 0) return `${beside} Its shadow recall is higher: ${size}.`;
-  if (high < 0) return `${beside} Its shadow recall is lower: ${size}.`;
-  return `${beside} Its shadow recall may be the same: ${size}.`;
+  if (low > 0) return `${beside} Its organic recall is higher: ${size}.`;
+  if (high < 0) return `${beside} Its organic recall is lower: ${size}.`;
+  return `${beside} Its organic recall may be the same: ${size}.`;
 }

@@ -9,7 +9,7 @@ const SIGNALS = {
   records: "Feedback",
   errors: "Errors",
   shed: "Load",
-  shadow_recall: "Recall",
+  organic_recall: "Recall",
   feedback_recall: "Recall",
   share_drift: "Shares",
   score_drift: "Scores",

@@ -23,7 +23,7 @@ SCHEMA = pa.schema(
         ("time", pa.timestamp("us", "UTC")),  # of the answer, of an `answer`; else when the service took the event
         ("idempotency_key", pa.string()),  # of the client's making
         ("answer", pa.string()),  # names the answer: the signature of its answer_id
-        ("answered_at", pa.timestamp("s", "UTC")),
+        ("answered_at", pa.timestamp("us", "UTC")),
         ("release", pa.string()),
         ("bias_removal", pa.float32()),  # λ of the answer
         ("popularity", pa.float32()),  # μ of the answer

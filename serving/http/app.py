@@ -15,6 +15,7 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import ServingError, StateError, TracingError
+from longtail.serving.events.sink import EventSink, open_events
 from longtail.serving.http.auth import Keys
 from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import documentation
@@ -25,7 +26,6 @@ from longtail.serving.monitoring.host import Host
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
 from longtail.serving.settings import Settings
-from longtail.state import StoreError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -57,7 +57,8 @@ def create_app(
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
     host = Host(settings.state_directory, settings.queue_limit)
     metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers, host])
-    service = Service(settings, Monitoring(metrics, figures, seat))
+    monitoring = Monitoring(metrics, figures, seat)
+    service = Service(settings, monitoring, _open_events(settings, monitoring))
     follower = ReleaseFollower(settings.releases_directory, service)
     if retriever is not None:
         service.serve(retriever)
@@ -124,14 +125,25 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
         settings.state_directory.mkdir(parents=True, exist_ok=True)
         return LiveFigures(
             settings.state_directory,
-            kept=settings.place,
             worker=worker,
-            max_answers=settings.max_answers,
-            feedback_seconds=3600 * settings.feedback_hours,
             releases=settings.keep_releases + 2,
-            shadow_k=settings.shadow_k,
+            organic_k=settings.organic_k,
         )
-    except (OSError, StoreError) as error:
+    except OSError as error:
         raise StateError(
             f"state directory {settings.state_directory}: expected one to write to (--state), found: {error}"
+        ) from error
+
+
+def _open_events(settings: Settings, monitoring: Monitoring) -> EventSink:
+    try:
+        return open_events(
+            settings.events_place,
+            days=settings.events_days,
+            most_bytes=settings.events_bytes,
+            count_dropped=monitoring.count_dropped,
+        )
+    except (OSError, ValueError) as error:
+        raise StateError(
+            f"LONGTAIL_EVENTS: expected a folder to write to or a topic of Kafka, found: {error}"
         ) from error

@@ -56,11 +56,11 @@ class RequestMiddleware:
     """Surrounds every request, and lets only those pass whose key may.
 
     Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), otherwise makes one, and
-    sends it back. As gateways may give several requests one id, every request has an `answer_id` of the service's own
-    as well; without X-Request-ID the two are one. An exception that nothing else answered is logged in full and
-    answered with a 500 that shows none of it. Every answer forbids caching, framing and sniffing, and all content
-    unless it is a page with a policy of its own. While the service drains, every answer closes its connection. Answers
-    are compressed for clients that accept gzip. HEAD is answered as GET, without the body.
+    sends it back. As gateways may give several requests one id, every request has a `name` of the service's own. An
+    exception that nothing else answered is logged in full and answered with a 500 that shows none of it. Every answer
+    forbids caching, framing and sniffing, and all content unless it is a page with a policy of its own. While the
+    service drains, every answer closes its connection. Answers are compressed for clients that accept gzip. HEAD is
+    answered as GET, without the body.
 
     Args:
         app: the application.
@@ -87,7 +87,7 @@ class RequestMiddleware:
         headers = dict([*scope["headers"]][::-1])  # of two by one name the first counts
         own, sent_id = new_id(), headers.get(b"x-request-id", b"").decode("latin-1")
         id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
-        state = {**scope.get("state", {}), "request_id": id_, "answer_id": own}
+        state = {**scope.get("state", {}), "request_id": id_, "name": own}
         # The server leaves out the body of HEAD: its own scope still says so.
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "state": state}
         trace = headers.get(b"traceparent")

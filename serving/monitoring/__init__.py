@@ -2,35 +2,24 @@
 
 `Monitoring` takes every outcome once (outcomes). It counts it in Prometheus' own multiprocess files (prometheus), which
 Prometheus adds up over replicas, and for the page's windows of this host in one ring of minutes per worker (ring) and
-one file of labels shown per release, through restarts (live_figures). The report is made of them and of
-the answers and feedback in the database (report, database, feedback_store); one verdict holds it against the baseline
-and the release's own evaluation (verdict, baseline).
+one file of labels shown per release, through restarts (live_figures). The report is made of them (report); one verdict
+holds it against the baseline and the release's own evaluation (verdict, baseline).
 
 Imports no web framework.
 """
 
 from longtail.serving.monitoring.baseline import Baseline, OfflineFigures, measure_baseline
-from longtail.serving.monitoring.feedback_reader import FeedbackReader, FeedbackRow, feedback_of
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.outcomes import Monitoring
-from longtail.serving.monitoring.records import (
-    AnsweredBatch,
-    AnswerFeedback,
-    ArmAnswer,
-    ShadowPair,
-)
+from longtail.serving.monitoring.records import AnsweredBatch, ArmAnswer, ChosenLabels
 
 __all__ = [
-    "AnswerFeedback",
     "AnsweredBatch",
     "ArmAnswer",
     "Baseline",
-    "FeedbackReader",
-    "FeedbackRow",
+    "ChosenLabels",
     "LiveFigures",
     "Monitoring",
     "OfflineFigures",
-    "ShadowPair",
-    "feedback_of",
     "measure_baseline",
 ]

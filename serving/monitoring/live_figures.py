@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +17,17 @@ from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES, remove_stale
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
-from longtail.bundle.frequency import NEW
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures
-from longtail.serving.monitoring.feedback_counts import COUNTERS
-from longtail.serving.monitoring.feedback_store import KEPT_SECONDS, FeedbackStore, answers_of
-from longtail.serving.monitoring.joining import Choices
-from longtail.serving.monitoring.records import AnsweredBatch, AnswerFeedback, ShadowPair
+from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
 from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report, report_metrics
 from longtail.serving.monitoring.ring import SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
 from longtail.serving.monitoring.verdict import Evidence, Signal, judge
-from longtail.state import Place, StoreError
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_SECONDS = 30.0
-_TICK_SECONDS = 0.1
-"""Often, so that each time is over before a request notices."""
 _REPORT_SECONDS = 1.0
-_TIDY_SECONDS = 60
-_MOST_PENDING_LABELS = 2_000_000
-_KEEPING = "keeping answers"
-_BATCHES_AT_ONCE = 64
-"""Of at most `max_batch` answers, 64 by default."""
 _DAY = 86_400
 _BUCKETS = len(BUCKET_NAMES)
 
@@ -65,68 +49,48 @@ class _Counted:
 class LiveFigures:
     """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
 
-    Starts a thread, so a process that forks makes it afterwards. Everything is kept in `state`, where a restart finds
-    it again:
+    Everything is kept in `state`, where a restart finds it again:
 
         live/minutes.WORKER    counts by minute and release (ring.py)
         live/RELEASE.shown     when each label was last answered (ring.py)
         releases.json          which release served when (release_history.py)
-        feedback.sqlite        answers, feedback and recall (database.py)
 
     Args:
         state: directory, made if need be.
-        kept: where answers, feedback and recall are kept instead, such as a database that replicas share.
         worker: number of this process among those that share `state`; no two that run have the same.
-        max_answers, max_feedback, feedback_seconds: as of `FeedbackStore`; 0 answers: none is kept.
         releases: begun last, that labels shown are counted of, at least one.
-        shadow_k: labels retrieved for an organic interaction.
+        organic_k: labels retrieved for an organic choice.
         clock: seconds since 1970.
 
     Raises:
-        OSError, StoreError: `state` cannot be read or written.
+        OSError: `state` cannot be read or written.
     """
 
     def __init__(
         self,
         state: Path,
         *,
-        kept: Place | None = None,
         worker: int = 0,
-        max_answers: int,
-        max_feedback: int | None = None,
-        feedback_seconds: float = KEPT_SECONDS,
         releases: int = 3,
-        shadow_k: int = 20,
+        organic_k: int = 20,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._root = state / "live"
         self._root.mkdir(parents=True, exist_ok=True)
-        self._max_answers = max_answers
         self._releases = releases
-        self._shadow_k = shadow_k
+        self._organic_k = organic_k
         self._clock = clock
         remove_stale(state, ".releases.json.*.tmp")
         self._history = ReleaseHistory(state / "releases.json")
         self._ring = MinuteRing(self._root, worker)
-        self._store = FeedbackStore(
-            kept or state, max_answers=max_answers, max_feedback=max_feedback, feedback_seconds=feedback_seconds
-        )
         self._begin_lock, self._report_lock, self._ring_lock = (threading.Lock() for _ in range(3))
-        self._flush_lock, self._keep_lock, self._pending_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, _Counted] = {}
         self._current: _Counted | None = None
         self._offline = OfflineFigures()
         self._labels = (0, 0)
         self._broken: dict[Signal, str] = {}
-        self.count_choices: Callable[[Choices], None] = lambda _: None
-        self._pending: deque[AnsweredBatch] = deque()
-        self._pending_labels = 0
         self._report: tuple[float, dict[str, Any]] | None = None
-        self._tidied_at = 0.0
         self._troubles: dict[str, str] = {}
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=copy_context().run, args=(self._work,), name="live-figures", daemon=True)
-        self._thread.start()
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
@@ -188,12 +152,6 @@ class LiveFigures:
                 count_dials(counts["dials"][dial], weights_B)
             if held is not None:
                 held.shown.count(answered.rows_N, now)
-            dropped = self._max_answers > 0 and self._pending_labels >= _MOST_PENDING_LABELS
-            counts["dropped"] += queries * dropped
-        if self._max_answers and not dropped:
-            with self._pending_lock:
-                self._pending.append(answered)
-                self._pending_labels += len(answered.fingerprints_N)
         return shown, judged, deciles
 
     def count_request(self, seconds: float, status: int) -> None:
@@ -211,39 +169,24 @@ class LiveFigures:
             with self._ring_lock:
                 self._ring.at(self._clock(), self._current.name)["shed"] += 1
 
-    def record_feedback(self, events: Sequence[AnswerFeedback]) -> None:
-        """Record feedback on answers, on the disk when this returns; sent again it counts once.
+    def count_choice(self, chosen: ChosenLabels) -> tuple[list[int], list[int]]:
+        """Count labels chosen; return positives and hits by bucket."""
+        positives, hits = [0] * _BUCKETS, [0] * _BUCKETS
+        for bucket, position in zip(chosen.buckets, chosen.positions, strict=True):
+            if bucket >= 0:
+                positives[bucket] += 1
+                hits[bucket] += position is not None
+        with self._ring_lock:
+            counts, source = self._ring.at(self._clock(), chosen.release), SOURCES.index(chosen.source)
+            counts["positives"][source] += positives
+            counts["hits"][source] += hits
+        return positives, hits
 
-        Raises:
-            StoreError: nothing of it was recorded.
-        """
-        # First, so that a kill leaves no event without the answer it names.
-        self._keep_answers()
-        self._store.record_feedback(events, self._clock())
-
-    def record_shadow(self, release: str, interactions: Sequence[ShadowPair]) -> None:
-        """Record organic interactions, on the disk when this returns; under an idempotency key one counts once.
-
-        Args:
-            release: that `answered` was retrieved from.
-            interactions: rows at L or above are of labels added since, which are new.
-
-        Raises:
-            NotReadyError: the release was not begun lately.
-            StoreError: nothing of it was counted.
-        """
-        held = self._held.get(release)
-        if held is None:
-            raise NotReadyError(f"expected feedback on a release in service, received some on {release}")
-        pairs = []
-        for interaction in interactions:
-            rows = np.unique(interaction.interacted[interaction.interacted >= 0])
-            buckets_L = held.shown.buckets_L
-            buckets = np.where(rows < len(buckets_L), buckets_L[np.minimum(rows, len(buckets_L) - 1)], NEW)
-            positives = np.bincount(buckets, minlength=_BUCKETS).tolist()
-            hits = np.bincount(buckets[np.isin(rows, interaction.answered)], minlength=_BUCKETS).tolist()
-            pairs.append(list(zip(positives, hits, strict=True)))
-        self._store.record_shadow(release, interactions, pairs, self._clock())
+    def count_dropped(self, events: int) -> None:
+        """Count events that no client waited for and that could not be kept."""
+        if events and self._current is not None:
+            with self._ring_lock:
+                self._ring.at(self._clock(), self._current.name)["dropped"] += events
 
     def set_label_counts(self, *, added: int, hidden: int) -> None:
         """Set how many labels are added to the release and hidden from it."""
@@ -261,7 +204,6 @@ class LiveFigures:
 
         Raises:
             NotReadyError: no release is in service.
-            StoreError: the feedback cannot be read.
         """
         with self._report_lock:
             now, current = self._clock(), self._current
@@ -270,8 +212,8 @@ class LiveFigures:
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
                 with self._ring_lock:  # this worker's row of the minute is not half written
                     rows = self._ring.read(now)
-                intervals, recall = self._history.read(), self._store.recall(now)
-                made = make_report(current.name, current.baseline, current.shown, rows, intervals, recall, now)
+                intervals = self._history.read()
+                made = make_report(current.name, current.baseline, current.shown, rows, intervals, now)
                 self._report = now, made
             made, (added, hidden) = self._report[1], self._labels
             verdict = judge(self._evidence(made, current, now))
@@ -282,88 +224,35 @@ class LiveFigures:
 
         Never fails a scrape: what cannot be read is NaN.
         """
-        report, totals = None, dict.fromkeys(COUNTERS, float("nan"))
+        report = None
         with self._warning("reading the figures"):
-            totals |= self._store.totals()
             if self._current is not None:
                 report = self.report()
-        yield from report_metrics(report, totals, self._labels)
-
-    def flush(self) -> None:
-        """Do now what a thread does ten times a second: keep answers, join feedback, tidy up."""
-        with self._flush_lock:
-            self._keep_answers()
-            now = self._clock()
-            with self._warning("joining feedback"):
-                if _KEEPING not in self._troubles:  # a database that is away is waited for once a tick
-                    self.count_choices(self._store.join(now))
-                if abs(now - self._tidied_at) >= _TIDY_SECONDS and not self._store.tidy(now):
-                    self._tidied_at = now
+        yield from report_metrics(report, self._labels)
 
     def close(self) -> None:
-        """Write what is pending and let go of the files; nothing is counted afterwards."""
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self._thread.join(_PATIENCE_SECONDS)
-        # Of a database that is away nobody waits.
-        if not self._thread.is_alive() and _KEEPING not in self._troubles:
-            self.flush()
+        """Let go of the files; nothing is counted afterwards."""
         self._current, self._held = None, {}
-        self._store.close()
 
     def _evidence(self, report: Mapping[str, Any], current: _Counted, now: float) -> Evidence:
-        broken, until = dict(self._broken), self._offline.data_until
-        if _KEEPING in self._troubles:
-            broken["records"] = "Answers cannot be kept for feedback: the disk takes none, and the log says why."
+        until = self._offline.data_until
         return Evidence(
             windows=report["windows"],
             baseline=report["baseline"],
             offline=self._offline,
             bucket_sizes=dict(zip(BUCKET_NAMES, current.shown.sizes.tolist(), strict=True)),
             added=self._labels[0],
-            troubles=broken,
-            shadow_k=self._shadow_k,
+            troubles=self._broken,
+            organic_k=self._organic_k,
             age_days=None if until is None else max(0.0, (now - until) / _DAY),
         )
-
-    def _keep_answers(self) -> None:
-        with self._keep_lock:
-            with self._pending_lock:
-                batches, self._pending = self._pending, deque()
-                dropped, self._pending_labels = self._pending_labels >= _MOST_PENDING_LABELS, 0
-            with self._warning(_KEEPING):
-                if dropped:
-                    logger.warning("answers came faster than they could be kept: feedback on some will find none")
-                while batches:
-                    # What came together while a database was away is kept some at a time.
-                    some = list(islice(batches, _BATCHES_AT_ONCE))
-                    try:
-                        answers = (answer for batch in some for answer in answers_of(batch))
-                        self._store.keep_answers(answers, self._clock())
-                    # The disk may be busy only for the moment.
-                    except BaseException:
-                        with self._pending_lock:
-                            self._pending.extendleft(reversed(batches))
-                            self._pending_labels += sum(len(batch.fingerprints_N) for batch in batches)
-                        raise
-                    for _ in some:
-                        batches.popleft()
-
-    def _work(self) -> None:
-        while not self._closing.wait(_TICK_SECONDS):
-            try:
-                self.flush()
-            # Whatever it is, the next tick may go well: without this thread no feedback is joined.
-            except Exception:
-                logger.exception("live figures: one tick failed")
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:
         """Log what goes wrong with the files instead of raising it; the same error once, until things go well again."""
         try:
             yield
-        except (StoreError, OSError) as error:
+        except OSError as error:
             message = f"{type(error).__name__}: {error}"
             if self._troubles.get(what) != message:
                 logger.warning("live figures, %s: %s", what, message)

@@ -5,7 +5,9 @@
 | a request has ended | requests and seconds of its route | requests, errors and latency, of traffic |
 | a preview has ended | previews, and nothing else | – |
 | a request was turned away, the queue being full | shed | shed |
-| a batch was answered | queries, λ, exposures, scores, arms, unknown ids | the same, labels, for feedback to join |
+| a batch was answered | queries, λ, exposures, scores, arms, unknown ids | the same, labels |
+| labels were chosen | positives and hits by bucket, by λ, by arm | positives and hits by bucket |
+| an event was dropped | dropped | dropped |
 | a release went into service | swaps, the release's name | the release's interval |
 
 Prometheus has totals since the process began, of any window and of all replicas; the page has windows of this host,
@@ -20,7 +22,7 @@ from longtail.bundle.arrays import Int8
 from longtail.serving.monitoring.baseline import Baseline, OfflineFigures
 from longtail.serving.monitoring.live_figures import LiveFigures
 from longtail.serving.monitoring.prometheus import Metrics
-from longtail.serving.monitoring.records import AnsweredBatch
+from longtail.serving.monitoring.records import AnsweredBatch, ChosenLabels
 from longtail.serving.monitoring.workers import Seat, Workers
 
 _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
@@ -29,7 +31,7 @@ _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 class Monitoring:
     """Both views of what one worker does. Thread-safe.
 
-    What only one of them shows is counted there alone: `metrics.timeouts.inc()`, `figures.record_feedback(…)`.
+    What only one of them shows is counted there alone: `metrics.timeouts.inc()`.
 
     Args:
         metrics: this process's Prometheus series.
@@ -41,7 +43,6 @@ class Monitoring:
         self.metrics = metrics
         self.figures = figures
         self.seat = seat or Seat(Workers(), 0)
-        figures.count_choices = metrics.count_choices
 
     def count_request(self, route: str, status: int, seconds: float, *, preview: bool = False) -> None:
         """Count a request that has ended.
@@ -68,6 +69,15 @@ class Monitoring:
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
         """Count a batch that was answered, and ids that its release does not have, by `exclude` and `allow`."""
         self.metrics.count_answers(batch, unknown, *self.figures.count_answers(batch))
+
+    def count_choice(self, chosen: ChosenLabels) -> None:
+        """Count labels chosen at once, of which the event is kept."""
+        self.metrics.count_choice(chosen, *self.figures.count_choice(chosen))
+
+    def count_dropped(self, events: int) -> None:
+        """Count events that no client waited for and that could not be kept."""
+        self.metrics.dropped.inc(events)
+        self.figures.count_dropped(events)
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None

@@ -27,8 +27,7 @@ from prometheus_client.registry import Collector
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int64
 from longtail.serving.monitoring.baseline import DECILES
-from longtail.serving.monitoring.joining import Choices
-from longtail.serving.monitoring.records import AnsweredBatch
+from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
 
 # Half of all lines, and nobody's question.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -88,6 +87,20 @@ class Metrics(Collector):
         self._arm_answers = counter(
             "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm"]
         )
+        events = counter("longtail_feedback_events", "Feedback events that were kept, by source.", ["source"])
+        positives, hits = (
+            counter(f"longtail_{name}", text, ["source", "bucket"])
+            for name, text in (
+                ("positives", "Labels chosen that the release knows, by frequency bucket."),
+                ("hits", "Of these, labels that the answer held."),
+            )
+        )
+        chosen_at = histogram(
+            "longtail_choice_bias_removal", "λ of answers that labels were chosen from, by whether they held them.",
+            ["hit"], buckets=_DIALS,
+        )  # fmt: skip
+        refused = counter("longtail_answer_ids_refused", "Answer ids in feedback that were refused.", ["reason"])
+        self.dropped = counter("longtail_events_dropped", "Events of answers and label changes that were not kept.")
         self._arm_exposures, self._arm_choices = (
             counter(f"longtail_arm_{name}", text, ["run", "arm", "bucket"])
             for name, text in (
@@ -122,6 +135,12 @@ class Metrics(Collector):
         self._of_bucket = [[exposures.labels(bucket, of) for bucket in BUCKET_NAMES] for of in ("no", "yes")]
         self._of_decile = [scores.labels(str(decile)) for decile in range(1, DECILES + 1)]
         self._explored = [explored.labels(bucket) for bucket in BUCKET_NAMES]
+        self._events = [events.labels(source) for source in SOURCES]
+        self._positives, self._hits = (
+            [[of.labels(source, bucket) for bucket in BUCKET_NAMES] for source in SOURCES] for of in (positives, hits)
+        )
+        self._chosen_at = {True: chosen_at.labels("yes"), False: chosen_at.labels("no")}
+        self.refused_ids = {reason: refused.labels(reason) for reason in ("malformed", "forged", "expired")}
         self._unknown = {ids: unknown.labels(ids) for ids in ("exclude", "allow")}
         self._release: str | None = None
         self._shown = counted
@@ -191,10 +210,26 @@ class Metrics(Collector):
                 for name, count in zip(BUCKET_NAMES, shown.tolist(), strict=True):
                     self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
 
-    def count_choices(self, choices: Choices) -> None:
-        """Count labels chosen from answers of arms."""
-        for (run, arm, bucket), count in choices.items():
-            self._arm_choices.labels(run, arm, BUCKET_NAMES[bucket]).inc(count)
+    def count_choice(self, chosen: ChosenLabels, positives: Sequence[int], hits: Sequence[int]) -> None:
+        """Count labels chosen at once.
+
+        Args:
+            chosen: from which answer.
+            positives, hits: by bucket.
+        """
+        source = SOURCES.index(chosen.source)
+        self._events[source].inc()
+        for counters, counts in ((self._positives[source], positives), (self._hits[source], hits)):
+            for series, count in zip(counters, counts, strict=True):
+                if count:
+                    series.inc(count)
+        if chosen.source == "feedback":
+            for position in chosen.positions:
+                self._chosen_at[position is not None].observe(chosen.bias_removal)
+        if chosen.arm is not None and chosen.arm.counted:
+            for name, count in zip(BUCKET_NAMES, hits, strict=True):
+                if count:
+                    self._arm_choices.labels(chosen.arm.run, chosen.arm.arm, name).inc(count)
 
     def begin_release(self, name: str) -> None:
         """Name the release that is served from now on."""

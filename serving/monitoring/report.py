@@ -12,21 +12,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from longtail.bundle import BUCKET_NAMES
-from longtail.bundle.arrays import Array, Int64
+from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
-from longtail.serving.monitoring.feedback_counts import (
-    AMBIGUOUS,
-    EVENTS_OF_ANSWERS,
-    EVENTS_ORGANIC,
-    SOURCES,
-    UNMATCHED,
-)
-from longtail.serving.monitoring.feedback_store import RecallRow
+from longtail.serving.monitoring.records import SOURCES
 from longtail.serving.monitoring.release_history import ReleaseInterval
 from longtail.serving.monitoring.ring import MINUTES, ShownLabels, by_minute, dial_json, latency_ms, total
 from longtail.serving.monitoring.verdict import SIGNALS
@@ -53,7 +46,6 @@ def make_report(
     shown: ShownLabels,
     rows: npt.NDArray[np.void],
     intervals: Sequence[ReleaseInterval],
-    recall: Sequence[RecallRow],
     now: float,
 ) -> dict[str, Any]:
     """Make everything but the verdict and the numbers of added and hidden labels.
@@ -64,7 +56,6 @@ def make_report(
         shown: its labels that were answered.
         rows: of all workers, of `MinuteRing.read`.
         intervals: the history of releases, oldest first.
-        recall: counts of feedback by minute.
         now: seconds since 1970.
     """
     since = next((interval.since for interval in reversed(intervals) if interval.name == release), now)
@@ -73,12 +64,13 @@ def make_report(
         first = int(now // 60) - minutes + 1
         oldest = max(first, int(since // 60))
         counts = total(rows[(rows["release"] == release.encode()) & (rows["minute"] >= oldest)])
-        found = _counts_of([row for row in recall if row.release == release and row.minute >= oldest])
         windows[name] = {
             "seconds": 60 * minutes,
             **_window_json(counts, baseline, shown.coverage_since(oldest)),
             "recall": {
-                source: {name: _recall_json(*pair) for name, pair in zip(_NAMES, found[place].tolist(), strict=True)}
+                source: {
+                    name: _recall_json(*pair) for name, pair in zip(_NAMES, _recall_of(counts, place), strict=True)
+                }
                 for place, source in enumerate(SOURCES)
             },
             "requests": {
@@ -97,7 +89,7 @@ def make_report(
         "baseline": None if baseline is None else baseline.report_json(),
         "windows": windows,
         "gini": shown.gini(now),
-        "series": _series(rows, {interval.name: interval.baseline for interval in intervals}, recall, now),
+        "series": _series(rows, {interval.name: interval.baseline for interval in intervals}, now),
         "releases": [
             {"name": one.name, "from": _iso(one.since), "until": None if one.until is None else _iso(one.until)}
             for one in intervals
@@ -142,12 +134,10 @@ def _exposure_psi(exposures: Array, baseline: Baseline | None) -> float | None:
     return psi(found, expected.tolist())
 
 
-def _counts_of(rows: Iterable[RecallRow]) -> Int64:
-    """Add up positives and hits by source, and by bucket and of all, int64 [2, 5, 2]."""
-    counts = np.zeros((len(SOURCES), len(_NAMES), 2), np.int64)
-    for row in rows:
-        counts[SOURCES.index(row.source), [row.bucket, -1]] += row.positives, row.hits
-    return counts
+def _recall_of(counts: np.void, source: int) -> list[tuple[int, int]]:
+    """Return positives and hits of one source, by bucket and of all."""
+    positives, hits = (np.append(counts[name][source], counts[name][source].sum()) for name in ("positives", "hits"))
+    return list(zip(positives.astype(int).tolist(), hits.astype(int).tolist(), strict=True))
 
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
@@ -169,9 +159,7 @@ def wilson(hits: float, positives: float) -> tuple[float, float] | None:
     return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
 
 
-def _series(
-    rows: npt.NDArray[np.void], baselines: Mapping[str, Baseline | None], recall: Sequence[RecallRow], now: float
-) -> dict[str, Any]:
+def _series(rows: npt.NDArray[np.void], baselines: Mapping[str, Baseline | None], now: float) -> dict[str, Any]:
     """Figures of the minutes with traffic, oldest first, over all releases; the last is under way.
 
     A minute has the name of the release with most traffic in it, and its drift is that of this release.
@@ -183,16 +171,11 @@ def _series(
         minute, name = int(row["minute"]), row["release"].decode("ascii", "replace")
         names[minute] = name
         drifts[minute] = _exposure_psi(row["counts"]["judged_exposures"], baselines.get(name))
-    of_minute: dict[int, list[RecallRow]] = {}
-    for found in recall:
-        if found.minute >= first:
-            of_minute.setdefault(found.minute, []).append(found)
-            names.setdefault(found.minute, found.release)
     minutes = sorted(names)
     counts_M = by_minute(rows, now)[np.array(minutes, np.int64) - first]
     exposures_M, queries_M = counts_M["exposures"], counts_M["queries"]
     seconds_M = [60.0 if minute < int(now // 60) else max(now - 60 * minute, 1.0) for minute in minutes]
-    recall_M = [_counts_of(of_minute.get(minute, ())) for minute in minutes]
+    recall_M = [[_recall_of(counts, of) for of in range(len(SOURCES))] for counts in counts_M]
     return {
         "step_seconds": 60,
         "at": [_iso(minute * 60) for minute in minutes],
@@ -204,8 +187,7 @@ def _series(
         "psi": [drifts.get(minute) for minute in minutes],
         "recall": {
             source: {
-                name: [_ratio(*counts[of, bucket, ::-1].tolist()) for counts in recall_M]
-                for bucket, name in enumerate(_NAMES)
+                name: [_ratio(*counts[of][bucket][::-1]) for counts in recall_M] for bucket, name in enumerate(_NAMES)
             }
             for of, source in enumerate(SOURCES)
         },
@@ -227,14 +209,11 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def report_metrics(
-    report: Mapping[str, Any] | None, totals: Mapping[str, float], labels: tuple[int, int]
-) -> Iterator[Metric]:
+def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) -> Iterator[Metric]:
     """Yield every series that is computed at the scrape, NaN where a figure is undefined.
 
     Args:
         report: as GET /v1/monitoring; None before a release is in service.
-        totals: `FeedbackStore.totals`.
         labels: how many are added and hidden.
     """
 
@@ -274,15 +253,6 @@ def report_metrics(
         found[finding["signal"]] = _SEVERITIES[finding["severity"]]
     text = "Worst finding of a signal: 0 none, 1 watch, 2 act; NaN: too few answers."
     yield gauge("verdict", text, ("signal",), (((signal,), value) for signal, value in found.items()))
-    events = CounterMetricFamily("longtail_feedback_events", "Feedback events taken, by kind.", labels=["kind"])
-    events.add_metric(["answer"], totals[EVENTS_OF_ANSWERS])
-    events.add_metric(["organic"], totals[EVENTS_ORGANIC])
-    yield events
-    for name, text, counted in (
-        ("unmatched", "Answers named by feedback that nothing is known of.", UNMATCHED),
-        ("ambiguous", "Request ids named by feedback under which different answers were given.", AMBIGUOUS),
-    ):
-        yield CounterMetricFamily(f"longtail_feedback_{name}", text, value=totals[counted])
     yield GaugeMetricFamily("longtail_labels_added", "Labels added since the release was built.", value=labels[0])
     yield GaugeMetricFamily("longtail_labels_hidden", "Labels of the release that are hidden.", value=labels[1])
 

@@ -25,6 +25,7 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Array, Float32, Int8, Int32, Int64
 from longtail.bundle.exposure import Counts, coverage, coverage_by_bucket, gini
 from longtail.serving.monitoring.baseline import DECILES
+from longtail.serving.monitoring.records import SOURCES
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +53,9 @@ COUNTS = np.dtype(
         ("judged_exposures", "f8", (len(BUCKET_NAMES),)),
         ("judged_scores", "f8", (DECILES,)),
         ("dials", "f8", (2, DIAL_BINS)),
-        ("dropped", "f8"),  # answers that were not kept for feedback
+        ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
+        ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # of them, those that the answer held
+        ("dropped", "f8"),  # events that could not be kept
         ("requests", "f8"),
         ("errors", "f8"),
         ("shed", "f8"),

@@ -26,7 +26,7 @@ from longtail.serving.monitoring.ring import WIDTH
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
-    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "shadow_recall",
+    "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "organic_recall",
     "feedback_recall", "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
@@ -70,7 +70,7 @@ class Evidence:
     """Labels added since the release was built."""
     troubles: Mapping[Signal, str] = field(default_factory=dict)
     """Sentences on what is broken now."""
-    shadow_k: int = 20
+    organic_k: int = 20
     """Labels retrieved for an organic interaction."""
     age_days: float | None = None
     """Age of the training data in days; None if unknown."""
@@ -96,7 +96,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     yield from _counted(evidence)
     baseline = evidence.baseline
     judges: list[Callable[[str], Finding | None]] = [
-        partial(_recall, evidence, source, of) for source in ("shadow", "feedback") for of in (ALL, *BUCKET_NAMES)
+        partial(_recall, evidence, source, of) for source in ("organic", "feedback") for of in (ALL, *BUCKET_NAMES)
     ]
     if not evidence.windows["24h"]["queries"]:
         yield Finding("share_drift", "unknown", f"No queries in {_WORDS['24h']}: there is nothing to judge yet.")
@@ -120,8 +120,7 @@ def _counted(evidence: Evidence) -> Iterator[Finding]:
     day, load = evidence.windows["24h"], evidence.windows["5m"]["requests"]
     if dropped := day["dropped"]:
         severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
-        what = "were not kept for feedback: the disk was slower than they came"
-        sentence = f"{dropped:,} answers of {_WORDS['24h']} {what}."
+        sentence = f"{dropped:,} events of {_WORDS['24h']} were not kept: LONGTAIL_EVENTS takes none, or too slowly."
         yield Finding("records", severity, sentence, None, "24h", dropped, 0.0)
     arrived = load["count"] + load["shed"]
     of_load: tuple[tuple[Signal, float, str], ...] = (
@@ -216,7 +215,7 @@ def _dial(evidence: Evidence, baseline: Mapping[str, Any], dial: str, window: st
 def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding | None:
     figures = evidence.windows[window]
     labels = sum(of["count"] for of in figures["exposures"].values())
-    k = evidence.shadow_k if source == "shadow" else labels / max(figures["queries"], 1)
+    k = evidence.organic_k if source == "organic" else labels / max(figures["queries"], 1)
     measured, found = evidence.offline.recall_within(k), figures["recall"][source][kind]
     if measured is None or kind not in measured[1] or not found["positives"]:
         return None
@@ -233,11 +232,11 @@ def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding 
         severity = "unknown"  # the day may tell
     sentence = (
         f"Recall{'' if kind == ALL else f' of {kind} labels'} among "
-        f"{'organic choices' if source == 'shadow' else 'choices after an answer'} is {value:.3f} in {_WORDS[window]}, "
+        f"{'organic choices' if source == 'organic' else 'choices from answers'} is {value:.3f} in {_WORDS[window]}, "
         f"{found['hits']:,} of {found['positives']:,}, where the evaluation promised {promised:.3f} (recall@{cutoff}"
         f"{between})."
     )
-    signal: Signal = "shadow_recall" if source == "shadow" else "feedback_recall"
+    signal: Signal = "organic_recall" if source == "organic" else "feedback_recall"
     return Finding(signal, severity, sentence, None if kind == ALL else kind, window, value, promised, low, high)
 
 

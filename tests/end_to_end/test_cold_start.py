@@ -233,7 +233,7 @@ def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: P
         window = longtail.monitoring()["windows"]["5m"]
     assert window["exposures"]["head"]["count"] == 5
     assert window["exposures"]["head"]["coverage"] > 0
-    positives = {bucket: of["positives"] for bucket, of in window["recall"]["shadow"].items()}
+    positives = {bucket: of["positives"] for bucket, of in window["recall"]["organic"].items()}
     assert positives == {"head": 5, "torso": 0, "tail": 0, "new": 0, "all": 5}
 
 

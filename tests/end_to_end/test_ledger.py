@@ -122,7 +122,7 @@ class Shop:
         organic = sum(choice.answer_id is None for chooser in self.choosers for choice in chooser.positions)
         recall = httpx.get(f"{url}/v1/monitoring").json()["windows"]["24h"]["recall"]
         counted = [recall["feedback"]["all"]["positives"], recall["feedback"]["all"]["hits"]]
-        counted.append(recall["shadow"]["all"]["positives"])
+        counted.append(recall["organic"]["all"]["positives"])
         return counted == [len(of_answers), len(hits), organic] and self._arms_agree(of_answers)
 
     def _arms_agree(self, joined: dict[Choice, FeedbackRow]) -> bool:

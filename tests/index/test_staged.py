@@ -61,7 +61,7 @@ def test_figures_by_hand() -> None:
     figures = counts().figures()
     assert figures["overlap"] == pytest.approx(0.6)
     assert figures["exposure"]["tail"] == {"staged": pytest.approx(18 / 98), "current": pytest.approx(0.1)}  # type: ignore[index]
-    recall = figures["shadow_recall"]
+    recall = figures["organic_recall"]
     assert recall["head"]["current"] == pytest.approx(35 / 200)  # type: ignore[index]
     assert recall["head"]["staged"] == pytest.approx(25 / 200)  # type: ignore[index]
     assert recall["tail"]["difference"] == pytest.approx(0.02)  # type: ignore[index]
@@ -86,7 +86,7 @@ def test_figures_by_hand() -> None:
         ({"max_refused": 1, "max_recall_drop": 0.02}, []),
         (
             {"max_refused": 1, "max_recall_drop": 0.0},
-            ["head: expected shadow recall at most 0 below 0.1750, found -0.0500"],
+            ["head: expected organic recall at most 0 below 0.1750, found -0.0500"],
         ),
     ],
 )

@@ -22,7 +22,7 @@ router = APIRouter(tags=["figures"], route_class=RequestRoute)
     responses={200: {"model": FeedbackAnswer}, **errors(400, 401, 408, 413, 415, 422, 429, 503)},
 )
 async def feedback(request: Request) -> Response:
-    """Say what was chosen, after an answer (by its id) or without one (with an idempotency key): safe to send again."""
+    """Report what was chosen, from an answer (by its `answer_id`) or without one; kept for good when this answers."""
     service = service_of(request)
     body = await read_body(request, FeedbackRequest)
     for index, event in enumerate(body.events):
@@ -34,7 +34,7 @@ async def feedback(request: Request) -> Response:
                     f"{describe(id_)}",
                     field=f"events.{index}.labels.{place}",
                 )
-    await service.write(lambda: service.record_feedback(body.events))
+    await service.record_feedback(body.events)
     return json_response(request, {"accepted": len(body.events)})
 
 

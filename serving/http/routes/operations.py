@@ -34,7 +34,7 @@ async def release(request: Request) -> Response:
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})
 async def staged(request: Request) -> Response:
     """How a staged release would have answered a share of live queries: its overlap with what was served, exposure by
-    bucket, and shadow recall. The counts of all workers of this replica, written every
+    bucket, and organic recall. The counts of all workers of this replica, written every
     few seconds.
     """
     service = service_of(request)

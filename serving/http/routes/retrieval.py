@@ -69,12 +69,13 @@ async def _while_connected(request: Request, search: Awaitable[Result]) -> Resul
 async def retrieve(request: Request) -> Response:
     """The best labels for each query."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
-    state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
+    state["preview"] = body.preview
     search = service.retrieve(
-        body.queries, own, id_, release=body.release, preview=body.preview, unit=body.unit, arm=body.arm
-    )
+        body.queries, state["name"], release=body.release, preview=body.preview, answer_ids=body.answer_ids,
+        unit=body.unit, arm=body.arm,
+    )  # fmt: skip
     results, release = await _while_connected(request, search)
-    return json_response(request, {"results": results, "release": release, "answer_id": own})
+    return json_response(request, {"results": results, "release": release})
 
 
 @router.post(
@@ -85,11 +86,11 @@ async def retrieve(request: Request) -> Response:
 async def similar(request: Request) -> Response:
     """The labels nearest to each given label."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
-    state["preview"], own, id_ = body.preview, state["answer_id"], state["request_id"]
+    state["preview"], options = body.preview, [body] * len(body.labels)
     retriever = service.retriever(body.release)
-    search = service.search(Search(retriever, [body] * len(body.labels), None, own, id_, body.preview))
+    search = service.search(Search(retriever, options, None, state["name"], body.preview, body.answer_ids))
     results = await _while_connected(request, search)
-    return json_response(request, {"results": results, "release": retriever.name, "answer_id": own})
+    return json_response(request, {"results": results, "release": retriever.name})
 
 
 @router.post(

@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName
 from longtail.serving.http.requests import Body, at_most, check_recorded
+from longtail.serving.monitoring.records import Source
 from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import Settings
 
@@ -27,7 +28,7 @@ class FeedbackRequest(Body):
 
 
 class FeedbackAnswer(BaseModel):
-    """Answer of POST /v1/feedback: the events are on disk."""
+    """Answer of POST /v1/feedback: the events are kept for good."""
 
     accepted: int
     request_id: str
@@ -130,8 +131,8 @@ class Window(BaseModel):
     popularity: float | None = Field(description="Mean training pairs of the answered labels.")
     unrestricted: Unrestricted
     psi: Drift
-    recall: dict[Literal["feedback", "shadow"], dict[BucketName | Literal["all"], Recall]]
-    dropped: int = Field(description="Answers that were not kept for feedback to join.")
+    recall: dict[Source, dict[BucketName | Literal["all"], Recall]]
+    dropped: int = Field(description="Events of answers and label changes that were not kept.")
     requests: Load
 
 

@@ -106,7 +106,7 @@ class StagedAnswer(BaseModel):
     skipped: int = Field(description="Queries that were to be mirrored while the mirror was too busy.")
     overlap: float | None = Field(description="Mean share of the labels served that the staged release answers, too.")
     exposure: dict[str, StagedShare]
-    shadow_recall: dict[str, StagedRecall]
+    organic_recall: dict[str, StagedRecall]
     request_id: str
 
 

@@ -18,8 +18,7 @@ _RELEASE = Field(
 )
 _PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
 _LONGEST_NAME = 100
-_ANSWER_ID = Field(description="This answer's own, no other has it: what feedback names it by.")
-_REQUEST_ID = Field(description="X-Request-ID of the request, which others may have had too; without one, `answer_id`.")
+_ANSWER_IDS = Field(default=True, description="Give every result an `answer_id`, for feedback.")
 
 
 class RetrieveRequest(Body):
@@ -28,6 +27,7 @@ class RetrieveRequest(Body):
     queries: list[Query] = Field(min_length=1)
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
+    answer_ids: bool = _ANSWER_IDS
     unit: str | None = Field(
         default=None,
         min_length=1,
@@ -57,6 +57,7 @@ class SimilarRequest(SimilarQuery, Body):
 
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
+    answer_ids: bool = _ANSWER_IDS
 
     def check_limits(self, settings: Settings) -> None:
         """Check the options, and the labels that all ids ask for together."""
@@ -163,6 +164,11 @@ class Ranking(BaseModel):
         default=None, description="Only of queries with `max_per` or `mmr`: how many labels theirs were chosen from."
     )
     unknown: UnknownIds
+    answer_id: str | None = Field(
+        default=None,
+        description="What feedback names this result by: a signed text that holds the release, the time, λ, μ, the "
+        "first 100 labels and what chance drew. Of a preview, or without `answer_ids`, absent.",
+    )
 
 
 class RetrieveResult(Ranking):
@@ -187,8 +193,7 @@ class RetrieveAnswer(BaseModel):
 
     results: list[RetrieveResult]
     release: str
-    answer_id: str = _ANSWER_ID
-    request_id: str = _REQUEST_ID
+    request_id: str
 
 
 class SimilarResult(Ranking):
@@ -202,5 +207,4 @@ class SimilarAnswer(BaseModel):
 
     results: list[SimilarResult]
     release: str
-    answer_id: str = _ANSWER_ID
-    request_id: str = _REQUEST_ID
+    request_id: str

@@ -84,7 +84,7 @@ def test_previews_explored_and_pinned_answers_are_not_mirrored(mirror: Mirror, t
     assert mirrored(tmp_path, lambda counts: counts.queries > 0).queries == 1
 
 
-def test_organic_choices_are_shadow_recall_of_both(mirror: Mirror, tmp_path: Path) -> None:
+def test_organic_choices_are_organic_recall_of_both(mirror: Mirror, tmp_path: Path) -> None:
     mirror.use(other_plane(), plane_retriever())
     organic = Event(features={"user": "east"}, labels=["a", "c/é", "4", "nobody"], bias_removal=0)
     mirror.offer_choices([organic, Event(answer_id="x", labels=["a"])], 2)

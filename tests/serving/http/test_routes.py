@@ -150,7 +150,7 @@ def test_monitoring_is_what_the_documentation_says(tmp_path: Path, baseline: Bas
                 (1, 0),
                 (2, 1),
             ]
-            assert hour["recall"]["shadow"]["torso"]["value"] == 1
+            assert hour["recall"]["organic"]["torso"]["value"] == 1
         if baseline is not None and queries == 100:
             # (1/3 − 1/2)·ln(2/3) + 2·(1/3 − 1/4)·ln(4/3), over 300 labels.
             assert hour["psi"]["buckets"] == pytest.approx(math.log(3 / 2) / 6 + math.log(4 / 3) / 6)

@@ -36,7 +36,7 @@ WINDOW = {
         "scores": None,
     },
     "psi": {"buckets": None, "scores": None},
-    "recall": {"feedback": RECALL, "shadow": RECALL},
+    "recall": {"feedback": RECALL, "organic": RECALL},
     "dropped": None,
     "requests": dict.fromkeys(("count", "per_second", "p50_ms", "p99_ms", "shed", "errors")),
 }
@@ -63,7 +63,7 @@ REPORT = {
         "queries": None,
         "share": dict.fromkeys(("head", "torso", "tail", "new")),
         "psi": None,
-        "recall": {"feedback": BY_BUCKET, "shadow": BY_BUCKET},
+        "recall": {"feedback": BY_BUCKET, "organic": BY_BUCKET},
         "bias_removal": None,
         "requests_per_second": None,
         "p50_ms": None,
@@ -122,7 +122,7 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     assert series['longtail_popularity{window="1h"}'] == pytest.approx(37)
     assert series['longtail_online_recall{bucket="head",source="feedback",window="5m"}'] == 1
     assert math.isnan(series['longtail_online_recall{bucket="tail",source="feedback",window="5m"}'])
-    assert series['longtail_online_positives{bucket="tail",source="shadow",window="5m"}'] == 0
+    assert series['longtail_online_positives{bucket="tail",source="organic",window="5m"}'] == 0
     assert series['longtail_feedback_events_total{kind="answer"}'] == 1
     assert series["longtail_feedback_unmatched_total"] == 0
     assert (series["longtail_labels_added"], series["longtail_labels_hidden"]) == (2, 1)
@@ -132,7 +132,7 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     assert series["longtail_gini"] == live.report()["gini"]
     assert series['longtail_verdict{signal="score_drift"}'] == 2
     assert series['longtail_verdict{signal="refused_release"}'] == 0
-    assert series['longtail_verdict{signal="shadow_recall"}'] == 0
+    assert series['longtail_verdict{signal="organic_recall"}'] == 0
 
 
 def test_metrics_md_names_every_series(live: LiveFigures) -> None:

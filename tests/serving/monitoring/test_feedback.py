@@ -169,13 +169,13 @@ def test_any_worker_takes_the_event_and_one_counts_it(open_live: Opening, clock:
         assert recall(live, clock)["all"] == (2, 1)
 
 
-def test_shadow_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
+def test_organic_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
     def interaction(answered: list[int], interacted: list[int]) -> ShadowPair:
         return ShadowPair(np.array(answered), np.array(interacted, np.int64))
 
     # An unknown label (−1) is no positive, one added since (row 12) is new.
     live.record_shadow("r1", [interaction([0, 4, 12], [0, 0, 1, 12]), interaction([5], [4, -1])])
-    assert recall(live, clock, "shadow") == {
+    assert recall(live, clock, "organic") == {
         "head": (2, 1),
         "torso": (1, 0),
         "tail": (0, 0),
@@ -297,9 +297,9 @@ def test_an_organic_choice_counts_once_under_its_key_while_the_key_is_kept(
 
     for _ in range(3):
         live.record_shadow("r1", [choice("k1"), choice("k2"), choice("k1")])
-    assert recall(live, clock, "shadow")["all"] == (4, 2)
+    assert recall(live, clock, "organic")["all"] == (4, 2)
     live.record_shadow("r1", [choice(None)] * 2)
-    assert recall(live, clock, "shadow")["all"] == (8, 4)
+    assert recall(live, clock, "organic")["all"] == (8, 4)
     assert live._store.totals()["events_organic"] == 4
     clock.pass_(49 * 3600)
     live.flush()

@@ -54,7 +54,7 @@ def window(
         },
         "psi": {"buckets": psi(counts, list(PROMISED.values())), "scores": scores if labels >= 200 else None},
         "dials": {"bias_removal": asked, "popularity_weight": [{"at": 0.0, "queries": queries}]},
-        "recall": {"feedback": recall(), "shadow": recall()},
+        "recall": {"feedback": recall(), "organic": recall()},
         "dropped": 0,
         "requests": {"count": queries, "errors": 0, "shed": 0},
         **changes,
@@ -149,8 +149,8 @@ def test_dials_other_than_those_it_was_measured_at() -> None:
 )
 def test_recall_against_the_evaluation(positives: int, hits: int, severity: str | None) -> None:
     """0.26 promised: more is no matter, and an interval that holds it is none either."""
-    figures = {"feedback": recall(), "shadow": recall() | {"all": recall(positives, hits)["all"]}}
-    found = findings(judge(evidence(window(recall=figures)))).get(("shadow_recall", None))
+    figures = {"feedback": recall(), "organic": recall() | {"all": recall(positives, hits)["all"]}}
+    found = findings(judge(evidence(window(recall=figures)))).get(("organic_recall", None))
     assert (found and found["severity"]) == severity
     if found:
         assert (found["observed"], found["expected"]) == (hits / positives, 0.26)

@@ -1,0 +1,213 @@
+"""Answer ids: signed tokens that hold what feedback on an answer must know, so that no answer is stored.
+
+A token is URL-safe text: base64 of a fixed head, the release's name, what the answer was made with, its first 100
+labels as 16 bits each, the propensities of those drawn by chance, and the first 10 bytes of an HMAC-SHA256. Of twenty
+labels it has about 100 characters.
+
+The 16 bits of a label depend on the token's own random number. So a label that was not answered passes for one of k
+labels with a probability of k / 65,536, independently for every answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import random
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as Base64Error
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from longtail.bundle.arrays import Float32
+from longtail.bundle.id_rows import UInt32, fingerprints
+from longtail.serving.monitoring import ArmAnswer
+
+MAX_LABELS = 100
+"""Labels of an answer that its id holds: those after the hundredth count as not answered."""
+_HEAD = struct.Struct("<BBIIffB")
+"""Format, key, time in seconds since 1970, random number, λ, μ, flags."""
+_FORMAT = 1
+_RESTRICTED, _IN_ARM = 1, 2
+_SIGNATURE_BYTES = 10
+_UNIT = struct.Struct("<Q")
+_DRAWN = struct.Struct("<BH")
+_STEPS = 1024
+"""Of a propensity's code in one power of 2: it is off by 0.04 % at most."""
+_MULTIPLIER = np.uint32(0x9E3779B1)
+UInt16 = npt.NDArray[np.uint16]
+Refusal = Literal["malformed", "forged", "expired"]
+
+
+class AnswerIdError(Exception):
+    """An answer id that is none of this service's, or too old.
+
+    Args:
+        reason: which of these.
+        message: the same in words, as "found …".
+    """
+
+    def __init__(self, reason: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """What an answer id says of an answer.
+
+    Attributes:
+        name: of the answer, no other has it.
+        release: that answered.
+        at: when, in whole seconds since 1970.
+        bias_removal, popularity: λ and μ.
+        priors: weights of the release's priors, in its order.
+        arm: of an experiment, where arms are compared by the answer.
+        restricted: whether the client said which labels may be answered.
+        codes: of the first 100 labels in order, 16 bits each.
+        propensities: P(shown) by place, of labels that were drawn.
+        nonce: the number that labels are coded with.
+    """
+
+    name: str
+    release: str
+    at: int
+    bias_removal: float
+    popularity: float
+    priors: tuple[float, ...]
+    arm: ArmAnswer | None
+    restricted: bool
+    codes: tuple[int, ...]
+    propensities: Mapping[int, float]
+    nonce: int
+
+    def position(self, label: str) -> int | None:
+        """Find the place of a label in the answer, from 0, by its id; None: not among the first 100."""
+        (code,) = _codes(fingerprints([label]), self.nonce).tolist()
+        return self.codes.index(code) if code in self.codes else None
+
+
+def sign_answer(
+    key: tuple[int, bytes],
+    at: float,
+    release: bytes,
+    dials: tuple[float, float],
+    fingerprints_K: UInt32,
+    *,
+    priors: Sequence[float] = (),
+    arm: ArmAnswer | None = None,
+    restricted: bool = False,
+    propensities_K: Float32 | None = None,
+) -> str:
+    """Make the id of an answer.
+
+    Args:
+        key: number and secret to sign with.
+        at: when it was given, in seconds since 1970.
+        release: name of the release that answered, UTF-8, at most 255 bytes.
+        dials: λ and μ.
+        fingerprints_K: `bundle.id_rows.fingerprints` of the answered labels, in order, uint32 [K].
+        priors: weights of the release's priors.
+        arm: in which it was answered; kept where arms are compared by it.
+        restricted: whether the client said which labels may be answered.
+        propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
+    """
+    number, secret = key
+    nonce = random.getrandbits(32)
+    counted = arm if arm is not None and arm.counted and arm.arm is not None else None
+    flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
+    codes = _codes(fingerprints_K[:MAX_LABELS], nonce)
+    parts = [
+        _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *dials, flags),
+        bytes((len(release),)), release,
+        struct.pack(f"<B{len(priors)}f", len(priors), *priors),
+        bytes((len(codes),)), codes.tobytes(),
+    ]  # fmt: skip
+    if counted is not None:
+        names = [str(name).encode() for name in (counted.run, counted.arm)]
+        parts += [_UNIT.pack(counted.unit), *(bytes((len(name),)) + name for name in names)]
+    if propensities_K is not None:
+        drawn = np.flatnonzero(propensities_K[:MAX_LABELS] < 1).tolist()
+        parts += [_DRAWN.pack(place, _code_of(float(propensities_K[place]))) for place in drawn]
+    content = b"".join(parts)
+    return urlsafe_b64encode(content + hmac.digest(secret, content, "sha256")[:_SIGNATURE_BYTES]).rstrip(b"=").decode()
+
+
+def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> AnswerRecord:
+    """Check an answer id and return what it says.
+
+    Args:
+        text: from a client.
+        keys: secrets by number.
+        oldest: answers from before then are expired; in seconds since 1970.
+
+    Raises:
+        AnswerIdError: malformed, forged or expired.
+    """
+    try:
+        token = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    except (Base64Error, ValueError):
+        raise AnswerIdError("malformed", "found text that is no answer id") from None
+    content, signature = token[:-_SIGNATURE_BYTES], token[-_SIGNATURE_BYTES:]
+    if len(content) < _HEAD.size or content[0] != _FORMAT or urlsafe_b64encode(token).rstrip(b"=").decode() != text:
+        raise AnswerIdError("malformed", "found one that was cut, or text that is no answer id")
+    _, number, at, nonce, bias_removal, popularity, flags = _HEAD.unpack_from(content)
+    secret = keys.get(number)
+    if secret is None and at < oldest:
+        raise AnswerIdError("expired", "found one whose key is retired")
+    if secret is None or not hmac.compare_digest(hmac.digest(secret, content, "sha256")[:_SIGNATURE_BYTES], signature):
+        raise AnswerIdError("forged", "found one that was changed or cut, or that another service gave")
+    if at < oldest:
+        raise AnswerIdError("expired", "found one of an answer that is too old")
+    # Signed by this service: what follows is whole.
+    release, rest = _text(content, _HEAD.size)
+    priors = struct.unpack_from(f"<{content[rest]}f", content, rest + 1)
+    rest += 1 + 4 * len(priors)
+    codes = struct.unpack_from(f"<{content[rest]}H", content, rest + 1)
+    rest += 1 + 2 * len(codes)
+    arm = None
+    if flags & _IN_ARM:
+        (unit,) = _UNIT.unpack_from(content, rest)
+        run, rest = _text(content, rest + _UNIT.size)
+        name, rest = _text(content, rest)
+        arm = ArmAnswer(run, name, unit)
+    return AnswerRecord(
+        name=signature.hex(),
+        release=release,
+        at=at,
+        bias_removal=bias_removal,
+        popularity=popularity,
+        priors=priors,
+        arm=arm,
+        restricted=bool(flags & _RESTRICTED),
+        codes=codes,
+        propensities={place: 2 ** (-code / _STEPS) for place, code in _DRAWN.iter_unpack(content[rest:])},
+        nonce=nonce,
+    )
+
+
+def answer_name(text: str) -> str:
+    """Return the name of the answer whose id this is, one of `sign_answer`."""
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))[-_SIGNATURE_BYTES:].hex()
+
+
+def _codes(fingerprints_K: UInt32, nonce: int) -> UInt16:
+    """Compute 16 bits of each fingerprint, uint16 [K], by two rounds of xor, shift and multiply."""
+    mixed_K = (fingerprints_K ^ np.uint32(nonce)) * _MULTIPLIER
+    mixed_K = (mixed_K ^ (mixed_K >> np.uint32(15))) * _MULTIPLIER
+    codes_K: UInt16 = (mixed_K >> np.uint32(16)).astype("<u2")
+    return codes_K
+
+
+def _code_of(propensity: float) -> int:
+    return min(65_535, round(-math.log2(max(propensity, 2.0**-63)) * _STEPS))
+
+
+def _text(content: bytes, start: int) -> tuple[str, int]:
+    """Read a text after its length; with where it ends."""
+    end = start + 1 + content[start]
+    return content[start + 1 : end].decode(), end

@@ -1,0 +1,271 @@
+"""Events in a folder: each worker appends JSON lines to a segment of its own, which becomes a Parquet file.
+
+`append` is done when its lines are on disk: one write and one fsync serve all that wait. A segment ends by size, by
+age and when the process stops; a thread then writes it as Parquet. Segments of processes that were killed become
+Parquet as well: their lock is free. A last line that was cut off was never acknowledged, and is left out.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from queue import Empty, Full, Queue
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from longtail.bundle import replace_file
+from longtail.bundle.store import fsync_path
+from longtail.serving.errors import StorageError
+from longtail.serving.events.schema import SCHEMA
+from longtail.serving.events.sink import CountDropped
+
+logger = logging.getLogger(__name__)
+
+SEGMENT, FINISHED, DAMAGED = ".jsonl", ".parquet", ".damaged"
+_SEGMENT_BYTES = 16 << 20
+_SEGMENT_SECONDS = 600.0
+_DELETED = ".deleted"
+"""Modified when the last event that was deleted was written."""
+_MOST_WAITING = 10_000
+"""Calls of `append` and `offer` that wait for the disk."""
+_PATIENCE_SECONDS = 10.0
+_TICK_SECONDS = 1.0
+_Waiting = tuple[bytes, int, Future[None] | None]
+"""Lines, how many, and who waits for them."""
+
+
+class FolderEvents:
+    """The events of one worker; several workers and hosts may share the folder. Thread-safe.
+
+    Starts a thread, so a process that forks makes it afterwards.
+
+    Args:
+        folder: made if need be.
+        days: that Parquet files are kept.
+        most_bytes: of all Parquet files; the oldest go first.
+        count_dropped: counts offered events that the disk did not take.
+        clock: seconds since 1970.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        days: float,
+        most_bytes: int,
+        count_dropped: CountDropped = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._days = days
+        self._most_bytes = most_bytes
+        self._count_dropped = count_dropped
+        self._clock = clock
+        self._queue: Queue[_Waiting] = Queue(_MOST_WAITING)
+        self._segment: Segment | None = None
+        self._trouble: str | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="events", daemon=True)
+        self._thread.start()
+
+    def append(self, lines: Sequence[bytes]) -> Future[None]:
+        """Take events; the future is done when they are on disk, or has StorageError: nothing of them is kept."""
+        future: Future[None] = Future()
+        try:
+            self._queue.put_nowait((b"".join([line + b"\n" for line in lines]), len(lines), future))
+        except Full:
+            future.set_exception(StorageError("expected a disk that keeps up with events, found none; send them later"))
+        return future
+
+    def offer(self, lines: Sequence[bytes]) -> int:
+        """Take events that nobody waits for; return how many were dropped."""
+        try:
+            self._queue.put_nowait((b"".join([line + b"\n" for line in lines]), len(lines), None))
+        except Full:
+            return len(lines)
+        return 0
+
+    def close(self) -> None:
+        """Write what waits, and end the segment."""
+        self._closing.set()
+        self._thread.join(_PATIENCE_SECONDS)
+
+    def _work(self) -> None:
+        self._tidy()
+        while not self._closing.is_set() or not self._queue.empty():
+            if waiting := self._next():
+                self._write(waiting)
+            if self._segment is not None and self._segment.full(self._clock()):
+                self._finish()
+        self._finish()
+
+    def _next(self) -> list[_Waiting]:
+        """Get all that waits; nothing after a second without any."""
+        try:
+            waiting = [self._queue.get(timeout=0.05 if self._closing.is_set() else _TICK_SECONDS)]
+        except Empty:
+            return []
+        with suppress(Empty):
+            while True:
+                waiting.append(self._queue.get_nowait())
+        return waiting
+
+    def _write(self, waiting: Sequence[_Waiting]) -> None:
+        error: Exception | None = None
+        try:
+            if self._segment is None:
+                self._segment = Segment(self._folder, self._clock())
+            self._segment.write(b"".join([lines for lines, _, _ in waiting]), sync=any(of for _, _, of in waiting))
+            self._trouble = None
+        except OSError as found:
+            if str(found) != self._trouble:
+                logger.error("events cannot be written to %s: %s", self._folder, found)
+            self._trouble = str(found)
+            error = StorageError("expected a disk that takes events, found none; send them again later")
+            self._segment = None
+        for _, count, future in waiting:
+            if future is None:
+                self._count_dropped(count if error else 0)
+            elif error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def _finish(self) -> None:
+        """End the segment, if there is one, and tidy the folder up."""
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Write segments that no process writes as Parquet, and delete files that are too old or too many."""
+        try:
+            for path in sorted(self._folder.glob(f"*{SEGMENT}")):
+                finish_segment(path)
+            self._delete_old()
+        except (OSError, pa.ArrowException) as error:
+            logger.error("events in %s cannot be tidied up: %s", self._folder, error)
+
+    def _delete_old(self) -> None:
+        kept = 0
+        for path in sorted(self._folder.glob(f"*{FINISHED}"), reverse=True):
+            with suppress(FileNotFoundError):  # another worker was faster
+                found = path.stat()
+                kept += found.st_size
+                if found.st_mtime < self._clock() - 86_400 * self._days or kept > self._most_bytes:
+                    path.unlink()
+                    logger.info("%s was deleted: older than events are kept, or more than are", path)
+                    deleted = max(found.st_mtime, kept_since(self._folder))
+                    (self._folder / _DELETED).touch()
+                    os.utime(self._folder / _DELETED, (deleted, deleted))
+
+
+def kept_since(folder: Path) -> float:
+    """Return the time from which on all events are kept, in seconds since 1970."""
+    try:
+        return (folder / _DELETED).stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+class Segment:
+    """A file of JSON lines that one process appends to, and holds the lock of."""
+
+    def __init__(self, folder: Path, now: float) -> None:
+        self._began = now
+        name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:12]}{SEGMENT}"
+        self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._size = 0
+        fsync_path(folder)
+
+    def write(self, lines: bytes, *, sync: bool) -> None:
+        """Append lines whole, and have them on disk if `sync`; raises OSError where none of them is kept."""
+        try:
+            written = 0
+            while written < len(lines):
+                written += os.write(self._file, memoryview(lines)[written:])
+            if sync:
+                os.fsync(self._file)
+        except OSError:
+            # What fsync did not take may be lost later without a word: this file ends before it.
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            self.close()
+            raise
+        self._size += len(lines)
+
+    def full(self, now: float) -> bool:
+        """Whether it has ended by size or age."""
+        return self._size >= _SEGMENT_BYTES or now - self._began >= _SEGMENT_SECONDS
+
+    def close(self) -> None:
+        """Let go of the file and its lock."""
+        os.close(self._file)
+
+
+def finish_segment(path: Path) -> None:
+    """Write a segment as a Parquet file of the same name in its place; nothing while a process appends to it."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        if not path.exists():  # another process has done so
+            return
+        content = file.read()
+        table, damaged = read_lines(content[: content.rfind(b"\n") + 1])
+        if damaged:
+            aside = path.with_suffix(DAMAGED)
+            logger.error("%s: %d lines are no events; they are kept in %s", path, damaged.count(b"\n"), aside.name)
+            replace_file(aside, damaged)
+        if table.num_rows:
+            working = path.with_name(f".{path.stem}.tmp")
+            pq.write_table(table, working, compression="zstd")
+            fsync_path(working)
+            working.replace(path.with_suffix(FINISHED))
+            fsync_path(path.parent)
+        path.unlink()
+
+
+def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
+    """Read whole lines of JSON as a table of SCHEMA; with the lines that are no events."""
+    if not lines:
+        return SCHEMA.empty_table(), b""
+    try:
+        return _parsed(lines), b""
+    except pa.ArrowException:
+        each = lines.splitlines(keepends=True)
+        good = [line for line in each if _is_event(line)]
+        damaged = b"".join([line for line in each if not _is_event(line)])
+        return (_parsed(b"".join(good)) if good else SCHEMA.empty_table()), damaged
+
+
+def _parsed(lines: bytes) -> pa.Table:
+    options = pa.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore")
+    read = pa.json.ReadOptions(use_threads=False, block_size=max(1 << 20, len(lines)))
+    return pa.json.read_json(BytesIO(lines), read, options).select(SCHEMA.names)
+
+
+def _is_event(line: bytes) -> bool:
+    try:
+        return bool(_parsed(line)["kind"][0].as_py())
+    except (pa.ArrowException, IndexError):
+        return False

@@ -1,0 +1,62 @@
+"""Events of a folder, as a view of DuckDB; also while services write to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from longtail.serving.errors import StateError
+from longtail.serving.events.folder import DAMAGED, FINISHED, SEGMENT, read_lines
+from longtail.serving.events.schema import SCHEMA
+
+ONCE = """
+SELECT * FROM events WHERE time >= to_timestamp($since) AND time < to_timestamp($until)
+QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY idempotency_key ORDER BY time) = 1
+"""
+"""Events of a time, those of one idempotency key once."""
+
+
+@contextmanager
+def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Open a connection with the view `events`, of SCHEMA: what is in the folder now.
+
+    Raises:
+        StateError: there is no such folder, or its files cannot be read.
+    """
+    if not folder.is_dir():
+        raise StateError(f"{folder}: expected a folder of events, found none; --events names another")
+    tables, connection = [SCHEMA.empty_table()], duckdb.connect()
+    try:
+        finished = {path.stem for path in folder.glob(f"*{FINISHED}")}
+        for path in folder.glob(f"*{SEGMENT}"):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:  # it became Parquet meanwhile
+                finished.add(path.stem)
+                continue
+            if path.stem not in finished:
+                tables.append(read_lines(content[: content.rfind(b"\n") + 1])[0])
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.register("unfinished", pa.concat_tables(tables))
+        columns = ", ".join(SCHEMA.names)
+        union = f"SELECT {columns} FROM unfinished"
+        if finished:
+            paths = ", ".join(
+                "'" + str(folder / f"{stem}{FINISHED}").replace("'", "''") + "'" for stem in sorted(finished)
+            )
+            union += f" UNION ALL SELECT {columns} FROM read_parquet([{paths}], union_by_name = true)"
+        connection.execute(f"CREATE TEMP VIEW events AS {union}")
+        yield connection
+    except (duckdb.Error, OSError) as error:
+        raise StateError(f"{folder}: expected files of events, found {error}") from error
+    finally:
+        connection.close()
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Name the files of lines that are no events."""
+    return sorted(path.name for path in folder.glob(f"*{DAMAGED}"))

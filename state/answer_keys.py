@@ -1,0 +1,152 @@
+"""Keys that sign answer ids: made by whoever needs one first, shared by all who share the state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, delete, insert, select
+
+from longtail.bundle import replace_file
+from longtail.state.engines import looking, make_of_version, postgres_engine, told, writing
+from longtail.state.errors import StoreCorruptError, StoreError
+from longtail.state.place import Place, Postgres
+
+KEYS_FILE = "answer_keys.json"
+"""In the state directory; only its owner may read it."""
+_VERSION = 1
+_SECRET_BYTES = 32
+_ROTATION_SECONDS = 86_400
+_REFRESH_SECONDS = 1.0
+_NUMBERS = 256
+
+_metadata = MetaData()
+_version = Table("answer_keys_version", _metadata, Column("version", Integer, nullable=False))
+# at: seconds since 1970.
+_keys = Table(
+    "answer_keys",
+    _metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", BigInteger, nullable=False),
+    Column("secret", LargeBinary, nullable=False),
+)
+
+
+class _Key(NamedTuple):
+    number: int
+    at: int
+    secret: bytes
+
+
+class AnswerKeys:
+    """The keys of one service; a new one signs after each day. Thread-safe.
+
+    Args:
+        place: a state directory, which is there, or a database that replicas share.
+        lifetime: seconds that an answer id may be used; keys are kept for as long after their last day.
+        clock: seconds since 1970.
+
+    Attributes:
+        secrets: of all keys that are kept, by number modulo 256.
+    """
+
+    def __init__(self, place: Place, lifetime: float, clock: Callable[[], float]) -> None:
+        self._place = place
+        self._lifetime = lifetime
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._newest: _Key | None = None
+        self._loaded_at = -math.inf
+        self.secrets: dict[int, bytes] = {}
+
+    @property
+    def due(self) -> bool:
+        """Whether there is no key yet, or the newest has signed for a day."""
+        return self._newest is None or self._clock() - self._newest.at >= _ROTATION_SECONDS
+
+    @property
+    def signing(self) -> tuple[int, bytes] | None:
+        """Get number and secret to sign with; None before the first `load`."""
+        newest = self._newest
+        return None if newest is None else (newest.number % _NUMBERS, newest.secret)
+
+    def refresh(self) -> None:
+        """Read the keys again, once a second at most; raises StoreError."""
+        if self._clock() - self._loaded_at >= _REFRESH_SECONDS:
+            self.load()
+
+    def load(self) -> None:
+        """Read the keys, and make another where one is due; raises StoreError if that cannot be done."""
+        now = int(self._clock())
+        with self._lock, told(f"{self._place}: expected keys of answer ids, found"):
+            try:
+                kept = self._from_server(now) if isinstance(self._place, Postgres) else self._from_file(now)
+            except OSError as error:
+                raise StoreError(f"{self._place}: expected keys of answer ids, found {error.strerror}") from error
+            self.secrets = {key.number % _NUMBERS: key.secret for key in kept}
+            self._newest, self._loaded_at = kept[-1], self._clock()
+
+    def _from_file(self, now: int) -> list[_Key]:
+        assert isinstance(self._place, Path)
+        path = self._place / KEYS_FILE
+        with path.with_name(f".{KEYS_FILE}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            found = _read(path)
+            kept = self._kept(found, now)
+            if kept != found:
+                rows = [[key.number, key.at, key.secret.hex()] for key in kept]
+                replace_file(path, json.dumps({"version": _VERSION, "keys": rows}).encode(), mode=0o600)
+            return kept
+
+    def _from_server(self, now: int) -> list[_Key]:
+        assert isinstance(self._place, Postgres)
+        engine = postgres_engine(self._place)
+        try:
+            make_of_version(engine, self._place, _metadata, _version, _VERSION, "keys of answer ids")
+            order = select(_keys.c.number, _keys.c.at, _keys.c.secret).order_by(_keys.c.number)
+            with looking(engine) as connection:
+                found = [_Key(*row) for row in connection.execute(order)]
+            if self._kept(found, now) == found:
+                return found
+            with writing(engine, "answer keys") as connection:
+                found = [_Key(*row) for row in connection.execute(order)]
+                kept = self._kept(found, now)
+                for key in found:
+                    if key not in kept:
+                        connection.execute(delete(_keys).where(_keys.c.number == key.number))
+                for key in kept:
+                    if key not in found:
+                        connection.execute(insert(_keys), key._asdict())
+            return kept
+        finally:
+            engine.dispose()
+
+    def _kept(self, found: list[_Key], now: int) -> list[_Key]:
+        """Return the keys that are kept, oldest first, and a new one where it is due."""
+        kept = [key for key in found if now - key.at < 2 * _ROTATION_SECONDS + self._lifetime]
+        newest = found[-1] if found else None
+        if newest is None or now - newest.at >= _ROTATION_SECONDS:
+            number = secrets.randbelow(_NUMBERS) if newest is None else newest.number + 1
+            kept.append(_Key(number, now, secrets.token_bytes(_SECRET_BYTES)))
+        return kept
+
+
+def _read(path: Path) -> list[_Key]:
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise StoreCorruptError(f"{path}: expected JSON, found {error}; without it, another is made") from None
+    try:
+        if content["version"] != _VERSION:
+            raise StoreCorruptError(f"{path}: expected version {_VERSION}, found {content['version']}")
+        return [_Key(int(number), int(at), bytes.fromhex(secret)) for number, at, secret in content["keys"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreCorruptError(f"{path}: expected keys of answer ids, found other JSON: {error!r}") from None
