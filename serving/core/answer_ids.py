@@ -151,7 +151,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     try:
         token = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (Base64Error, ValueError):
-        raise AnswerIdError("malformed", "found text that is no answer id") from None
+        raise AnswerIdError("malformed", "found one that was cut, or text that is no answer id") from None
     content, signature = token[:-_SIGNATURE_BYTES], token[-_SIGNATURE_BYTES:]
     if len(content) < _HEAD.size or content[0] != _FORMAT or urlsafe_b64encode(token).rstrip(b"=").decode() != text:
         raise AnswerIdError("malformed", "found one that was cut, or text that is no answer id")

@@ -104,6 +104,7 @@ class FolderEvents:
     def close(self) -> None:
         """Write what waits, and end the segment."""
         self._closing.set()
+        self.offer([])  # the thread waits for something
         self._thread.join(_PATIENCE_SECONDS)
 
     def _work(self) -> None:

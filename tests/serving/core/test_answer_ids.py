@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import secrets
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from longtail.bundle.id_rows import fingerprints
+from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord, answer_name, read_answer_id, sign_answer
+from longtail.serving.monitoring import ArmAnswer
+
+KEY = 7, b"k" * 32
+NOW = 1_800_000_000.25
+
+
+def sign(labels: list[str], **options: object) -> str:
+    return sign_answer(KEY, NOW, b"demo", (0.3, -0.25), fingerprints(labels), **options)  # type: ignore[arg-type]
+
+
+def read(text: str, oldest: float = NOW - 60) -> AnswerRecord:
+    return read_answer_id(text, {KEY[0]: KEY[1]}, oldest)
+
+
+def test_twenty_labels_take_about_a_hundred_url_safe_characters() -> None:
+    text = sign([str(id_) for id_ in range(20)])
+    assert len(text) <= 105
+    assert text == urlsafe_b64encode(urlsafe_b64decode(text + "=" * (-len(text) % 4))).decode().rstrip("=")
+
+
+@given(
+    labels=st.lists(st.text(), max_size=120, unique=True),
+    release=st.text(max_size=60),
+    priors=st.lists(st.floats(-9, 9, width=32), max_size=4),
+    restricted=st.booleans(),
+    in_arm=st.booleans(),
+    counted=st.booleans(),
+    drawn=st.sets(st.integers(0, 119)),
+)
+def test_what_is_signed_is_read_again(
+    labels: list[str],
+    release: str,
+    priors: list[float],
+    restricted: bool,
+    in_arm: bool,
+    counted: bool,
+    drawn: set[int],
+) -> None:
+    arm = ArmAnswer("run-1", "bold", 2**64 - 1, counted) if in_arm else None
+    propensities = np.array([0.37 ** (1 + place % 9) if place in drawn else 1 for place in range(len(labels))], "f4")
+    name = release.encode("utf-8", "replace")
+    text = sign_answer(
+        KEY, NOW, name, (0.3, -0.25), fingerprints(labels),
+        priors=priors, arm=arm, restricted=restricted, propensities_K=propensities,
+    )  # fmt: skip
+    found = read(text)
+    assert (found.release, found.at) == (name.decode(), int(NOW))
+    assert (found.bias_removal, found.popularity) == (pytest.approx(0.3), -0.25)
+    assert list(found.priors) == priors
+    assert (found.restricted, found.name) == (restricted, answer_name(text))
+    assert found.arm == (arm if in_arm and counted else None)
+    for place, label in enumerate(labels[:100]):
+        position = found.position(label)
+        assert position is not None
+        assert position <= place  # of two labels of one code it is the first
+    kept = {place: propensity for place, propensity in enumerate(propensities[:100].tolist()) if propensity < 1}
+    assert found.propensities == pytest.approx(kept, rel=1e-3)
+
+
+def test_labels_after_the_hundredth_are_not_held() -> None:
+    found = read(sign([str(id_) for id_ in range(300)]))
+    assert len(found.codes) == 100
+    assert found.position("99") == 99
+
+
+def test_a_label_not_answered_passes_for_one_of_k_with_k_in_65536() -> None:
+    k, answers, others = 20, 500, [f"other-{id_}" for id_ in range(200)]
+    hits = 0
+    for _ in range(answers):
+        found = read(sign([str(id_) for id_ in range(k)]))
+        hits += sum(found.position(label) is not None for label in others)
+    expected = answers * len(others) * k / 65_536
+    assert abs(hits - expected) < 4 * sqrt(expected)
+
+
+@pytest.mark.parametrize("place", range(0, 54, 3))
+def test_a_changed_character_is_refused(place: int) -> None:
+    text = sign(["a", "b"])
+    changed = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
+    with pytest.raises(AnswerIdError) as refused:
+        read(changed)
+    assert refused.value.reason in ("forged", "malformed")
+
+
+@given(text=st.text(max_size=200) | st.binary(max_size=150).map(lambda raw: urlsafe_b64encode(raw).decode()))
+def test_no_other_text_is_an_answer_id(text: str) -> None:
+    with pytest.raises(AnswerIdError):
+        read(text)
+
+
+def test_cut_forged_and_expired_are_told_apart() -> None:
+    text = sign(["a"])
+    for cut in (text[:-1], text[:20], text + "=", text + "\n", ""):
+        with pytest.raises(AnswerIdError, match="cut") as refused:
+            read(cut)
+        assert refused.value.reason in ("malformed", "forged")
+    with pytest.raises(AnswerIdError, match="another service gave") as refused:
+        read_answer_id(text, {KEY[0]: secrets.token_bytes(32)}, 0)
+    assert refused.value.reason == "forged"
+    with pytest.raises(AnswerIdError, match="too old") as refused:
+        read(text, oldest=NOW + 1)
+    assert refused.value.reason == "expired"
+    with pytest.raises(AnswerIdError, match="retired"):
+        read_answer_id(text, {}, NOW + 1)

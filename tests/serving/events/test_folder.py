@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.serving.errors import StateError, StorageError
+from longtail.serving.events import folder as module
+from longtail.serving.events.folder import FolderEvents, Segment, finish_segment, kept_since
+from longtail.serving.events.reader import damaged_files, events_of
+from longtail.serving.events.schema import SCHEMA, event_json
+
+NOW = 1_800_000_000.0
+
+
+def line(label: str, **fields: Any) -> bytes:
+    return event_json(kind="choice", time=NOW, labels=[label], **fields)
+
+
+def opened(folder: Path, **options: Any) -> FolderEvents:
+    return FolderEvents(folder, **({"days": 1.0, "most_bytes": 1 << 30} | options))
+
+
+def labels(folder: Path) -> list[str]:
+    with events_of(folder) as connection:
+        return sorted(
+            label for (found,) in connection.execute("SELECT labels FROM events").fetchall() for label in found
+        )
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def test_events_can_be_read_while_they_are_written_and_afterwards(tmp_path: Path) -> None:
+    events = opened(tmp_path)
+    for kept in [events.append([line(str(number)), line(f"{number}b")]) for number in range(50)]:
+        kept.result(10)
+    expected = sorted([str(number) for number in range(50)] + [f"{number}b" for number in range(50)])
+    assert names(tmp_path) == [".jsonl"]
+    assert labels(tmp_path) == expected
+    events.close()
+    assert names(tmp_path) == [".parquet"]
+    assert labels(tmp_path) == expected
+    assert pq.read_schema(next(tmp_path.glob("*.parquet"))).equals(SCHEMA)
+
+
+def test_every_column_comes_back(tmp_path: Path) -> None:
+    event = {
+        "kind": "choice", "time": NOW + 0.25, "idempotency_key": "k", "answer": "f00", "answered_at": NOW,
+        "release": "r", "bias_removal": 0.5, "popularity": 0.0, "priors": [0.5], "restricted": True, "run": "e-1",
+        "arm": "a", "unit": -(2**63), "labels": ["é"], "positions": [None], "propensities": [0.25], "buckets": [-1],
+        "event": "click", "weight": 2.0, "features": '{"a":1}',
+    }  # fmt: skip
+    events = opened(tmp_path)
+    events.append([event_json(**event)]).result(10)
+    events.close()
+    (row,) = pq.read_table(tmp_path).to_pylist()
+    assert row == {**event, "version": 1, "time": row["time"], "answered_at": row["answered_at"]}
+    assert (row["time"].timestamp(), row["answered_at"].timestamp()) == (NOW + 0.25, NOW)
+
+
+def test_offered_events_are_written_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[int] = []
+    events = opened(tmp_path, count_dropped=dropped.append)
+    assert events.offer([line("a")]) == 0
+    events.append([line("b")]).result(10)
+    monkeypatch.setattr(Segment, "write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
+    assert events.offer([line("c"), line("d")]) == 0
+    with pytest.raises(StorageError, match="expected a disk that takes events"):
+        events.append([line("e")]).result(10)
+    monkeypatch.undo()
+    events.append([line("f")]).result(10)
+    events.close()
+    assert labels(tmp_path) == ["a", "b", "f"]
+    assert sum(dropped) == 2
+
+
+def test_who_comes_when_too_many_wait_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_WAITING", 3)
+    monkeypatch.setattr(Segment, "write", lambda *_, **__: time.sleep(0.3))
+    events = opened(tmp_path)
+    waiting = [events.append([line(str(number))]) for number in range(12)]
+    refused = [kept for kept in waiting if kept.done() and kept.exception()]
+    assert refused
+    assert all(isinstance(kept.exception(), StorageError) for kept in refused)
+    assert events.offer([line("x"), line("y")]) == 2
+    events.close()
+
+
+class TinyDisk:
+    """A file that takes so many bytes, then a part of what is written, then none."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.write = room, os.write
+
+    def __call__(self, file: int, content: memoryview) -> int:
+        if not self.room:
+            raise OSError(28, "No space left on device")
+        written = self.write(file, content[: self.room])
+        self.room -= written
+        return written
+
+
+def test_a_full_disk_keeps_nothing_of_what_it_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = opened(tmp_path)
+    events.append([line("before")]).result(10)
+    monkeypatch.setattr(module.os, "write", TinyDisk(len(line("x")) + 5))
+    with pytest.raises(StorageError):
+        events.append([line("x"), line("y")]).result(10)
+    monkeypatch.undo()
+    events.append([line("after")]).result(10)
+    events.close()
+    assert labels(tmp_path) == ["after", "before"]
+    assert names(tmp_path) == [".parquet"] * 2
+
+
+def test_segments_end_by_size_and_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SEGMENT_BYTES", 200)
+    events = opened(tmp_path)
+    for number in range(4):
+        events.append([line(str(number))]).result(10)
+    events.close()
+    assert len(names(tmp_path)) == 2
+    assert labels(tmp_path) == ["0", "1", "2", "3"]
+    segment = Segment(tmp_path, NOW)
+    assert not segment.full(NOW + 599)
+    assert segment.full(NOW + 600)
+    segment.close()
+
+
+def test_the_oldest_files_go_by_age_and_bytes(tmp_path: Path) -> None:
+    for age, name in ((9, "a"), (2, "b"), (1, "c")):
+        path = tmp_path / f"{name}.parquet"
+        path.write_bytes(bytes(100))
+        os.utime(path, (NOW - 86_400 * age,) * 2)
+    assert kept_since(tmp_path) == 0
+    opened(tmp_path, days=3.0, most_bytes=150, clock=lambda: NOW).close()
+    assert [path.name for path in sorted(tmp_path.glob("*.parquet"))] == ["c.parquet"]
+    assert kept_since(tmp_path) == NOW - 86_400 * 2
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.schema import event_json
+events, number = FolderEvents(Path(sys.argv[1]), days=1, most_bytes=1 << 30), 0
+while True:
+    waiting = [events.append([event_json(kind="choice", time=1.0, labels=[str(number + of)])]) for of in range(20)]
+    for kept in waiting:
+        kept.result(10)
+    number += 20
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.process
+def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
+    acknowledged = 0
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        while acknowledged < 400:
+            acknowledged = int(writer.stdout.readline())
+        # While it writes, its segment is left alone, whoever comes.
+        opened(tmp_path).close()
+        assert names(tmp_path) == [".jsonl"]
+        writer.send_signal(signal.SIGKILL)
+        acknowledged = max(acknowledged, *(int(told) for told in writer.stdout.read().split()), 0)
+    (segment,) = tmp_path.glob("*.jsonl")
+    with segment.open("ab") as file:
+        file.write(line("cut")[:-9])
+    found = set(labels(tmp_path))
+    opened(tmp_path).close()
+    assert names(tmp_path) == [".parquet"]
+    assert set(labels(tmp_path)) == found
+    assert {str(number) for number in range(acknowledged)} <= found
+    assert "cut" not in found
+
+
+def test_lines_that_are_no_events_are_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(line("a") + b"\n" + b"\0" * 30 + b"\n[1]\n" + line("b") + b"\n")
+    assert labels(tmp_path) == ["a", "b"]
+    finish_segment(path)
+    assert labels(tmp_path) == ["a", "b"]
+    assert damaged_files(tmp_path) == ["s.damaged"]
+    assert (tmp_path / "s.damaged").read_bytes() == b"\0" * 30 + b"\n[1]\n"
+    assert "2 lines are no events; they are kept in s.damaged" in caplog.text
+
+
+def test_a_kill_between_the_parquet_file_and_the_end_of_its_segment_doubles_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_bytes(line("a") + b"\n")
+    finish_segment(path)
+    path.write_bytes(line("a") + b"\n")
+    assert labels(tmp_path) == ["a"]
+    finish_segment(path)
+    assert names(tmp_path) == [".parquet"]
+    assert labels(tmp_path) == ["a"]
+
+
+def test_no_folder_of_events(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="expected a folder of events, found none"), events_of(tmp_path / "none"):
+        pass
+    (tmp_path / "x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StateError, match="expected files of events"), events_of(tmp_path):
+        pass
