@@ -62,7 +62,8 @@ def data(
 @app.command()
 def init(
     clicks: Annotated[
-        Path, typer.Argument(metavar="CLICKS", help="Interactions: a Parquet, CSV or TSV file, a directory or a glob.")
+        list[Path],
+        typer.Argument(metavar="CLICKS", help="Interactions: Parquet, CSV or TSV files, directories or globs."),
     ],
     out: Annotated[Path, typer.Option("--out", help="Recipe to write; must not exist.")] = Path("recipe.toml"),
     labels: Annotated[Path | None, typer.Option("--labels", help="Feature table of labels.")] = None,

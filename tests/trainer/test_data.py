@@ -186,17 +186,13 @@ def test_an_id_twice_in_a_feature_table_is_refused(train: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["valid", "test", "queries", "labels"])
-def test_ids_of_two_types_in_parquet_files_are_refused(tmp_path: Path, role: str) -> None:
+def test_ids_of_two_types_match_by_their_text(tmp_path: Path, role: str) -> None:
     train = write(tmp_path, "train", user=[1, 2], item=[7, 8])
-    other = write(tmp_path, role, user=["1", "3"] if role != "labels" else [1, 2], item=["7", "8"])
-    column = "user" if role != "labels" else "item"
+    other = write(tmp_path, role, user=["1", "2"], item=["7", "8"])
 
-    with pytest.raises(
-        DataError,
-        match=f"column '{column}': expected ids of one type in all Parquet files, "
-        f"found integers in .*train.parquet, strings in .*{role}.parquet",
-    ):
-        load(train, **{role: other})
+    dataset = load(train, **{role: other})
+
+    assert (dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()) == (["1", "2"], ["7", "8"])
 
 
 def test_text_files_have_no_types_and_match_by_their_text(tmp_path: Path) -> None:

@@ -59,10 +59,12 @@ class DataConfig(Section):
     """Number or timestamp column that orders a query's interactions."""
     weight: str | None = None
     """Column of finite weights ≥ 0 that scale each pair's loss. π counts weighted pairs; buckets, and the `count` of a
-    label, count pairs; metrics weigh every pair alike."""
+    label, count pairs; metrics weigh every pair alike. Rows of files that lack `debiased_weight`, the column of exports
+    of feedback, weigh 1."""
     impressions: str | None = None
     """Column of lists of label ids, strings or integers: what was shown with the row, chosen or not. `loss.impressions`
-    weighs those that were not as negatives. Ids that are not in the catalogue are left out."""
+    weighs those that were not as negatives. Ids that are not in the catalogue are left out. Files may lack
+    `impressions`, the column of exports of feedback."""
     events: EventsConfig | None = None
     """Weights by event type and age, times `weight` if there is one."""
     filter: list[Condition] = Field(default_factory=list)

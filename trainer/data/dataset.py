@@ -174,8 +174,7 @@ def load_dataset(
         objectives: the objective of each type of `data.events.weights`; None without objectives.
         scratch: where what is made of interactions is put.
 
-    Ids match by their text: integer 7 in Parquet, `7` in CSV. Text formats have no types; Parquet files must
-    agree whether a column of ids holds integers or strings, since they would match by accident otherwise.
+    Ids match by their text: the integer 7 of one file is the `7` of another.
     """
     read_at = datetime.now(UTC)
     places = {name: place for name in ("train", "valid", "test") if (place := getattr(data, name)) is not None}
@@ -317,12 +316,11 @@ def read_files(
             raise DataError("\n".join(errors))
         raw, of_queries = _read_xmc(files)
         report.read = sum(table.num_rows for table in raw.values())
-        id_types: dict[str, dict[str, str]] = {}
     else:
         interactions = read_interactions(
             files, data, report, now=now, context=context, strings=strings, scratch=scratch
         )
-        raw, id_types = interactions.tables, interactions.id_types
+        raw = interactions.tables
         errors += interactions.errors
     tables: dict[str, IdTable | None] = {"query": of_queries, "label": None}
     sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
@@ -343,16 +341,11 @@ def read_files(
             errors.append(str(error))
         else:
             tables[side] = table
-            id_types.setdefault(id_column, {}).update(table.id_types)
     rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
     settle(report, data, errors, rows=rows)
     for name, of_split in files.items():
         if name not in raw:  # every row was bad, and so many may be
             raise DataError(nothing_in(of_split, report))
-    for name, types in id_types.items():
-        if len(set(types.values())) > 1:
-            found = ", ".join(f"{kind} in {path}" for path, kind in types.items())
-            raise DataError(f"column {name!r}: expected ids of one type in all Parquet files, found {found}")
     _check_display(data, tables["label"])
     return raw, tables
 
@@ -384,4 +377,4 @@ def _read_xmc(files: dict[str, list[DataFile]]) -> tuple[dict[str, pa.Table], Id
         if not raw[split].num_rows:
             raise DataError(f"{of_split[0].name}: expected at least one interaction, found none")
     table = pa.concat_tables(features)
-    return raw, IdTable(table["query"].combine_chunks(), table.select(["features"]), {})
+    return raw, IdTable(table["query"].combine_chunks(), table.select(["features"]))

@@ -125,8 +125,7 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
         strings: columns that text formats must not read as numbers or dates.
     """
     with _readable(file):
-        names = pa.parquet.read_schema(file.path, filesystem=file.filesystem).names if file.kind == "parquet" else None
-        names = _csv_columns(file) if names is None else names
+        names = _stored_names(file)
         own = [name for name in file.partition if name not in names]
         once = [name for name in names if names.count(name) == 1]
         needed = None
@@ -145,6 +144,35 @@ def read_columns(file: DataFile, wanted: Sequence[str] | None, *, strings: Itera
         elif pa.types.is_binary(column.type) and file.kind != "parquet":
             raise file.wrong(column.name, "UTF-8 text", "other bytes")
     return table
+
+
+def names_in(file: DataFile) -> list[str]:
+    """Return the columns of a columnar file, those that its folders name among them."""
+    with _readable(file):
+        return list(dict.fromkeys([*_stored_names(file), *file.partition]))
+
+
+def joined(tables: Sequence[pa.Table], where: str) -> pa.Table:
+    """Return tables as one; integers and times, or lists of them, become text where another table has text."""
+
+    def of(kind: pa.DataType) -> tuple[bool, pa.DataType]:
+        return (True, kind.value_type) if pa.types.is_list(kind) else (False, kind)
+
+    every = {(column.name, *of(column.type)) for table in tables for column in table.schema}
+    texts = {(name, listed) for name, listed, kind in every if pa.types.is_string(kind)}
+    alike = []
+    for table in tables:
+        for at, column in enumerate(table.schema):
+            listed, kind = of(column.type)
+            castable = pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+            if castable and (column.name, listed) in texts:
+                wanted = pa.list_(pa.string()) if listed else pa.string()
+                table = table.set_column(at, column.name, table[at].cast(wanted))
+        alike.append(table)
+    try:
+        return pa.concat_tables(alike, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(f"{where}: expected files whose columns are of one type each: {error}") from error
 
 
 def decoded(table: pa.Table) -> pa.Table:
@@ -173,8 +201,11 @@ def _read(file: DataFile, columns: list[str] | None, strings: Iterable[str]) -> 
         )  # fmt: skip
 
 
-def _csv_columns(file: DataFile) -> list[str]:
-    """Return the header of a text file."""
+def _stored_names(file: DataFile) -> list[str]:
+    """Return the columns of a file as its schema or its header names them."""
+    if file.kind == "parquet":
+        stored: list[str] = pa.parquet.read_schema(file.path, filesystem=file.filesystem).names
+        return stored
     with file.filesystem.open_input_stream(file.path) as stream:
         reader = pa.csv.open_csv(stream, parse_options=_delimited(file))
         names: list[str] = reader.schema.names

@@ -29,31 +29,22 @@ _TEXT = 1 << 30
 """Bytes of ids that are put together to be looked up, at most; Arrow's strings end at twice that."""
 
 
-def stored_as(column: pa.ChunkedArray, name: str, file: DataFile) -> str | None:
-    """Return whether a Parquet file has a column [N] of ids as `integers` or as `strings`; None for text formats.
+def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.DictionaryArray:
+    """Return a column [N] of ids as dictionary-encoded strings, nulls among them; integers in decimal.
 
     Floats count as integers: pandas makes them of integers as soon as one is missing.
     """
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        found = "integers"
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        found = "strings"
-    else:
+    numbers, texts = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
+    if not any(is_kind(kind) for is_kind in (*numbers, *texts)):
         raise file.wrong(name, "ids as strings or integers", column.type)
-    return found if file.kind == "parquet" else None
-
-
-def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.DictionaryArray:
-    """Return a column [N] of ids as dictionary-encoded strings, nulls among them."""
-    stored_as(column, name, file)
     encoded = column.combine_chunks()
+    if pa.types.is_dictionary(encoded.type) and (encoded.dictionary.null_count or pa.types.is_floating(kind)):
+        encoded = encoded.dictionary_decode()
     if pa.types.is_floating(encoded.type):
         encoded = _integers(encoded, name, file)
     if not pa.types.is_dictionary(encoded.type):
         encoded = encoded.dictionary_encode()
-    elif encoded.dictionary.null_count:
-        encoded = encoded.dictionary_decode().dictionary_encode()
     return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), encoded.dictionary.cast(pa.string()))
 
 

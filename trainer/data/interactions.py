@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Bools, Float64, Int64
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Condition, seconds_of
-from longtail.trainer.data.files import DataFile, decoded, pieces_of, read_columns
-from longtail.trainer.data.ids import check_ids, encode_ids, in_use, stored_as
+from longtail.trainer.data.feedback import IMPRESSIONS, WEIGHT, is_feedback, sources_of
+from longtail.trainer.data.files import DataFile, decoded, joined, names_in, pieces_of, read_columns
+from longtail.trainer.data.ids import check_ids, encode_ids, in_use
 from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.problems import RowChecks, RowReport
 from longtail.trainer.data.scratch import IN_MEMORY, Scratch
@@ -32,6 +33,11 @@ CONTEXT = "context:"
 """Before the name of a column that a query feature is read from."""
 _NUMBER, _TIME = "longtail:number", "longtail:time"
 """Columns of a part: numbers of its rows, and its times as numbers."""
+_LACKING = {
+    WEIGHT: (pa.scalar(1.0), "each weighs 1"),
+    IMPRESSIONS: (pa.scalar(None, pa.list_(pa.string())), "what was shown with them is unknown"),
+}
+"""Columns of an export of feedback that a log may lack: what stands there instead, and how that is said."""
 TIMESTAMPS = b"timestamps"
 """Key of a table's metadata if its times are timestamps, in microseconds then."""
 
@@ -44,21 +50,24 @@ class Interactions:
         tables: `query` and `label`, dictionary-encoded strings, a dictionary for each chunk; `time` float64 and
             `weight` float32 where the recipe asks for them, `shown` lists of strings, and a context's columns under
             `context:NAME`.
-        id_types: `integers` or `strings` by id column, then by Parquet file.
     """
 
     tables: dict[str, pa.Table] = field(default_factory=dict)
-    id_types: dict[str, dict[str, str]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows of a file that count so far, or of a piece of it: their raw columns, their numbers, their times."""
+    """Rows of a file that count so far, or of a piece of it: their raw columns, their numbers, their times.
+
+    Attributes:
+        dates: whether the times are dates, in microseconds since 1970.
+    """
 
     split: str
     file: DataFile
     table: pa.Table
+    dates: bool
 
     @property
     def numbers(self) -> Int64:
@@ -98,11 +107,15 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
                     pa.default_memory_pool().release_unused()
                     report.read += about["read"]
                     report.filtered += about["filtered"]
-                    for column, kind in about["id_types"].items():
-                        made.id_types.setdefault(column, {})[file.name] = kind
-                    parts.append(_Part(split, piece, table))
+                    for note in about["notes"]:
+                        report.notes[note] = report.notes.get(note, 0) + about["read"]
+                    parts.append(_Part(split, piece, table, about["dates"]))
             except DataError as error:
                 made.errors.append(str(error))
+    try:
+        parts = _in_one_unit(parts, now)
+    except DataError as error:
+        made.errors.append(str(error))
     times = [part.times for part in parts if part.times is not None]
     report.unit = unit_of(times, now=now) if times else None
     newest = _newest(times, report.unit, now)
@@ -131,11 +144,9 @@ def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report
     for split, tables in by_split.items():
         if tables and sum(table.num_rows for table in tables):
             try:
-                whole = pa.concat_tables(tables, promote_options="permissive")
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                made.errors.append(f"data.{split}: expected context columns of one type in all files: {error}")
-                continue
-            made.tables[split] = whole
+                made.tables[split] = joined(tables, f"data.{split}")
+            except DataError as error:
+                made.errors.append(str(error))
         elif not made.errors and not any(problem.fatal for problem in report.problems):
             made.errors.append(nothing_in(files[split], report))
     return made
@@ -155,18 +166,28 @@ def _read(file: DataFile, split: str, data: DataConfig, context: Sequence[str], 
         pairs = read_lists(file)
         numbers = pa.array(np.arange(pairs.num_rows))
         table = pairs.rename_columns([data.query_id, data.label_id]).append_column(_NUMBER, numbers)
-        return table, {"read": len(numbers), "filtered": 0, "id_types": {}}
+        return table, {"read": len(numbers), "filtered": 0, "notes": [], "dates": False}
     events = data.events.column if data.events else None
     needed = [data.query_id, data.label_id, *filter(None, (data.timestamp, data.weight, events))]
     shown = [data.impressions] if data.impressions and split != "test" else []
     wanted = list(dict.fromkeys([*needed, *(column for column, _, _ in data.filter), *context, *shown]))
-    table = read_columns(file, wanted, strings=[*needed, *(name for name in context if name in strings)])
-    for name in wanted:
-        if name not in table.column_names:
-            raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(table.column_names)}")
+    names = names_in(file)
+    feedback = is_feedback(names)
+    sources = sources_of(data, [data.query_id, *context], names) if feedback else {}
+    lacking = [name for name in _LACKING if name in (data.weight, *shown) and name not in names]
+    wanted = [name for name in wanted if name not in lacking]
+    stored = [sources.get(name, name) for name in wanted]
+    if missing := next((name for name, own in zip(wanted, stored, strict=True) if own not in names), None):
+        raise DataError(f"{file.name}: expected a column {missing!r}, found {', '.join(names)}")
+    strings = [sources.get(name, name) for name in (*needed, *(each for each in context if each in strings))]
+    table = read_columns(file, stored, strings=strings).select(stored).rename_columns(wanted)
+    for name in lacking:
+        table = table.append_column(name, pa.repeat(_LACKING[name][0], table.num_rows))
+    notes = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
+    if feedback and sources.get(data.weight or "", data.weight) != WEIGHT:
+        notes.append(f"are feedback of a service without its propensities, which data.weight = {WEIGHT!r} takes")
     ids = (data.query_id, data.label_id)
-    kinds = {name: stored_as(table[name], name, file) for name in ids}
-    about = {"read": table.num_rows, "id_types": {name: kind for name, kind in kinds.items() if kind is not None}}
+    about = {"read": table.num_rows, "notes": notes, "dates": False}
     table = table.append_column(_NUMBER, pa.array(np.arange(file.first, file.first + table.num_rows)))
     if data.filter:
         meets_N = rows_that_meet(data.filter, table, file)
@@ -178,7 +199,28 @@ def _read(file: DataFile, split: str, data: DataConfig, context: Sequence[str], 
         if times_N is None:
             raise file.wrong(data.timestamp, "numbers or timestamps", table[data.timestamp].type)
         table = table.append_column(_TIME, pa.array(times_N))
+        about["dates"] = are_dates(table[data.timestamp])
     return table, about
+
+
+def _in_one_unit(parts: deque[_Part], now: datetime) -> deque[_Part]:
+    """Return parts whose times are all dates, or all numbers: beside numbers, dates are in the unit of these."""
+    numbers = [part for part in parts if part.times is not None and len(part.numbers) and not part.dates]
+    if not numbers or not any(part.dates for part in parts):
+        return parts
+    unit = unit_of([part.times for part in numbers if part.times is not None], now=now)
+    if unit is None and (dated := next((part for part in parts if part.dates and len(part.numbers)), None)):
+        raise DataError(
+            f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
+            f"{numbers[0].file.name}, as there are dates in {dated.file.name}, found other numbers"
+        )
+    scale = UNITS[unit or "microseconds"] / UNITS["microseconds"]
+
+    def as_number(part: _Part) -> _Part:
+        at, times_N = part.table.column_names.index(_TIME), part.table[_TIME].to_numpy() * scale
+        return replace(part, dates=False, table=part.table.set_column(at, _TIME, pa.array(times_N)))
+
+    return deque(as_number(part) if part.dates else part for part in parts)
 
 
 def _encoded(table: pa.Table, ids: Sequence[str], file: DataFile) -> pa.Table:
@@ -242,10 +284,9 @@ def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | N
     if not kept_N.all():
         columns = {name: column.filter(pa.array(kept_N)) for name, column in columns.items()}
         columns |= {key: in_use(columns[key]) for key in ids}
-    dates = data.timestamp is not None and part.times is not None and are_dates(part.table[data.timestamp])
-    report.dates |= dates
+    report.dates |= part.dates
     weighs = None if weights_N is None or not kept_N.any() else bool(weights_N[kept_N].any())
-    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if dates else None), weighs
+    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if part.dates else None), weighs
 
 
 def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedArray:

@@ -33,7 +33,7 @@ from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.devices import first_before_others
 from longtail.trainer.errors import DataError
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "prepared.json"
 _SPLITS = ("train", "valid", "test")
 _TABLES = ("query_table", "label_table", "contexts")

@@ -18,6 +18,7 @@ from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.columns import Bags
+from longtail.trainer.data.files import joined
 from longtail.trainer.data.interactions import TIMESTAMPS
 from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.tables import IdTable
@@ -119,11 +120,7 @@ def number_requests(
     codes_N = queries_N.astype(np.int64)
     table, contexts_N, attributes_N = None, None, None
     if any(part.num_columns for part in contexts.values()):
-        try:
-            joined = pa.concat_tables([contexts[name] for name in pairs], promote_options="permissive")
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise DataError(f"data: expected context columns of one type in all files: {error}") from error
-        table, contexts_N = distinct_rows(joined)
+        table, contexts_N = distinct_rows(joined([contexts[name] for name in pairs], "data"))
         codes_N = _combined(codes_N, contexts_N)
     if versions is not None:
         attributes_N = np.concatenate([versions.as_of(part.queries, _times(part)) for part in pairs.values()])

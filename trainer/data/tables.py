@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.files import DataFile, decoded, find_files, read_columns
-from longtail.trainer.data.ids import check_ids, encode_ids, stored_as
+from longtail.trainer.data.files import DataFile, decoded, find_files, joined, read_columns
+from longtail.trainer.data.ids import check_ids, encode_ids
 from longtail.trainer.data.problems import RowChecks, RowReport
 from longtail.trainer.data.times import as_times
 from longtail.trainer.errors import DataError
@@ -24,12 +24,10 @@ class IdTable:
 
     Attributes:
         ids: strings; distinct, but in a table of `data.valid_from`, whose rows are versions.
-        id_types: `integers` or `strings` by Parquet file.
     """
 
     ids: pa.Array
     table: pa.Table
-    id_types: dict[str, str]
 
     def aligned(self, ids: pa.Array) -> pa.Table:
         """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
@@ -50,15 +48,13 @@ def read_feature_table(
         columns: those that are needed beside the ids; None reads all.
         valid_from: column of times, where an id has a row for each of its versions.
     """
-    tables, ids, id_types = [], [], {}
+    tables, ids = [], []
     wanted = None if columns is None else [id_column, *columns]
     as_text = [id_column, *strings, *([valid_from] if valid_from else [])]
     for file in find_files(places, "table"):
         table = read_columns(file, wanted, strings=as_text)
         if id_column not in table.column_names:
             raise DataError(f"{file.name}: expected a column {id_column!r}, found {', '.join(table.column_names)}")
-        if (kind := stored_as(table[id_column], id_column, file)) is not None:
-            id_types[file.name] = kind
         of_file = encode_ids(table[id_column], id_column, file)
         checks = RowChecks(file.name, np.arange(table.num_rows))
         check_ids(checks, id_column, of_file, data.placeholders)
@@ -70,12 +66,7 @@ def read_feature_table(
         good = pa.array(~checks.fatal)
         ids.append(of_file.dictionary_decode().filter(good))
         tables.append(table if not checks.fatal.any() else table.filter(good))
-    try:
-        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"{shown(places)}: expected files whose columns are of one type each: {error}") from error
-    every = pa.concat_arrays(ids)
-    read = IdTable(every, table, id_types)
+    read = IdTable(pa.concat_arrays(ids), joined(tables, shown(places)))
     return read if valid_from is not None else _distinct(read, id_column, shown(places), data, report)
 
 
@@ -109,4 +100,4 @@ def _distinct(read: IdTable, id_column: str, where: str, data: DataConfig, repor
     report.problems += checks.problems
     report.dropped += int((~first_N).sum())
     good = pa.array(first_N)
-    return IdTable(read.ids.filter(good), read.table.filter(good), read.id_types)
+    return IdTable(read.ids.filter(good), read.table.filter(good))

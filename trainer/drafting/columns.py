@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.trainer.data.files import decoded, find_files, read_columns
+from longtail.trainer.data.files import DataFile, decoded, joined, read_columns
 from longtail.trainer.data.times import as_times
 from longtail.trainer.errors import DataError
 
@@ -50,19 +49,15 @@ class Column(NamedTuple):
     dims: int | None = None
 
 
-def read_table(place: Path) -> pa.Table:
-    """Read all columns of a file, a directory or a glob; a column that is text in some files is text in all."""
-    files = find_files(place, "table")
+def read_table(files: Sequence[DataFile], where: str) -> pa.Table:
+    """Read all columns of some files as one table; a column that is text in some files is text in all."""
     tables = [decoded(read_columns(file, None, strings=())) for file in files]
     texts = {field.name for table in tables for field in table.schema if pa.types.is_string(field.type)}
     if any(table.schema.field(name).type != pa.string() for table in tables for name in texts & {*table.column_names}):
         tables = [decoded(read_columns(file, None, strings=texts)) for file in files]
-    try:
-        table = pa.concat_tables(tables, promote_options="permissive")
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise DataError(f"{place}: expected files whose columns are of one type each: {error}") from error
+    table = joined(tables, where)
     if table.num_rows == 0:
-        raise DataError(f"{place}: expected at least one row, found none")
+        raise DataError(f"{where}: expected at least one row, found none")
     return table
 
 
@@ -166,7 +161,7 @@ class Roles(NamedTuple):
 
 
 def roles_of(
-    log: pa.Table, path: Path, given: dict[str, str | None], *, query_columns: Collection[str],
+    log: pa.Table, path: str, given: dict[str, str | None], *, query_columns: Collection[str],
     label_columns: Collection[str],
 ) -> Roles:  # fmt: skip
     """Find the roles of a log's columns: those given, then by name, then by how many values they have.

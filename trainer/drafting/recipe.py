@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
@@ -18,6 +18,9 @@ import tomlkit
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import load_recipe
+from longtail.trainer.config.rows import shown as named
+from longtail.trainer.data.feedback import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
+from longtail.trainer.data.files import DataFile, find_files, joined, names_in, read_columns
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.times import UNITS, as_times, implausible, in_words, unit_of
 from longtail.trainer.drafting.columns import (
@@ -46,13 +49,14 @@ _TITLES = {"title", "name", "brand", "headline", "label"}
 
 
 def draft_recipe(
-    clicks: Path, out: Path, *, queries: Path | None = None, labels: Path | None = None,
+    clicks: Path | Sequence[Path], out: Path, *, queries: Path | None = None, labels: Path | None = None,
     query_id: str | None = None, label_id: str | None = None, timestamp: str | None = None, event: str | None = None,
 ) -> Roles:  # fmt: skip
     """Look at the data and write a commented recipe that `fit` takes as it is; return the columns as found.
 
     Args:
-        clicks: interactions: a Parquet, CSV or TSV file, or a directory or glob of them.
+        clicks: interactions: a Parquet, CSV or TSV file, a directory or glob of them, or several; exports of a
+            service's feedback beside a log, or alone.
         out: the recipe to write; must not exist.
         queries, labels: feature tables, keyed by the columns of ids in `clicks`.
         query_id, label_id, timestamp, event: columns of `clicks`; those not given are found out.
@@ -61,18 +65,35 @@ def draft_recipe(
         raise RecipeError(f"{out} already exists: expected a path that is free; nothing was changed")
     if not out.parent.is_dir():
         raise RecipeError(f"{out}: expected a directory {out.parent}, found none")
-    log = read_table(clicks)
+    places = [clicks] if isinstance(clicks, Path) else list(clicks)
+    where = named([*places])
+    files: dict[bool, list[DataFile]] = {False: [], True: []}
+    for each in find_files([*places], "table"):
+        files[is_feedback(names_in(each))].append(each)
+    log = read_table(files[False] or files[True], where)
+    choices = [read_columns(file, [EVENT, IMPRESSIONS], strings=()) for file in files[True]]
+    if not files[False]:
+        columns = log.column_names
+        label_id = label_id or ("label_id" if "label_id" in columns else columns[columns.index("answer") - 1])
+        log = log.drop_columns([*{*OWN} & {*columns} - {TIME, query_id, timestamp, event}])
     given = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
     beside = {"queries": queries, "labels": labels}
-    tables = {key: read_table(path) for key, path in beside.items() if path is not None}
+    tables = {key: read_table(find_files(path, "table"), str(path)) for key, path in beside.items() if path is not None}
     names = {key: tables[key].column_names if key in tables else [] for key in beside}
-    roles = roles_of(log, clicks, given, query_columns=names["queries"], label_columns=names["labels"])
+    roles = roles_of(log, where, given, query_columns=names["queries"], label_columns=names["labels"])
     for key, name in (("queries", roles.query_id), ("labels", roles.label_id)):
         if key in tables and name not in names[key]:
             found = ", ".join(names[key])
-            raise DataError(f"{beside[key]}: expected a column {name!r}, the ids of {clicks}, found {found}: rename it")
-    places = {"train": clicks} | {key: path for key, path in beside.items() if path is not None}
-    text = _recipe(out, log, roles, tables, places)
+            raise DataError(f"{beside[key]}: expected a column {name!r}, the ids of {where}, found {found}: rename it")
+    text = _recipe(
+        out,
+        log,
+        joined(choices, where) if choices else None,
+        roles,
+        tables,
+        places,
+        {key: path for key, path in beside.items() if path},
+    )
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     load_recipe(out)  # what is written is a recipe
@@ -94,11 +115,11 @@ class _Sizes(NamedTuple):
         return 1 - self.pairs / max(self.rows - self.bad, 1)
 
 
-def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> _Sizes:
+def _sizes(log: pa.Table, where: str, roles: Roles) -> _Sizes:
     ids = log.select([roles.query_id, roles.label_id])
     kept = ids.filter(pc.and_(pc.is_valid(ids[0]), pc.is_valid(ids[1])))
     if not len(kept):
-        raise DataError(f"{clicks}: expected rows with both {roles.query_id!r} and {roles.label_id!r}, found none")
+        raise DataError(f"{where}: expected rows with both {roles.query_id!r} and {roles.label_id!r}, found none")
     rows_Q, rows_L = (column.combine_chunks().dictionary_encode().indices.to_numpy() for column in kept.columns)
     pairs = distinct(rows_Q.astype(np.int64) * (int(rows_L.max(initial=0)) + 1) + rows_L)
     each = np.bincount(rows_Q)
@@ -106,10 +127,11 @@ def _sizes(log: pa.Table, clicks: Path, roles: Roles) -> _Sizes:
 
 
 def _recipe(
-    out: Path, log: pa.Table, roles: Roles, tables: Mapping[str, pa.Table], places: Mapping[str, Path]
+    out: Path, log: pa.Table, choices: pa.Table | None, roles: Roles, tables: Mapping[str, pa.Table],
+    clicks: Sequence[Path], beside: Mapping[str, Path],
 ) -> str:  # fmt: skip
-    clicks, folder = places["train"], out.parent.resolve()
-    sizes, taken = _sizes(log, clicks, roles), {"history", roles.query_id, roles.label_id}
+    folder = out.parent.resolve()
+    sizes, taken = _sizes(log, named([*clicks]), roles), {"history", roles.query_id, roles.label_id}
     if not _is_feature(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
     of_queries, left_out = _features(tables.get("queries"), roles.query_id, taken)
@@ -122,9 +144,11 @@ def _recipe(
     trained = (1 - 2 * held_out) * (sizes.pairs if sizes.repeats > _MANY else sizes.rows - sizes.bad)
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= sizes.labels), 1)
     ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(sizes.labels, 1)]}\n"
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", clicks.stem).lstrip("._-") or "job"
-    data = [f"{key} = {_toml(os.path.relpath(path.resolve(), folder))}" for key, path in places.items()]
-    data += _data(log, roles, sizes, tables.get("labels"), held_out)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", clicks[0].stem).lstrip("._-") or "job"
+    source, train = named([path.name for path in clicks]), [os.path.relpath(path.resolve(), folder) for path in clicks]
+    data = [f"train = {_toml(train if len(train) > 1 else train[0])}"]
+    data += [f"{key} = {_toml(os.path.relpath(path.resolve(), folder))}" for key, path in beside.items()]
+    data += _data(log, choices, roles, sizes, tables.get("labels"), held_out)
     history = {"name": "history", "kind": "history", "table": roles.label_id, "dim": _WIDTH, "max_length": 50}
     query = ["# What it interacted with before; also what a query that training never saw is known by."]
     label, own = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
@@ -146,7 +170,7 @@ def _recipe(
         "temperature = 0.2\ninit_scale = 0.01"
     )
     newline = "\n"
-    return f"""# {clicks.name}: {sizes.rows:,} interactions of {sizes.queries:,} queries with {sizes.labels:,} labels.
+    return f"""# {source}: {sizes.rows:,} interactions of {sizes.queries:,} queries with {sizes.labels:,} labels.
 # Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
 # Run      longtail-train fit {out.name} --out runs/{name}
 name = {_toml(name)}
@@ -191,7 +215,9 @@ baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
 
 
-def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | None, held_out: float) -> list[str]:
+def _data(
+    log: pa.Table, choices: pa.Table | None, roles: Roles, sizes: _Sizes, label_table: pa.Table | None, held_out: float
+) -> list[str]:  # fmt: skip
     """Draft ids, split, weights, repeats, bad rows, and columns that answers show."""
     guesses = dict.fromkeys(roles.guessed, "  # a guess, by the number of its values")
     lines = [f"{role} = {_toml(getattr(roles, role))}{guesses.get(role, '')}" for role in ("query_id", "label_id")]
@@ -204,7 +230,13 @@ def _data(log: pa.Table, roles: Roles, sizes: _Sizes, label_table: pa.Table | No
     else:
         split, half_life = _split(log, roles, roles.timestamp, held_out)
         lines += split
-    lines += _events(log, roles, half_life)
+    lines += _events(log, choices, roles, half_life)
+    if choices is not None:
+        lines += [f"# {len(choices):,} choices in a service weigh 1 / the chance of being shown there, other rows 1.",
+                  f"weight = {_toml(WEIGHT)}"]  # fmt: skip
+        if choices[IMPRESSIONS].null_count < len(choices):
+            lines += ["# What the answers showed. `loss.impressions = 1` makes what was not chosen negatives.",
+                      f"impressions = {_toml(IMPRESSIONS)}"]  # fmt: skip
     lines += [f"# {sizes.repeats:.0%} of the rows are a pair that is there already.",
               f'repeats = "{"drop" if sizes.repeats > _MANY else "keep"}"']  # fmt: skip
     lines += [f"# {sizes.bad:,} rows lack an id."] if sizes.bad else []
@@ -245,13 +277,17 @@ def _split(
     return lines, half_life_of(labels_N, times_N[known_N] / (UNITS[unit] * _SECONDS_A_DAY))
 
 
-def _events(log: pa.Table, roles: Roles, half_life: tuple[float, float] | None) -> list[str]:
+def _events(
+    log: pa.Table, choices: pa.Table | None, roles: Roles, half_life: tuple[float, float] | None
+) -> list[str]:  # fmt: skip
     """Draft weights of pairs by the column of events and by age."""
     lines: list[str] = []
     events: dict[str, Any] = {}
     if roles.event is not None:
-        counts = sorted(pc.value_counts(log[roles.event]).to_pylist(), key=lambda found: -found["counts"])
-        shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(log):.0%}" for found in counts[:10])
+        columns = [log[roles.event], *([] if choices is None else [choices[EVENT]])]
+        types = pa.chunked_array([chunk for each in columns for chunk in each.cast(pa.string()).chunks])
+        counts = sorted(pc.value_counts(types).to_pylist(), key=lambda found: -found["counts"])
+        shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(types):.0%}" for found in counts[:10])
         lines.append(f"# Column {roles.event}: {shares}.")
         weights = {
             name: max((_EVENT_WEIGHTS[word] for word in words_of(name) & _EVENT_WEIGHTS.keys()), default=1)
