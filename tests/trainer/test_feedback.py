@@ -144,7 +144,8 @@ def test_dates_beside_numbers_that_are_no_times_are_refused(tmp_path: Path) -> N
 def test_features_of_the_request_are_read_from_both(tmp_path: Path) -> None:
     """Integers, lists of them and dates as an export has them, text; a feature of a reserved name; one not sent."""
     days = [START.replace(tzinfo=None)] * 300
-    clicks = log(tmp_path, page=[7] * 300, history=[[1, 2]] * 300, born=days, unit=["x"] * 300, age=[1] * 300)
+    ids = pa.array([[1, 2]] * 300, pa.large_list(pa.int64()))
+    clicks = log(tmp_path, page=[7] * 300, history=ids, born=days, unit=["x"] * 300, age=[1] * 300)
     exported = export(tmp_path, choice(1, 1, born="2026-01-02", feature_unit="y"), born=TEXT, feature_unit=TEXT)
     data = DataConfig(train=[clicks, exported], query_id="user_id", label_id="item_id", timestamp="timestamp")
 

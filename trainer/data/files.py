@@ -23,6 +23,7 @@ _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 _BY_ENDING = ("auto", "table")
 _PACKED = (".gz", ".bz2", ".zst")
 _OBJECT_STORES = ["s3", "s3a", "gs", "az", "abfs"]
+_CASTABLE = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_timestamp, pa.types.is_date)
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -153,19 +154,20 @@ def names_in(file: DataFile) -> list[str]:
 
 
 def joined(tables: Sequence[pa.Table], where: str) -> pa.Table:
-    """Return tables as one; integers and times, or lists of them, become text where another table has text."""
+    """Return tables as one; integers, booleans and times, or lists of them, are text where another table has text."""
 
     def of(kind: pa.DataType) -> tuple[bool, pa.DataType]:
-        return (True, kind.value_type) if pa.types.is_list(kind) else (False, kind)
+        return (True, kind.value_type) if pa.types.is_list(kind) or pa.types.is_large_list(kind) else (False, kind)
 
     every = {(column.name, *of(column.type)) for table in tables for column in table.schema}
-    texts = {(name, listed) for name, listed, kind in every if pa.types.is_string(kind)}
+    texts = {
+        (name, listed) for name, listed, kind in every if pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    }
     alike = []
     for table in tables:
         for at, column in enumerate(table.schema):
             listed, kind = of(column.type)
-            castable = pa.types.is_integer(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-            if castable and (column.name, listed) in texts:
+            if any(is_kind(kind) for is_kind in _CASTABLE) and (column.name, listed) in texts:
                 wanted = pa.list_(pa.string()) if listed else pa.string()
                 table = table.set_column(at, column.name, table[at].cast(wanted))
         alike.append(table)
