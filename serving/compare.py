@@ -44,7 +44,7 @@ from longtail.index import Releases
 from longtail.serving.core.experiments import FILE, Experiment, ExperimentsError, parse_experiments
 from longtail.serving.errors import StateError
 from longtail.serving.events.folder import kept_since
-from longtail.serving.events.reader import ONCE, events_of
+from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
 
 ALPHA = 0.05
 _RHO = 64.0
@@ -64,17 +64,18 @@ _SUMS = {
 _UNITS = f"""
 WITH once AS ({ONCE}),
 labels AS (
-    SELECT answer, arm, unit, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) IS NOT NULL AS hit
+    SELECT answer, arm, unit, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) IS NOT NULL AS hit,
+        time
     FROM once WHERE kind = 'choice' AND run = $run
 ),
 counts AS (
     SELECT arm, unit, 1 AS answers, {", ".join(f"{_SUMS[f'shown_{name}']} AS shown_{name}" for name in BUCKET_NAMES)},
         {", ".join(f"0 AS {kind}_{name}" for kind in ("chosen", "hits") for name in BUCKET_NAMES)}
-    FROM once WHERE kind = 'answer' AND run = $run
+    FROM once WHERE kind = 'answer' AND run = $run AND {IN_WINDOW}
     UNION ALL BY NAME
     SELECT arm, unit, 0 AS answers, {", ".join(f"0 AS shown_{name}" for name in BUCKET_NAMES)},
         {", ".join(f"{_SUMS[name]} AS {name}" for name in _COUNTS if not name.startswith(("answers", "shown")))}
-    FROM (SELECT DISTINCT ON (answer, label) * FROM labels)
+    FROM (SELECT DISTINCT ON (answer, label) * FROM labels ORDER BY time) WHERE {IN_WINDOW}
 )
 SELECT arm, unit, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _COUNTS)} FROM counts GROUP BY ALL
 """

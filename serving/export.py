@@ -5,7 +5,7 @@ Columns: every query feature of the release under its own name, the label id, th
 not in the answer), `bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`), `time` (UTC), of
 an experiment whose arms are compared by the answer `arm`, `run` and `unit` (a hash), else null, and `impressions`, the
 labels that the answer showed, null where it is no event. A feature named as one of these stands as `feature_NAME`. Ids
-are text, as in the bundle.
+are text, as in the bundle. Features that the release does not read, such as a query id, are columns of text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from longtail.bundle.errors import describe
 from longtail.index import Releases
 from longtail.index.release.release import read_bundle_manifest
 from longtail.serving.errors import ServingError
-from longtail.serving.events.reader import ONCE, damaged_files, events_of
+from longtail.serving.events.reader import IN_WINDOW, ONCE, damaged_files, events_of
 
 _OWN = {
     "answer": "answer",
@@ -53,11 +53,15 @@ answers AS (
 each AS (
     SELECT *, unnest(labels) AS label, unnest(positions) AS position, unnest(propensities) AS propensity
     FROM once WHERE kind IN ('choice', 'organic')
+),
+first AS (
+    SELECT * FROM each
+    QUALIFY answer IS NULL OR row_number() OVER (PARTITION BY answer, label, event ORDER BY time) = 1
 )
-SELECT each.* EXCLUDE (features), coalesce(each.features, answers.features) AS features, impressions
-FROM each LEFT JOIN answers USING (answer)
-QUALIFY answer IS NULL OR row_number() OVER (PARTITION BY answer, label, event ORDER BY time) = 1
+SELECT first.* EXCLUDE (features), coalesce(first.features, answers.features) AS features, impressions
+FROM first LEFT JOIN answers USING (answer) WHERE {IN_WINDOW}
 """
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
 
 
@@ -112,22 +116,24 @@ def export(
         OSError: the disk.
     """
     features = _query_features(releases)
-    if label_id in _OWN or label_id in features:
-        raise ExportError(f"--label-id: expected a column that nothing else is in, received {describe(label_id)}")
-    columns = [f'{_value_of(feature)} AS "{_column(name, label_id)}"' for name, feature in features.items()]
-    columns += [
-        f'label AS "{label_id.replace(chr(34), chr(34) * 2)}"',
-        *(f"{of} AS {name}" for name, of in _OWN.items()),
-    ]
+    if label_id in _OWN or '"' in label_id:
+        raise ExportError(
+            f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
+        )
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with events_of(events) as connection:
             connection.execute(_CHOSEN, {"since": window[0], "until": window[1]})
             kept = "TRUE" if everything else "features IS NOT NULL"
             (left_out,) = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
-            unknown = connection.execute(
-                "SELECT key, count(*) FROM (SELECT unnest(json_keys(features)) AS key FROM chosen) GROUP BY key"
+            sent = connection.execute(
+                "SELECT DISTINCT unnest(json_keys(features)) AS name FROM chosen ORDER BY name"
             ).fetchall()
+            others = [name for (name,) in sent if name not in features]
+            values = {name: _value_of(feature) for name, feature in features.items()}
+            values |= {name: f"features ->> '$.{name}'" for name in others if _NAME.fullmatch(name)}
+            columns = [f'{value} AS "{_column(name, label_id)}"' for name, value in values.items()]
+            columns += [f'label AS "{label_id}"', *(f"{of} AS {name}" for name, of in _OWN.items())]
             target = str(working).replace("'", "''")
             connection.execute(
                 f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE {kept} ORDER BY time) "
@@ -141,11 +147,7 @@ def export(
     if left_out:
         why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
         said.append(f"left out: {left_out:,} labels {why}")
-    said += [
-        f"left out: feature {describe(name)} of {count:,} labels, which CURRENT's queries do not have"
-        for name, count in sorted(unknown)
-        if name not in features
-    ]
+    said += [f"left out: {describe(name)}, no name of a feature" for name in others if not _NAME.fullmatch(name)]
     said += [f"left out: lines of {name} that are no events" for name in damaged_files(events)]
     return [*said, f"written: {out}"]
 

@@ -32,8 +32,9 @@ class Event(RequestModel):
     )
     features: dict[str, JsonValue] | None = Field(
         default=None,
-        description="Features of the query. With an `answer_id` they make the choice a training pair; without one the "
-        "choice is organic: labels are retrieved for these features, unseen, and compared.",
+        description="Features of the query. With an `answer_id` they make the choice a training pair; names that the "
+        "release does not read, such as that of a query id, are kept. Without one the choice is organic: labels are "
+        "retrieved for these features, unseen, and compared.",
     )
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of an unseen retrieval.")
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of an unseen retrieval.")
@@ -110,7 +111,8 @@ def read_choices(
         record_features: keep the features that came with the events.
 
     Raises:
-        InvalidRequestError: an answer id that is none; `__cause__` is the AnswerIdError.
+        InvalidRequestError: an answer id that is none, where `__cause__` is the AnswerIdError; or features that the
+            release cannot read.
     """
     choices = []
     for place, event in events.items():
@@ -121,10 +123,16 @@ def read_choices(
                 f"expected the answer_id of a result of this service, {error}", field=f"events.{place}.answer_id"
             ) from error
         positions = [answer.position(label) for label in event.distinct]
+        retriever = retriever_of(answer.release)
+        if event.features is not None:
+            try:
+                retriever.check_features([event.features], "events")
+            except InvalidRequestError as error:
+                raise error.renumbered("events", [place]) from error
         chosen = ChosenLabels(
             source="feedback",
             release=answer.release,
-            buckets=retriever_of(answer.release).catalogue.buckets_of(event.distinct),
+            buckets=retriever.catalogue.buckets_of(event.distinct),
             positions=positions,
             bias_removal=answer.bias_removal,
             arm=answer.arm,

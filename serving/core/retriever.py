@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError
+from longtail.bundle import Bundle, Features, Inputs, LabelRecord, Tower
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
@@ -217,15 +217,25 @@ class Retriever:
         return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """Return u of every query, float32 [B, D], and the tower's inputs.
+        """Return u of every query, float32 [B, D], and the tower's inputs."""
+        inputs = self._read(features_B)
+        with serving_errors("queries"):
+            return self._encoder.embed(inputs), inputs
+
+    def check_features(self, features_B: Sequence[Features], items: str) -> None:
+        """Check the features that this release reads; raises InvalidRequestError about one of `items`."""
+        names = {feature.name for feature in self._encoder.features}
+        self._read([{name: given[name] for name in given.keys() & names} for given in features_B], items)
+
+    def _read(self, features_B: Sequence[Features], items: str = "queries") -> Inputs:
+        """Return the tower's inputs of queries.
 
         Where a query gives a label's id for a feature `of_label`, the tower reads that label's vector; an id that no
         answered label has, and a label without a vector, read as a vector that is missing.
         """
-        try:
+        with serving_errors(items):
             if not self._of_labels:
-                inputs = self._encoder.read(features_B)
-                return self._encoder.embed(inputs), inputs
+                return self._encoder.read(features_B)
             others_B = [dict(given) for given in features_B]
             ids = [
                 (row, feature, str(others.pop(feature.name)))
@@ -239,10 +249,7 @@ class Retriever:
                 if vector is not None:
                     inputs[feature.name][row] = vector
                     inputs[f"{feature.name}__missing"][row] = 0
-            return self._encoder.embed(inputs), inputs
-        except (InputError, TowerError):
-            with serving_errors("queries"):
-                raise
+            return inputs
 
     def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
         """Return a query's vector, float32 [D]; raises InvalidRequestError for one that this release cannot score."""

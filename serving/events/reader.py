@@ -14,10 +14,14 @@ from longtail.serving.events.folder import DAMAGED, FINISHED, SEGMENT, read_line
 from longtail.serving.events.schema import SCHEMA
 
 ONCE = """
-SELECT * FROM events WHERE time >= to_timestamp($since) AND time < to_timestamp($until)
+SELECT * FROM events WHERE time >= to_timestamp($since - 48 * 3600) AND time < to_timestamp($until)
 QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY idempotency_key ORDER BY time) = 1
 """
-"""Events of a time, those of one idempotency key once."""
+"""Events up to `until`, those of one idempotency key once.
+
+They begin 48 hours before `since`, as long as an answer takes feedback: what is sent again later is in one window alone.
+"""
+IN_WINDOW = "time >= to_timestamp($since)"
 
 
 @contextmanager
