@@ -53,31 +53,26 @@ SRM_ALPHA = 0.001
 """Of the check of the sample ratio: rare enough that an alarm is worth an hour."""
 _CONCENTRATION = 100.0
 """Of the Dirichlet prior around the shares: shares that are off by some points are what is looked for."""
-_COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in BUCKET_NAMES))
+_COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in range(4)))
 _SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _WINDOW = b"longtail_window"
-_SUMS = {
-    **{f"shown_{name}": f"len(list_filter(buckets, of -> of = {of}))" for of, name in enumerate(BUCKET_NAMES)},
-    **{f"chosen_{name}": f"CAST(bucket = {of} AS INTEGER)" for of, name in enumerate(BUCKET_NAMES)},
-    **{f"hits_{name}": f"CAST(bucket = {of} AND hit AS INTEGER)" for of, name in enumerate(BUCKET_NAMES)},
-}
 _UNITS = f"""
 WITH once AS ({ONCE}),
-labels AS (
-    SELECT answer, arm, unit, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) IS NOT NULL AS hit,
-        time
+answered AS (SELECT arm, unit, buckets FROM once WHERE kind = 'answer' AND run = $run AND {IN_WINDOW}),
+shown AS (SELECT arm, unit, unnest(buckets) AS bucket FROM answered),
+each AS (
+    SELECT answer, arm, unit, time, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) AS position
     FROM once WHERE kind = 'choice' AND run = $run
 ),
+chosen AS (SELECT * FROM (SELECT DISTINCT ON (answer, label) * FROM each ORDER BY time) WHERE {IN_WINDOW}),
 counts AS (
-    SELECT arm, unit, 1 AS answers, {", ".join(f"{_SUMS[f'shown_{name}']} AS shown_{name}" for name in BUCKET_NAMES)},
-        {", ".join(f"0 AS {kind}_{name}" for kind in ("chosen", "hits") for name in BUCKET_NAMES)}
-    FROM once WHERE kind = 'answer' AND run = $run AND {IN_WINDOW}
-    UNION ALL BY NAME
-    SELECT arm, unit, 0 AS answers, {", ".join(f"0 AS shown_{name}" for name in BUCKET_NAMES)},
-        {", ".join(f"{_SUMS[name]} AS {name}" for name in _COUNTS if not name.startswith(("answers", "shown")))}
-    FROM (SELECT DISTINCT ON (answer, label) * FROM labels ORDER BY time) WHERE {IN_WINDOW}
+    SELECT arm, unit, 'answers' AS name, count(*) AS found FROM answered GROUP BY ALL
+    UNION ALL SELECT arm, unit, 'shown_' || bucket, count(*) FROM shown GROUP BY ALL
+    UNION ALL SELECT arm, unit, 'chosen_' || bucket, count(*) FROM chosen GROUP BY ALL
+    UNION ALL SELECT arm, unit, 'hits_' || bucket, count(*) FROM chosen WHERE position IS NOT NULL GROUP BY ALL
 )
-SELECT arm, unit, {", ".join(f"sum({name})::BIGINT AS {name}" for name in _COUNTS)} FROM counts GROUP BY ALL
+SELECT arm, unit, {", ".join(f"coalesce(sum(found) FILTER (name = '{name}'), 0)" for name in _COUNTS)}
+FROM counts GROUP BY arm, unit ORDER BY arm, unit
 """
 """A label that was clicked and bought is one label chosen."""
 
@@ -196,7 +191,8 @@ def count_units(folder: Path, run: str, window: tuple[float, float]) -> pa.Table
         table: pa.Table = connection.execute(_UNITS, {"run": run, "since": since, "until": until}).to_arrow_table()
     names = [("arm", pa.string()), ("unit", pa.int64()), *((name, pa.int64()) for name in _COUNTS)]
     about = {"run": run, "since": since, "until": until, "cut": cut}
-    return table.cast(pa.schema(names)).replace_schema_metadata({_WINDOW: json.dumps(about).encode()})
+    schema = pa.schema(names, {_WINDOW: json.dumps(about).encode()})
+    return table.rename_columns(schema.names).cast(schema)
 
 
 def read_units(path: Path, run: str) -> pa.Table:

@@ -19,7 +19,8 @@ QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY idempotency_k
 """
 """Events up to `until`, those of one idempotency key once.
 
-They begin 48 hours before `since`, as long as an answer takes feedback: what is sent again later is in one window alone.
+They begin 48 hours before `since`, as long as an answer takes feedback, so that what is sent again later is in one
+window alone.
 """
 IN_WINDOW = "time >= to_timestamp($since)"
 
