@@ -188,7 +188,7 @@ def count_units(folder: Path, run: str, window: tuple[float, float]) -> pa.Table
     kept, (since, until) = kept_since(folder), window
     cut, since = kept > since, max(kept, since)
     with events_of(folder) as connection:
-        table: pa.Table = connection.execute(_UNITS, {"run": run, "since": since, "until": until}).to_arrow_table()
+        table: pa.Table = connection.sql(_UNITS, params={"run": run, "since": since, "until": until}).to_arrow_table()
     names = [("arm", pa.string()), ("unit", pa.int64()), *((name, pa.int64()) for name in _COUNTS)]
     about = {"run": run, "since": since, "until": until, "cut": cut}
     schema = pa.schema(names, {_WINDOW: json.dumps(about).encode()})
