@@ -87,6 +87,7 @@ class FolderEvents:
     def append(self, lines: Sequence[bytes]) -> Future[None]:
         """Take events; the future is done when they are on disk, or has StorageError: nothing of them is kept."""
         future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # a client that goes away cancels nothing
         try:
             self._queue.put_nowait((b"".join([line + b"\n" for line in lines]), len(lines), future))
         except Full:
@@ -128,15 +129,16 @@ class FolderEvents:
         return waiting
 
     def _write(self, waiting: Sequence[_Waiting]) -> None:
-        error: Exception | None = None
+        error = None
         try:
             if self._segment is None:
                 self._segment = Segment(self._folder, self._clock())
             self._segment.write(b"".join([lines for lines, _, _ in waiting]), sync=any(of for _, _, of in waiting))
             self._trouble = None
-        except OSError as found:
+        except Exception as found:  # without this thread no event is kept: the next ones may fare better
             if str(found) != self._trouble:
-                logger.error("events cannot be written to %s: %s", self._folder, found)
+                unexpected = not isinstance(found, OSError)
+                logger.error("events cannot be written to %s: %s", self._folder, found, exc_info=unexpected)
             self._trouble = str(found)
             error = StorageError("expected a disk that takes events, found none; send them again later")
             self._segment = None
@@ -161,8 +163,8 @@ class FolderEvents:
             for path in sorted(self._folder.glob(f"*{SEGMENT}")):
                 finish_segment(path)
             self._delete_old()
-        except (OSError, pa.ArrowException) as error:
-            logger.error("events in %s cannot be tidied up: %s", self._folder, error)
+        except Exception:
+            logger.exception("events in %s cannot be tidied up", self._folder)
 
     def _delete_old(self) -> None:
         kept = 0

@@ -95,6 +95,20 @@ def test_who_comes_when_too_many_wait_is_refused_at_once(tmp_path: Path, monkeyp
     events.close()
 
 
+def test_who_goes_away_and_what_nobody_expected_end_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = opened(tmp_path)
+    kept = events.append([line("a")])
+    assert not kept.cancel()
+    kept.result(10)
+    monkeypatch.setattr(Segment, "write", lambda *_, **__: 1 / 0)
+    with pytest.raises(StorageError):
+        events.append([line("b")]).result(10)
+    monkeypatch.undo()
+    events.append([line("c")]).result(10)
+    events.close()
+    assert labels(tmp_path) == ["a", "c"]
+
+
 class TinyDisk:
     """A file that takes so many bytes, then a part of what is written, then none."""
 
