@@ -148,11 +148,11 @@ def load(ports: Sequence[int], requests: Sequence[bytes], connections: int, seco
     return done, took, refused
 
 
-def example_requests(port: int, k: int) -> list[bytes]:
+def example_requests(port: int, k: int, **options: object) -> list[bytes]:
     """A request of the release's own example."""
     with urlopen(f"http://127.0.0.1:{port}/v1/release") as answer:
         features = json.load(answer)["example"]
-    return [request(json.dumps({"queries": [{"features": features, "k": k}]}).encode())]
+    return [request(json.dumps({"queries": [{"features": features, "k": k}], **options}).encode())]
 
 
 def measure(service: Served, requests: Sequence[bytes], connections: int, seconds: float) -> Rate:
