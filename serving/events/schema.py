@@ -5,7 +5,6 @@ An event is one choice, one answer or one label change. As JSON, a key is left o
 
 from __future__ import annotations
 
-import math
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -57,11 +56,5 @@ def event_json(version: int = VERSION, **fields: Any) -> bytes:
     line = {"version": version, **{name: value for name, value in fields.items() if value is not None}}
     for name in ("time", "answered_at"):
         if name in line:
-            line[name] = _iso(line[name])
-    return orjson.dumps(line, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
-def _iso(seconds: float) -> str:
-    whole = math.floor(seconds)
-    at = datetime.fromtimestamp(whole, UTC).replace(microsecond=min(999_999, round((seconds - whole) * 1e6)))
-    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+            line[name] = datetime.fromtimestamp(line[name], UTC)
+    return orjson.dumps(line, option=orjson.OPT_UTC_Z)

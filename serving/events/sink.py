@@ -1,10 +1,9 @@
-"""What a place for events does, and how LONGTAIL_EVENTS names one."""
+"""What a place for events does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Protocol
 
 
@@ -26,25 +25,3 @@ class EventSink(Protocol):
 
 CountDropped = Callable[[int], None]
 """Counts events that were offered, taken, and could not be kept."""
-
-
-def open_events(place: Path | str, *, days: float, most_bytes: int, count_dropped: CountDropped) -> EventSink:
-    """Open what LONGTAIL_EVENTS names.
-
-    Args:
-        place: a folder, or the URL of a Kafka topic.
-        days, most_bytes: how much a folder keeps.
-        count_dropped: counts offered events that could not be kept.
-
-    Raises:
-        ValueError: a URL that names no topic.
-        OSError: the folder cannot be made.
-        StateError: the extra `kafka` is not installed.
-    """
-    if isinstance(place, str) and "://" in place:
-        from longtail.serving.events.kafka import KafkaEvents  # comes with the extra `kafka`
-
-        return KafkaEvents(place, count_dropped=count_dropped)
-    from longtail.serving.events.folder import FolderEvents
-
-    return FolderEvents(Path(place), days=days, most_bytes=most_bytes, count_dropped=count_dropped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -15,7 +16,9 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import ServingError, StateError, TracingError
-from longtail.serving.events.sink import EventSink, open_events
+from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.kafka import KafkaEvents
+from longtail.serving.events.sink import EventSink
 from longtail.serving.http.auth import Keys
 from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import documentation
@@ -136,9 +139,12 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
 
 
 def _open_events(settings: Settings, monitoring: Monitoring) -> EventSink:
+    place = settings.events_place
     try:
-        return open_events(
-            settings.events_place,
+        if isinstance(place, str) and "://" in place:
+            return KafkaEvents(place, monitoring.count_dropped)
+        return FolderEvents(
+            Path(place),
             days=settings.events_days,
             most_bytes=settings.events_bytes,
             count_dropped=monitoring.count_dropped,

@@ -178,8 +178,10 @@ class LiveFigures:
                 hits[bucket] += position is not None
         with self._ring_lock:
             counts, source = self._ring.at(self._clock(), chosen.release), SOURCES.index(chosen.source)
-            counts["positives"][source] += positives
-            counts["hits"][source] += hits
+            for name, found in (("positives", positives), ("hits", hits)):
+                for bucket, count in enumerate(found):
+                    if count:
+                        counts[name][source, bucket] += count
         return positives, hits
 
     def count_dropped(self, events: int) -> None:
