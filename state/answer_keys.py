@@ -11,12 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, delete, insert, select
+from sqlalchemy import delete, insert, select
 
 from longtail.bundle import replace_file
-from longtail.state.engines import looking, make_of_version, postgres_engine, told, writing
+from longtail.state.engines import looking, told, writing
 from longtail.state.errors import StoreCorruptError, StoreError
+from longtail.state.label_server import LabelServer
 from longtail.state.place import Place, Postgres
+from longtail.state.tables import answer_keys
 
 KEYS_FILE = "answer_keys.json"
 """In the state directory; only its owner may read it."""
@@ -25,17 +27,6 @@ _SECRET_BYTES = 32
 _ROTATION_SECONDS = 86_400
 _REFRESH_SECONDS = 1.0
 _NUMBERS = 256
-
-_metadata = MetaData()
-_version = Table("answer_keys_version", _metadata, Column("version", Integer, nullable=False))
-# at: seconds since 1970.
-_keys = Table(
-    "answer_keys",
-    _metadata,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("at", BigInteger, nullable=False),
-    Column("secret", LargeBinary, nullable=False),
-)
 
 
 class _Key(NamedTuple):
@@ -106,10 +97,11 @@ class AnswerKeys:
 
     def _from_server(self, now: int) -> list[_Key]:
         assert isinstance(self._place, Postgres)
-        engine = postgres_engine(self._place)
+        server = LabelServer(self._place)
         try:
-            make_of_version(engine, self._place, _metadata, _version, _VERSION, "keys of answer ids")
-            order = select(_keys.c.number, _keys.c.at, _keys.c.secret).order_by(_keys.c.number)
+            engine = server.engine(make=True)
+            assert engine is not None
+            order = select(answer_keys.c.number, answer_keys.c.at, answer_keys.c.secret).order_by(answer_keys.c.number)
             with looking(engine) as connection:
                 found = [_Key(*row) for row in connection.execute(order)]
             if self._kept(found, now) == found:
@@ -117,15 +109,11 @@ class AnswerKeys:
             with writing(engine, "answer keys") as connection:
                 found = [_Key(*row) for row in connection.execute(order)]
                 kept = self._kept(found, now)
-                for key in found:
-                    if key not in kept:
-                        connection.execute(delete(_keys).where(_keys.c.number == key.number))
-                for key in kept:
-                    if key not in found:
-                        connection.execute(insert(_keys), key._asdict())
+                connection.execute(delete(answer_keys))
+                connection.execute(insert(answer_keys), [key._asdict() for key in kept])
             return kept
         finally:
-            engine.dispose()
+            server.close()
 
     def _kept(self, found: list[_Key], now: int) -> list[_Key]:
         """Return the keys that are kept, oldest first, and a new one where it is due."""

@@ -6,10 +6,22 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, MetaData, Table, create_engine, event, func, insert, select, text
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
@@ -26,20 +38,17 @@ _ROWS_AT_ONCE = 1000
 _TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '.' || :turns, 0))")
 
 
-def sqlite_engine(path: Path, synchronous: Literal["FULL", "NORMAL"] = "FULL", *, read_only: bool = False) -> Engine:
+def sqlite_engine(path: Path) -> Engine:
     """Create an engine on an SQLite file in WAL mode; other processes' writes are waited for, up to 10 s.
 
-    With FULL a commit is on disk when it returns, with NORMAL after the next checkpoint.
+    A commit is on disk when it returns.
     """
-    url = URL.create("sqlite", database=str(path))
-    if read_only:
-        url = url.set(database=path.resolve().as_uri(), query={"mode": "ro", "uri": "true"})
-    engine = create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
         connection.isolation_level = None  # transactions begin where `_begin` says
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_WAL_BYTES}")
 
     event.listen(engine, "begin", _begin)
@@ -52,7 +61,7 @@ def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("writes") else "BEGIN")
 
 
-def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "FULL") -> Engine:
+def postgres_engine(place: Postgres) -> Engine:
     """Create an engine for a schema, which may not exist yet; lost connections are opened again."""
     milliseconds = 1000 * _SERVER_SECONDS
     options = {
@@ -60,7 +69,6 @@ def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "F
         "statement_timeout": milliseconds,
         "lock_timeout": milliseconds,
         "idle_in_transaction_session_timeout": milliseconds,  # of a replica that was stopped amid a write
-        **({"synchronous_commit": "off"} if synchronous == "NORMAL" else {}),
     }
     try:
         engine = create_engine(
@@ -98,7 +106,7 @@ def postgres_engine(place: Postgres, synchronous: Literal["FULL", "NORMAL"] = "F
                 f"{place}: expected a connection with that schema, found one with {found}: a pooler must let the "
                 "startup parameter `options` through"
             )
-        if synchronous == "FULL" and commits == "off":
+        if commits == "off":
             connection.execute("SET synchronous_commit = on")
         connection.commit()
 
@@ -124,29 +132,9 @@ def looking(engine: Engine) -> Connection:
     return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 
 
-def insert_new(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Insert rows, but for those that are there by a unique column; how many were not."""
-    statement = _inserts(connection)(table).on_conflict_do_nothing()
-    options = {"preserve_rowcount": True}
-    return sum(connection.execute(statement, part, execution_options=options).rowcount for part in in_parts(rows))
-
-
-def add_up(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]], *columns: str) -> None:
-    """Insert rows; where one is there by its primary key, add to these columns of it."""
-    statement = _inserts(connection)(table)
-    sums = {name: table.c[name] + statement.excluded[name] for name in columns}
-    added = statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=sums)
-    for part in in_parts(rows):
-        connection.execute(added, part)
-
-
 def in_parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     """Some rows after the other: PostgreSQL is waited for only so long."""
     return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
-
-
-def _inserts(connection: Connection) -> Any:
-    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert
 
 
 def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, row: Mapping[str, Any]) -> None:
@@ -162,16 +150,32 @@ def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table
             connection.execute(insert(mark), row)
 
 
-def make_of_version(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, version: int, what: str) -> None:
-    """As `make_tables`, where the mark holds their version; raises StoreVersionError where they are of another."""
-    make_tables(engine, place, metadata, mark, {"version": version})
+def upgrade(engine: Engine, place: str, mark: Table, steps: Sequence[Sequence[str]]) -> None:
+    """Take tables to the newest version, in one transaction; those who come together take turns.
+
+    Args:
+        engine: on the tables.
+        place: where they are, for errors.
+        mark: holds their version.
+        steps: statements from each version to the next.
+
+    Raises:
+        StoreVersionError: a newer Longtail made them.
+    """
+    newest = 1 + len(steps)
     with looking(engine) as connection:
-        found = connection.scalar(select(mark.c.version))
-    if found != version:
-        raise StoreVersionError(
-            f"{place}: expected {what} of version {version}, found {found}: use this schema with the Longtail that "
-            "made it, or another schema"
-        )
+        if connection.scalar(select(mark.c.version)) == newest:
+            return
+    with writing(engine, "schema") as connection:
+        found = connection.scalar(select(mark.c.version)) or newest
+        if found > newest:
+            raise StoreVersionError(
+                f"{place}: expected version {newest} or before, found {found}: use the Longtail that made it, or "
+                "another place"
+            )
+        for statement in (each for step in steps[found - 1 :] for each in step):
+            connection.exec_driver_sql(statement)
+        connection.execute(update(mark).values(version=newest))
 
 
 def has_table(connection: Connection, place: Postgres, table: Table) -> bool:

@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine, insert
 
 from longtail.bundle import working_directory
 from longtail.bundle.store import fsync_path
-from longtail.state.engines import reading, sqlite_engine
+from longtail.state.engines import reading, sqlite_engine, upgrade
 from longtail.state.errors import StoreCorruptError, StoreError
-from longtail.state.tables import VERSION, label_store, metadata
+from longtail.state.tables import STEPS, VERSION, label_changes, label_store, metadata
 
 LABELS_FILE = "labels.sqlite"
 """In the state directory."""
@@ -46,6 +46,7 @@ class LabelFile:
                     check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
                 if check != "ok":
                     raise StoreCorruptError(f"{self.path}: expected an SQLite file that is whole, found {check}")
+                upgrade(engine, str(self.path), label_store, STEPS)
             except BaseException:
                 engine.dispose()
                 raise
@@ -93,7 +94,7 @@ def _write(path: Path) -> None:
     engine = sqlite_engine(path)
     try:
         with engine.begin() as connection:
-            metadata.create_all(connection)
+            metadata.create_all(connection, [label_store, label_changes])
             connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar_one()

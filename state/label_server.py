@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from longtail.state.engines import has_table, looking, make_tables, postgres_engine, told
+from longtail.state.engines import has_table, looking, make_tables, postgres_engine, told, upgrade
 from longtail.state.place import Postgres
-from longtail.state.tables import VERSION, label_store, metadata
+from longtail.state.tables import STEPS, VERSION, label_store, metadata
 
 _POLL_SECONDS = 0.5
 """Between looks where nothing is heard."""
@@ -42,6 +42,8 @@ class LabelServer:
                 else:
                     with looking(self._engine) as connection:
                         self._made = has_table(connection, self.place, label_store)
+                if self._made:
+                    upgrade(self._engine, str(self.place), label_store, STEPS)
         return self._engine if self._made else None
 
     def changed(self) -> bool:

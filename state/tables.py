@@ -1,10 +1,12 @@
-"""The tables of label changes, the same in SQLite and PostgreSQL."""
+"""The tables of state, the same in SQLite and PostgreSQL, and how those of one version become those of the next."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
-VERSION = 1
+STEPS: tuple[tuple[str, ...], ...] = ()
+"""SQL statements that take tables from each version to the next, in both engines; a release only appends to them."""
+VERSION = 1 + len(STEPS)
 
 metadata = MetaData()
 # One row: the version of these tables, and a name that no other store has.
@@ -23,4 +25,12 @@ label_changes = Table(
     Column("record", Text, nullable=False),
     Index("label_changes_by_date", "at"),
     sqlite_autoincrement=True,
+)
+# In PostgreSQL alone; a state directory has a file that only its owner may read. at: seconds since 1970.
+answer_keys = Table(
+    "answer_keys",
+    metadata,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("at", BigInteger, nullable=False),
+    Column("secret", LargeBinary, nullable=False),
 )
