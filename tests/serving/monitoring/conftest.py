@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 
 from longtail.serving.monitoring import LiveFigures
-from longtail.state import Place
-from tests.postgres import database_server as database_server
 from tests.serving.monitoring.shop import Clock, a_live
 
 
@@ -18,18 +16,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Place:
-    """Where answers and feedback are kept."""
-    return tmp_path
-
-
-@pytest.fixture
-def open_live(tmp_path: Path, clock: Clock, kept: Place) -> Iterator[Callable[..., LiveFigures]]:
+def open_live(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., LiveFigures]]:
     """Opens the facade on one state directory; what is still open at the end is closed."""
     with ExitStack() as stack:
 
         def opened(**arguments: object) -> LiveFigures:
-            live = a_live(tmp_path, clock, **({"kept": kept} | arguments))  # type: ignore[arg-type]
+            live = a_live(tmp_path, clock, **arguments)  # type: ignore[arg-type]
             stack.callback(live.close)
             return live
 

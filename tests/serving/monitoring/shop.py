@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from longtail.bundle.id_rows import fingerprints
-from longtail.serving.monitoring import AnsweredBatch, Baseline, LiveFigures
+from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline, ChosenLabels, LiveFigures
+from longtail.serving.monitoring.records import Source
 
 # Rows 0–3 head with 100 training pairs, 4–7 torso with 10, 8–11 tail with 1.
 BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
 COUNTS = np.repeat(np.array([100, 10, 1]), 4)
-IDS = [f"item-{row}" for row in range(12)]
 BASELINE = Baseline(
     bias_removal=0.0,
     k=3,
@@ -47,7 +46,6 @@ def answered(
     lists: Sequence[Sequence[int]],
     *,
     release: str = "r1",
-    names: Sequence[str] | None = None,
     bias_removal: float = 0.5,
     popularity: float = 0.0,
     score: float = 0.5,
@@ -58,11 +56,8 @@ def answered(
     known = rows < 12
     return AnsweredBatch(
         release=release,
-        answer_ids=[f"answer-{place}" for place in range(len(lists))] if names is None else names,
-        places=[0] * len(lists),
         bias_removal_B=np.full(len(lists), bias_removal, np.float32),
         popularity_B=np.full(len(lists), popularity, np.float32),
-        fingerprints_N=fingerprints(f"item-{row}" for row in rows),
         rows_N=rows,
         scores_N=np.full(len(rows), score, np.float32),
         ends_B=np.cumsum([len(listed) for listed in lists]).tolist(),
@@ -72,10 +67,28 @@ def answered(
     )
 
 
-def a_live(
-    state: Path, clock: Clock, *, worker: int = 0, max_answers: int = 1000, begin: bool = True, **more: Any
-) -> LiveFigures:
-    live = LiveFigures(state, worker=worker, max_answers=max_answers, clock=clock, **more)
+def chosen(
+    rows: Sequence[int],
+    answer: Sequence[int] = (),
+    *,
+    source: Source = "feedback",
+    release: str = "r1",
+    bias_removal: float = 0.5,
+    arm: ArmAnswer | None = None,
+) -> ChosenLabels:
+    """Labels by row, from an answer of rows; −1 is a label that nobody knows."""
+    return ChosenLabels(
+        source=source,
+        release=release,
+        buckets=[-1 if row < 0 else 3 if row >= 12 else int(BUCKETS[row]) for row in rows],
+        positions=[list(answer).index(row) if row in answer else None for row in rows],
+        bias_removal=bias_removal,
+        arm=arm,
+    )
+
+
+def a_live(state: Path, clock: Clock, *, worker: int = 0, begin: bool = True, **more: Any) -> LiveFigures:
+    live = LiveFigures(state, worker=worker, clock=clock, **more)
     if begin:
         live.begin_release("r1", BUCKETS, BASELINE)
     return live

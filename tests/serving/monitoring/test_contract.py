@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from longtail import serving
-from longtail.serving.monitoring import AnswerFeedback, LiveFigures
-from tests.serving.monitoring.shop import Clock, answered
+from longtail.serving.monitoring import LiveFigures
+from tests.serving.monitoring.shop import Clock, answered, chosen
 
 RECALL = {
     bucket: dict.fromkeys(("positives", "hits", "value", "low", "high"))
@@ -82,9 +82,8 @@ def keys_of(value: Any) -> Any:
 
 def busy(live: LiveFigures) -> None:
     live.count_answers(answered([[0, 4, 8]] * 100))
-    live.record_feedback([AnswerFeedback("answer-0", 0, ["item-0"], [0])])
+    live.count_choice(chosen([0], [0, 4, 8]))
     live.count_request(0.01, 200)
-    live.flush()
 
 
 @pytest.mark.parametrize("traffic", [True, False])
@@ -123,8 +122,6 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     assert series['longtail_online_recall{bucket="head",source="feedback",window="5m"}'] == 1
     assert math.isnan(series['longtail_online_recall{bucket="tail",source="feedback",window="5m"}'])
     assert series['longtail_online_positives{bucket="tail",source="organic",window="5m"}'] == 0
-    assert series['longtail_feedback_events_total{kind="answer"}'] == 1
-    assert series["longtail_feedback_unmatched_total"] == 0
     assert (series["longtail_labels_added"], series["longtail_labels_hidden"]) == (2, 1)
     report = live.report()["windows"]["5m"]
     assert series['longtail_exposure_psi{window="5m"}'] == report["psi"]["buckets"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from longtail.serving.monitoring import LiveFigures, Monitoring
+from longtail.serving.monitoring import ArmAnswer, LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE, Metrics
-from tests.serving.monitoring.shop import Clock, answered
+from tests.serving.monitoring.shop import Clock, answered, chosen
 
 
 @pytest.fixture
@@ -79,3 +79,27 @@ def test_restricted_answers_are_apart(monitoring: Monitoring) -> None:
     assert counted['longtail_exposures_total{bucket="head",restricted="yes"}'] == 2
     assert counted['longtail_exposures_total{bucket="head",restricted="no"}'] == 0
     assert counted['longtail_scores_total{decile="1"}'] == 0
+
+
+def test_a_choice_is_in_both(monitoring: Monitoring, clock: Clock) -> None:
+    monitoring.count_choice(chosen([0, 5, -1], [0, 4], arm=ArmAnswer("week-1", "tail", 7)))
+    monitoring.count_choice(chosen([8], source="organic"))
+    counted = series(monitoring)
+    for name, head, torso in (("positives", 1, 1), ("hits", 1, 0)):
+        of_bucket = [counted[f'longtail_{name}_total{{bucket="{of}",source="feedback"}}'] for of in ("head", "torso")]
+        assert of_bucket == [head, torso]
+    assert counted['longtail_positives_total{bucket="tail",source="organic"}'] == 1
+    assert [counted[f'longtail_feedback_events_total{{source="{of}"}}'] for of in ("feedback", "organic")] == [1, 1]
+    # λ of answers, by whether they held the label: 0.5 of one that did, and of two that did not.
+    at = [counted[f'longtail_choice_bias_removal_bucket{{hit="{hit}",le="0.5"}}'] for hit in ("yes", "no")]
+    assert (at, counted['longtail_choice_bias_removal_bucket{hit="no",le="0.25"}']) == ([1, 2], 0)
+    assert counted['longtail_arm_choices_total{arm="tail",bucket="head",run="week-1"}'] == 1
+    clock.pass_(1)
+    found = monitoring.figures.report()["windows"]["5m"]["recall"]
+    assert [(of["all"]["positives"], of["all"]["hits"]) for of in found.values()] == [(2, 1), (1, 0)]
+
+
+def test_dropped_events_are_in_both(monitoring: Monitoring) -> None:
+    monitoring.count_dropped(2)
+    assert series(monitoring)["longtail_events_dropped_total"] == 2
+    assert monitoring.figures.report()["windows"]["5m"]["dropped"] == 2
