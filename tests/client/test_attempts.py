@@ -135,7 +135,7 @@ def test_a_success_of_another_shape(asker: Make, content: bytes) -> None:
 def test_a_success_of_wrong_types_names_the_first(asker: Make, part: dict[str, object], named: str) -> None:
     result = {"labels": [{"id": "a", "score": 1, "bucket": "tail", "display": {}} | part], "bias_removal": 0}
     result |= {"popularity": 0, "unknown": {"exclude": 0, "allow": 0}}
-    body = {"results": [result], "release": "r", "answer_id": "a", "request_id": "q"}
+    body = {"results": [result], "release": "r", "request_id": "q"}
     with pytest.raises(LongtailError) as raised:
         asker(Script(httpx.Response(200, json=body)))("retrieve", features={})
     place = "POST http://longtail.test/v1/retrieve"

@@ -71,19 +71,22 @@ CASES: list[tuple[Call[Any], str, Any]] = [
     (calls.delete_labels(["a", 4]), "POST /v1/labels/delete", {"ids": ["a", 4]}),
     (calls.restore_labels({"a"}), "POST /v1/labels/restore", {"ids": ["a"]}),
     (
-        calls.feedback([Feedback("q0", {"a"}, 1), Feedback("q1", (4,), event="buy", weight=2.0, request_id="r1")]),
+        calls.feedback(
+            [
+                Feedback("q0", {"a"}, idempotency_key="tap-1"),
+                Feedback("q1", (4,), {"u": 1}, event="buy", weight=2.0, idempotency_key="tap-2"),
+            ]
+        ),
         FEEDBACK,
         {
             "events": [
-                {"answer_id": "q0", "query": 1, "labels": ["a"]},
-                {"answer_id": "q1", "query": 0, "labels": [4], "event": "buy", "weight": 2.0},
+                {"answer_id": "q0", "labels": ["a"], "idempotency_key": "tap-1"},
+                {
+                    "answer_id": "q1", "labels": [4], "features": {"u": 1}, "event": "buy", "weight": 2.0,
+                    "idempotency_key": "tap-2",
+                },
             ]
         },
-    ),
-    (
-        calls.feedback(Feedback(request_id="r1", labels=["a"])),
-        FEEDBACK,
-        {"events": [{"request_id": "r1", "query": 0, "labels": ["a"]}]},
     ),
     (
         calls.interactions(INTERACTION),
@@ -152,8 +155,9 @@ def test_every_route_has_its_method_and_reads_every_key() -> None:
 RESULT = {
     "labels": [{"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}],
     "bias_removal": 0.5, "popularity": 0.25, "unknown": {"exclude": 1, "allow": 0},
+    "answer_id": "q0",
 }  # fmt: skip
-RETRIEVED = {"results": [RESULT], "release": "r", "answer_id": "q0", "request_id": "q", "added_later": 1}
+RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
 KNOWN = {"id": "a", "count": 3, "log_pn": -1.5, "log_popularity": -2.5, "bucket": "tail", "bias": None, "display": {}}
 LISTED, PLACE = ListedLabel(**KNOWN, state="hidden"), {"release": "r", "request_id": "q"}
 VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "dot", "temperature": 0.5, **PLACE}
@@ -164,7 +168,10 @@ VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "do
     [
         (
             "retrieve", (Query({}),), RETRIEVED,
-            Answer((Result((Label("a", 1.5, "tail", {"title": "Alpha"}),), 0.5, 0.25, Unknown(1, 0)),), "r", "q0", "q"),
+            Answer(
+                (Result((Label("a", 1.5, "tail", {"title": "Alpha"}),), 0.5, 0.25, Unknown(1, 0), answer_id="q0"),),
+                "r", "q",
+            ),
         ),
         ("label", ("a",), KNOWN | PLACE, CatalogueLabel(**KNOWN, **PLACE)),
         ("labels", (), {"labels": [asdict(LISTED)], "next_cursor": None}, [LISTED]),
@@ -202,7 +209,6 @@ def test_labels_are_read_page_by_page(asker: Make) -> None:
         (lambda: calls.retrieve(features={}, K=3), TypeError, "unexpected keyword argument 'K'"),
         (lambda: calls.embed(), ValueError, "either queries or labels, received neither"),
         (lambda: calls.embed({}, labels=["a"]), ValueError, "either queries or labels, received both"),
-        (lambda: calls.feedback(Feedback(labels=["a"])), ValueError, "expected an answer_id"),
         (lambda: calls.retrieve(features={}, exclude="item-1"), TypeError, "exclude: expected a collection"),
         (lambda: calls.similar("a", buckets="tail"), TypeError, "buckets: expected a collection"),
         (lambda: calls.feedback(Feedback("q", "item-1")), TypeError, "labels: expected a collection"),
@@ -215,7 +221,9 @@ def test_what_cannot_be_meant_is_refused(make: Any, error: type[Exception], mess
         make()
 
 
-def test_every_interaction_has_a_key_of_its_own() -> None:
-    sent = calls.interactions([Interaction({}, ["a"]), Interaction({}, ["a"])]).body
-    assert sent is not None
-    assert len({event["idempotency_key"] for event in sent["events"]}) == 2
+def test_every_event_has_a_key_of_its_own() -> None:
+    organic = calls.interactions([Interaction({}, ["a"]), Interaction({}, ["a"])]).body
+    chosen = calls.feedback([Feedback("q", ["a"]), Feedback("q", ["a"])]).body
+    assert organic is not None
+    assert chosen is not None
+    assert len({event["idempotency_key"] for sent in (organic, chosen) for event in sent["events"]}) == 4

@@ -101,9 +101,11 @@ def test_a_refusal_names_the_field(asker: Make, url: str, query: Query, field: s
 
 def test_threads_share_a_client(url: str) -> None:
     with Client(url) as longtail, ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: longtail.retrieve(features=FEATURES), range(40)))
+        answers = list(pool.map(lambda _: longtail.retrieve(features=FEATURES, answer_ids=False), range(40)))
+        named = [longtail.retrieve(features=FEATURES).results[0].answer_id for _ in range(2)]
     assert all(answer.results == answers[0].results for answer in answers)
     assert len({answer.request_id for answer in answers}) == 40
+    assert len({answers[0].results[0].answer_id, *named}) == 3
 
 
 def test_tasks_share_a_client(url: str) -> None:

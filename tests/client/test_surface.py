@@ -84,7 +84,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         retrieved = {
             "results": [RESULT] * max(1, request.content.count(b'"features"')),
             "release": "r",
-            "answer_id": "q0",
             "request_id": "q",
         }
         return httpx.Response(200, json={"accepted": 1, "request_id": "f"} if "feedback" in paths[-1] else retrieved)

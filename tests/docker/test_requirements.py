@@ -14,8 +14,8 @@ from tests.docker.tools import DOCKER
 
 PROJECT = tomllib.loads((DOCKER.parent / "pyproject.toml").read_text())
 EXTRAS = {
-    "serving": ("serve", "index", "postgres", "remote", "milvus"),
-    "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus"),
+    "serving": ("serve", "index", "postgres", "remote", "milvus", "kafka"),
+    "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus", "kafka"),
     "trainer": ("train", "index", "postgres", "remote", "milvus"),
 }
 NOT_SERVED = {"serving-gpu": {"jax"}}

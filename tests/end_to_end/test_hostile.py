@@ -122,7 +122,7 @@ def tightened(document: dict[str, Any]) -> dict[str, Any]:
     schemas["SimilarRequest"]["properties"]["ids"] = {"type": "array", "items": known, "minItems": 1}
     of_two = [
         ("SimilarRequest", "ids", "id"),
-        ("Event", "features", "request_id"),
+        ("Event", "features", "answer_id"),
         ("EmbedRequest", "queries", "labels"),
     ]
     for name, one, other in of_two:
