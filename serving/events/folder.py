@@ -193,8 +193,8 @@ class Segment:
 
     def __init__(self, folder: Path, now: float) -> None:
         self._began = now
-        name = f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:12]}{SEGMENT}"
-        self._file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._path = folder / f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:12]}{SEGMENT}"
+        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._size = 0
         fsync_path(folder)
@@ -211,6 +211,8 @@ class Segment:
             # What fsync did not take may be lost later without a word: this file ends before it.
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
+                if not self._size:  # a full disk would get one with every request
+                    self._path.unlink()
             self.close()
             raise
         self._size += len(lines)

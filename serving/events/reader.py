@@ -36,14 +36,11 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         raise StateError(f"{folder}: expected a folder of events, found none; --events names another")
     tables, connection = [SCHEMA.empty_table()], duckdb.connect()
     try:
+        # Segments first: those that become Parquet meanwhile are then found as such.
+        contents = {path.stem: content for path in [*folder.glob(f"*{SEGMENT}")] if (content := _content(path))}
         finished = {path.stem for path in folder.glob(f"*{FINISHED}")}
-        for path in folder.glob(f"*{SEGMENT}"):
-            try:
-                content = path.read_bytes()
-            except FileNotFoundError:  # it became Parquet meanwhile
-                finished.add(path.stem)
-                continue
-            if path.stem not in finished:
+        for stem, content in contents.items():
+            if stem not in finished:
                 tables.append(read_lines(content[: content.rfind(b"\n") + 1])[0])
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("unfinished", pa.concat_tables(tables))
@@ -60,6 +57,14 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         raise StateError(f"{folder}: expected files of events, found {error}") from error
     finally:
         connection.close()
+
+
+def _content(path: Path) -> bytes:
+    """Read a segment; nothing of one that became Parquet."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
 
 
 def damaged_files(folder: Path) -> list[str]:
