@@ -20,7 +20,7 @@ import httpx2 as httpx
 from longtail.serving import logs
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings
-from tests.serving.process import children
+from tests.serving.process import children, until
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "6"))
 """Of each kind of process; the rare moments want hundreds."""
@@ -53,6 +53,15 @@ def seconds_of(target: Callable[..., object], *args: Any) -> float:
     process.join()
     assert process.exitcode == 0
     return time.perf_counter() - began
+
+
+def gone(ids: list[int]) -> bool:
+    """Whether no such process runs any more; one that nobody has waited for counts as gone."""
+    for id_ in ids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{id_}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
 
 
 def moments(rng: random.Random) -> Iterator[float]:
@@ -94,10 +103,12 @@ class Service:
     def kill(self) -> None:
         """SIGKILL to every process; the parent is held first, so that it starts no other."""
         os.kill(self.pid, signal.SIGSTOP)
-        for pid in [*children(self.pid), self.pid]:
+        pids = [*children(self.pid), self.pid]
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.join()
+        until(lambda: gone(pids), "the port to be free")
 
     def kill_worker(self, rng: random.Random) -> None:
         """SIGKILL to one worker of several."""

@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx2 as httpx
 import numpy as np
 import onnxruntime as ort
+import pyarrow.parquet as pq
+import pytest
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32
+from longtail.serving.export import export
 
 GENRES = 5
 PRIOR = "recent"
@@ -207,114 +212,116 @@ class LabelWriter:
 
 
 class Choice(NamedTuple):
-    """One label chosen: of an answer, or, where `answer_id` is None, of what `query` names."""
+    """One label chosen, by the key of its event."""
 
-    answer_id: str | None
-    query: int | str
+    key: str
     label: str
-    event: str
+
+
+class Said(NamedTuple):
+    """What an export says of a choice: in which arm it was answered, its place, P(shown)."""
+
+    arm: str | None
+    position: int | None
+    propensity: float
 
 
 @dataclass
 class Chooser:
-    """Says what was chosen: of answers in an experiment, and without answers, under keys.
+    """Says what was chosen, of answers and without; what is not acknowledged it says again, maybe elsewhere.
 
     Attributes:
         name: leads its units, users and keys.
         labels: that it asks for; no writer changes them.
-        positions: of every acknowledged choice, where its answer had it; None: it had not.
-        arms: of every answer with an acknowledged choice.
-        answers: given while it looked, by arm.
-        asked: choices of the request under way and their positions, what it sent, and the arm of its answer.
-        uncertain: choices that were acknowledged the second time: their answer may be gone.
-        last: bodies that were taken, to be sent again.
+        choices: that were acknowledged, and what the export must say of them; None: of no answer.
+        asked: likewise, of the request that is not acknowledged yet, and what it sends.
+        events: acknowledged.
+        elsewhere: requests that were acknowledged by another service than answered.
+        sent: labels in all that it sent, whether or not that was answered.
     """
 
     name: str
     labels: list[str]
-    positions: dict[Choice, int | None] = field(default_factory=dict)
-    arms: dict[str, str] = field(default_factory=dict)
-    answers: Counter[str] = field(default_factory=Counter)
-    asked: tuple[dict[Choice, int | None], dict[str, Any], str | None] | None = None
-    uncertain: set[Choice] = field(default_factory=set)
-    last: list[dict[str, Any]] = field(default_factory=list)
+    choices: dict[Choice, Said | None] = field(default_factory=dict)
+    asked: tuple[dict[Choice, Said | None], dict[str, Any]] | None = None
     events: int = 0
-    units: int = 0
+    elsewhere: int = 0
+    sent: int = 0
+    _units: int = 0
 
-    def write(self, url: str, stop: threading.Event, rng: random.Random) -> None:
-        """One post after the other until the service is gone or `stop` is set."""
-        with httpx.Client(base_url=url, timeout=20) as client, suppress(UnansweredError):
+    def write(self, urls: Sequence[str], stop: threading.Event, rng: random.Random) -> None:
+        """One post after the other until `stop` is set, to a service that did not answer where there are several."""
+        with ExitStack() as stack:
+            clients = [stack.enter_context(httpx.Client(base_url=url, timeout=20)) for url in urls]
             while not stop.is_set():
-                self.units += 1
-                self.asked = self._of_answer(client, rng) if rng.random() < 0.7 else self._organic(rng)
-                ask(client, "POST", "/v1/feedback", self.asked[1])
-                self._take()
+                answering, telling = rng.sample(clients, 2) if len(clients) > 1 else clients * 2
+                try:
+                    if self.asked is None:
+                        self._units += 1
+                        self.asked = self._of_answer(answering, rng) if rng.random() < 0.7 else self._organic(rng)
+                    self.send(telling)
+                    self.elsewhere += telling is not answering
+                except UnansweredError:
+                    stop.wait(0.02)
 
-    def check(self, client: httpx.Client, rows: Counter[Choice]) -> str:
-        """Every acknowledged choice is in the file once; of the request under way all or none, and now all."""
-        assert {choice: rows[choice] for choice in self.positions if rows[choice] != 1} == {}
-        state = ""
+    def send(self, client: httpx.Client) -> None:
+        """Have acknowledged what is not yet; raises UnansweredError."""
         if self.asked is not None:
-            choices, body, _ = self.asked
-            found = {rows[choice] for choice in choices}
-            assert found in ({0}, {1}), (choices, found)
-            state = "new" if found == {1} else "old"
-            # As a client does that had no answer.
+            choices, body = self.asked
+            self.sent += len(choices)
             ask(client, "POST", "/v1/feedback", body)
-            self.uncertain |= choices.keys()
-            self._take()
-        # As one does that lost it: what was taken does not count again.
-        for body in self.last:
-            ask(client, "POST", "/v1/feedback", body)
-        assert self.mine(rows) <= self.positions.keys()
-        return state
+            self.choices |= choices
+            self.events += len(body["events"])
+            self.asked = None
 
-    def mine(self, rows: Counter[Choice]) -> set[Choice]:
-        """Those of the choices that are this chooser's."""
-        answers = {choice.answer_id for choice in self.positions} - {None}
-        return {
-            choice
-            for choice in rows
-            if choice.answer_id in answers or (choice.answer_id is None and str(choice.query).startswith(self.name))
+    def _of_answer(self, client: httpx.Client, rng: random.Random) -> tuple[dict[Choice, Said | None], dict[str, Any]]:
+        query = {"features": {"user_id": f"u{rng.randrange(20)}"}, "k": 5, "allow": self.labels}
+        query["explore"] = {"tail": rng.randrange(1, 3)}
+        asked = {"queries": [query] * rng.randint(1, 3), "unit": f"{self.name}-{self._units}"}
+        choices: dict[Choice, Said | None] = {}
+        events = []
+        for place, result in enumerate(ask(client, "POST", "/v1/retrieve", asked)["results"]):
+            shown = [label["id"] for label in result["labels"]]
+            at, other = rng.randrange(len(shown)), rng.choice([id_ for id_ in self.labels if id_ not in shown])
+            key, arm = f"{self.name}-{self._units}-{place}", result.get("arm")
+            choices[Choice(key, shown[at])] = Said(arm, at, result["labels"][at]["propensity"])
+            choices[Choice(key, other)] = Said(arm, None, 1)
+            event = {"answer_id": result["answer_id"], "labels": [shown[at], other], "idempotency_key": key}
+            events.append(event | {"event": rng.choice(["click", "purchase"])})
+        return choices, {"events": events}
+
+    def _organic(self, rng: random.Random) -> tuple[dict[Choice, Said | None], dict[str, Any]]:
+        keys = [f"{self.name}-{self._units}-{place}" for place in range(rng.randint(1, 3))]
+        events = [
+            {"features": {"user_id": key}, "labels": rng.sample(self.labels, 2), "idempotency_key": key} for key in keys
+        ]
+        return {Choice(event["idempotency_key"], label): None for event in events for label in event["labels"]}, {
+            "events": events
         }
 
-    def _take(self) -> None:
-        assert self.asked is not None
-        choices, body, arm = self.asked
-        self.positions |= choices
-        if arm is not None:
-            self.arms[body["events"][0]["answer_id"]] = arm
-        self.events += len(body["events"])
-        self.asked, self.last = None, [*self.last[-1:], body]
 
-    def _of_answer(
-        self, client: httpx.Client, rng: random.Random
-    ) -> tuple[dict[Choice, int | None], dict[str, Any], str | None]:
-        query = {"features": {"user_id": f"u{rng.randrange(20)}"}, "k": 5, "allow": self.labels}
-        asked = {"queries": [query] * rng.randint(1, 3), "unit": f"{self.name}-{self.units}"}
-        answer = ask(client, "POST", "/v1/retrieve", asked)
-        arm = answer["results"][0]["arm"]
-        self.answers[arm] += len(answer["results"])
-        choices: dict[Choice, int | None] = {}
-        events = []
-        for place, result in enumerate(answer["results"]):
-            ids = [label["id"] for label in result["labels"]]
-            at, other = rng.randrange(len(ids)), rng.choice([id_ for id_ in self.labels if id_ not in ids])
-            event = rng.choice(["click", "purchase"])
-            choices |= {
-                Choice(answer["answer_id"], place, ids[at], event): at,
-                Choice(answer["answer_id"], place, other, event): None,
-            }
-            events.append(
-                {"answer_id": answer["answer_id"], "query": place, "labels": [ids[at], other], "event": event}
-            )
-        return choices, {"events": events}, arm
+def check_export(releases: str | Path, events: Path, choosers: Sequence[Chooser], *, under_way: bool = False) -> int:
+    """Every acknowledged choice is exported once and as it was answered, and no other; how many.
 
-    def _organic(self, rng: random.Random) -> tuple[dict[Choice, int | None], dict[str, Any], None]:
-        choices: dict[Choice, int | None] = {}
-        events = []
-        for place in range(rng.randint(1, 3)):
-            user, labels = f"{self.name}-{self.units}-{place}", rng.sample(self.labels, 2)
-            choices |= {Choice(None, user, label, "click"): None for label in labels}
-            events.append({"features": {"user_id": user}, "labels": labels, "idempotency_key": user})
-        return choices, {"events": events}, None
+    Args:
+        releases: of the services.
+        events: their folder.
+        choosers: who chose.
+        under_way: what was not acknowledged may be there, too.
+    """
+    out = events.with_name("exported.parquet")
+    export(releases, events, out, window=(0, time.time() + 1), everything=True)
+    rows = pq.read_table(out).to_pylist()
+    times = Counter(Choice(row["idempotency_key"], row["label_id"]) for row in rows)
+    assert set(times.values()) <= {1}
+    expected = {choice: said for chooser in choosers for choice, said in chooser.choices.items()}
+    asked = {choice: said for chooser in choosers if chooser.asked for choice, said in chooser.asked[0].items()}
+    assert expected.keys() - times.keys() == set(), "acknowledged and lost"
+    assert times.keys() - expected.keys() - (asked.keys() if under_way else set()) == set(), "never acknowledged"
+    for row in rows:
+        said = (expected | asked)[Choice(row["idempotency_key"], row["label_id"])]
+        assert row["source"] == ("organic" if said is None else "answer")
+        if said is not None:
+            assert (row["arm"], row["position"]) == (said.arm, said.position)
+            assert row["propensity"] == pytest.approx(said.propensity, rel=1e-3)
+    return len(rows)

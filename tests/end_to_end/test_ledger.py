@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sqlite3
 import threading
 import time
 from collections import Counter
@@ -25,16 +23,16 @@ import pytest
 
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving.compare import compare, count_units, read_experiment
-from longtail.serving.monitoring import FeedbackRow, feedback_of
+from longtail.serving.events.schema import event_json
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
 from tests.end_to_end.killing import KILLS, Service, moments, serving
-from tests.end_to_end.ledger import Catalogue, Choice, Chooser, LabelWriter
+from tests.end_to_end.ledger import Catalogue, Chooser, LabelWriter, check_export
 from tests.serving.process import free_port, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
 
-LABELS, WRITERS, CHOOSERS, ASKED_FOR = 60, 2, 2, 20
+LABELS, WRITERS, CHOOSERS = 60, 2, 2
 EXPERIMENT = """
 [experiments.kills.arms.control]
 share = 0.5
@@ -60,8 +58,8 @@ class Shop:
     found: Counter[str] = field(default_factory=Counter)
 
     @property
-    def state(self) -> Path:
-        return self.releases / ".state"
+    def events(self) -> Path:
+        return self.releases / ".state" / "events"
 
     @property
     def acknowledged(self) -> int:
@@ -72,9 +70,9 @@ class Shop:
     def load(self, url: str, rng: random.Random) -> Iterator[None]:
         """All write while this lasts, one request after the other; begins with the first that is acknowledged."""
         stop, before = threading.Event(), self.acknowledged
-        everybody = [*self.writers, *self.choosers]
-        with ThreadPoolExecutor(len(everybody)) as pool:
-            writing = [pool.submit(each.write, url, stop, random.Random(rng.random())) for each in everybody]
+        with ThreadPoolExecutor(len(self.writers) + len(self.choosers)) as pool:
+            writing = [pool.submit(each.write, url, stop, random.Random(rng.random())) for each in self.writers]
+            writing += [pool.submit(each.write, [url], stop, random.Random(rng.random())) for each in self.choosers]
             try:
                 until(lambda: self.acknowledged > before, "anything to be acknowledged")
                 yield
@@ -83,70 +81,49 @@ class Shop:
         for each in writing:
             each.result()
 
+    def tear(self) -> None:
+        """Leave of an event what a kill in the middle of writing leaves."""
+        for segment in self.events.glob("*.jsonl"):
+            with segment.open("ab") as file:
+                file.write(event_json(kind="choice", labels=["torn"])[:-7])
+            self.found["torn line"] += 1
+
     def check(self, url: str) -> None:
         """What a service shows that has been started, or has lost a worker, beside the ledger."""
+        check_export(self.releases, self.events, self.choosers, under_way=True)
         with httpx.Client(base_url=url, timeout=20) as client:
             for writer in self.writers:
                 if state := writer.check(client):
                     self.found[f"label change under way: {state}"] += 1
-            rows = Counter(map(_choice, self._rows()))
             for chooser in self.choosers:
-                if state := chooser.check(client, rows):
-                    self.found[f"feedback under way: {state}"] += 1
+                self.found["feedback under way"] += chooser.asked is not None
+                chooser.send(client)
         # Connections that other workers may have taken.
         for _ in range(3):
             with httpx.Client(base_url=url, timeout=20) as client:
                 assert [writer.check(client) for writer in self.writers] == [""] * len(self.writers)
-        until(lambda: self._joined(url), "all feedback to be joined with its answers, and counted", 30)
+        check_export(self.releases, self.events, self.choosers)
+        self._check_arms()
+        until(lambda: self._counted(url), "the figures to have all that was acknowledged", 30)
 
-    def _rows(self) -> list[FeedbackRow]:
-        with feedback_of(self.state) as feedback:
-            return list(feedback.rows(0, time.time() + 86_400))
+    def _counted(self, url: str) -> bool:
+        """Whether the figures have all choices, and none more often than it was sent."""
+        positives = sum(
+            of["all"]["positives"]
+            for of in httpx.get(f"{url}/v1/monitoring").json()["windows"]["24h"]["recall"].values()
+        )
+        acknowledged, sent = map(sum, zip(*((len(one.choices), one.sent) for one in self.choosers), strict=True))
+        return bool(acknowledged <= positives <= sent)
 
-    def _joined(self, url: str) -> bool:
-        """Whether every choice has found its answer, and the figures are what the choices amount to."""
-        rows = {_choice(row): row for row in self._rows()}
-        uncertain = {choice for chooser in self.choosers for choice in chooser.uncertain}
-        of_answers: dict[Choice, FeedbackRow] = {}
-        for chooser in self.choosers:
-            for choice, position in chooser.positions.items():
-                row = rows[choice]
-                if choice.answer_id is None:
-                    assert row.source == "organic"
-                elif row.release is not None:
-                    assert (row.release, row.position) == ("a", position), (row, position)
-                    of_answers[choice] = row
-                elif choice not in uncertain:
-                    return False
-        hits = [choice for choice, row in of_answers.items() if row.position is not None]
-        organic = sum(choice.answer_id is None for chooser in self.choosers for choice in chooser.positions)
-        recall = httpx.get(f"{url}/v1/monitoring").json()["windows"]["24h"]["recall"]
-        counted = [recall["feedback"]["all"]["positives"], recall["feedback"]["all"]["hits"]]
-        counted.append(recall["organic"]["all"]["positives"])
-        return counted == [len(of_answers), len(hits), organic] and self._arms_agree(of_answers)
-
-    def _arms_agree(self, joined: dict[Choice, FeedbackRow]) -> bool:
-        """Whether the arms of the experiment have what was chosen of their answers, and no answer twice."""
+    def _check_arms(self) -> None:
+        """The arms of the experiment have what was chosen of their answers."""
         experiment = read_experiment(self.releases)
         assert experiment is not None
-        report = compare(experiment, [count_units(self.state, experiment.run, (0.0, time.time()))])
-        arm_of = {answer: arm for chooser in self.choosers for answer, arm in chooser.arms.items()}
+        report = compare(experiment, [count_units(self.events, experiment.run, (0.0, time.time()))])
+        said = [said for chooser in self.choosers for said in chooser.choices.values() if said is not None]
         for arm in report["arms"]:
-            mine = {choice: row for choice, row in joined.items() if arm_of[str(choice.answer_id)] == arm["name"]}
-            if (arm["chosen"], arm["hits"]) != (len(mine), sum(row.position is not None for row in mine.values())):
-                return False
-            answered = len({(choice.answer_id, choice.query) for choice in mine})
-            # The arm of an answer that never arrived is not known.
-            given = sum(chooser.answers[arm["name"]] for chooser in self.choosers) + 3 * CHOOSERS * (KILLS + 1)
-            assert answered <= arm["answers"] <= given
-            assert sum(shown["count"] for shown in arm["exposures"].values()) == 5 * arm["answers"]
-        return True
-
-
-def _choice(row: FeedbackRow) -> Choice:
-    if row.source == "answer":
-        return Choice(row.answer_id, int(row.query or 0), row.label, row.event)
-    return Choice(None, json.loads(row.features or b"{}")["user_id"], row.label, row.event)
+            mine = [each for each in said if each.arm == arm["name"]]
+            assert (arm["chosen"], arm["hits"]) == (len(mine), sum(each.position is not None for each in mine))
 
 
 @pytest.fixture
@@ -161,11 +138,12 @@ def shop(tmp_path: Path) -> Shop:
     (releases / "experiments.toml").write_text(EXPERIMENT)
     catalogue = Catalogue(bundle, recent)
     ids = list(catalogue.built)
+    asked_for, written = ids[::3], [id_ for place, id_ in enumerate(ids) if place % 3]
     writers = [
-        LabelWriter.of(catalogue, ids[ASKED_FOR + number :: WRITERS], [f"new-{number}-{place}" for place in range(20)])
+        LabelWriter.of(catalogue, written[number::WRITERS], [f"new-{number}-{place}" for place in range(20)])
         for number in range(WRITERS)
     ]
-    return Shop(releases, writers, [Chooser(f"chooser-{number}", ids[:ASKED_FOR]) for number in range(CHOOSERS)])
+    return Shop(releases, writers, [Chooser(f"chooser-{number}", asked_for) for number in range(CHOOSERS)])
 
 
 def wait_for_all(service: Service, before: list[int]) -> None:
@@ -211,24 +189,18 @@ def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, t
                 service.kill()
             kills += 1
             shop.found["all killed under load"] += 1
+            shop.tear()
         assert "Traceback" not in log.read_text()
     with started() as service:
         service.wait_until_ready()
         shop.check(service.url)
-        metrics = httpx.get(f"{service.url}/metrics").text
         assert service.terminate() == 0
+    exported = check_export(shop.releases, shop.events, shop.choosers)
+    assert {path.suffix for path in shop.events.iterdir()} == {".parquet"}
     acknowledged = sum((writer.acknowledged for writer in shop.writers), Counter[str]())
-    choices = Counter("organic" if choice.answer_id is None else "of answers" for chooser in shop.choosers
-                      for choice in chooser.positions)  # fmt: skip
-    events = sum(
-        int(float(metrics.split(f'longtail_feedback_events_total{{kind="{kind}"}} ')[1].split("\n")[0]))
-        for kind in ("answer", "organic")
-    )
-    assert events == sum(chooser.events for chooser in shop.choosers)
     print(f"\n{workers} workers, {kills} kills: {dict(shop.found)}")
-    print(f"acknowledged: labels {dict(acknowledged)}, chosen labels {dict(choices)} in {events} events, "
-          f"{sum(len(chooser.arms) for chooser in shop.choosers)} requests of arms; "
+    print(f"acknowledged: labels {dict(acknowledged)}, {exported} chosen labels in "
+          f"{sum(chooser.events for chooser in shop.choosers)} events, "
+          f"{sum(chooser.sent for chooser in shop.choosers)} sent; "
           f"{sum(writer.read for writer in shop.writers)} times read beside the writing: all there once")  # fmt: skip
     assert shop.acknowledged >= KILLS
-    with sqlite3.connect(shop.state / "feedback.sqlite") as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -1,19 +1,22 @@
 """Replicas that share a database and releases in an object store: what one acknowledges all answer by within a second,
-through kill -9 of any of them and of the database.
+and choices are exported once, whichever answered and whichever took them, through kill -9 of any and of the database.
 
 `LONGTAIL_OPERATIONS=200 pytest tests/end_to_end/test_replicas.py -s` makes two hundred operations and prints how long
-replicas took to agree.
+replicas took to agree; `LONGTAIL_SECONDS=600` chooses for ten minutes and prints the ledger.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,17 +28,19 @@ import pytest
 
 from longtail.bundle import Hide
 from longtail.index import IndexSpec, Releases, build, merge_labels
-from longtail.serving.monitoring import feedback_of
 from longtail.serving.settings import Settings
 from longtail.state import LabelStore, read_label_changes, read_place
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.killing import Service, serving
+from tests.end_to_end.ledger import Chooser, check_export
 from tests.postgres import PostgresServer, postgres
 from tests.s3 import S3Server
 from tests.serving.process import free_port, until
 
 LABELS, REPLICAS = 40, 3
 OPERATIONS = int(os.environ.get("LONGTAIL_OPERATIONS", "40"))
+SECONDS = float(os.environ.get("LONGTAIL_SECONDS", "15"))
+CHOOSERS = 4
 QUERY = {"features": {"user_id": "u3", "history": ["item-1"]}, "k": LABELS}
 
 
@@ -61,6 +66,8 @@ class Replicas:
     database: str
     folder: Path
     environment: Mapping[str, str]
+    workers: int = 1
+    ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(REPLICAS)])
     services: dict[int, Service] = field(default_factory=dict)
     clients: dict[int, httpx.Client] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -71,7 +78,8 @@ class Replicas:
             database_url=self.database,
             state=self.folder / f"replica-{number}",
             cache=self.folder / f"cache-{number}",
-            port=free_port(),
+            port=self.ports[number],
+            workers=self.workers,
             poll_seconds=0.05,
             drain_seconds=0,
         )
@@ -102,13 +110,16 @@ class Replicas:
                 return found
 
 
-@pytest.fixture
-def replicas(bundle: Path, s3: S3Server, database: PostgresServer, tmp_path: Path) -> Iterator[Replicas]:
+@pytest.fixture(params=[1])
+def replicas(
+    request: pytest.FixtureRequest, bundle: Path, s3: S3Server, database: PostgresServer, tmp_path: Path
+) -> Iterator[Replicas]:
+    """Three of so many workers each."""
     releases = s3.url()
     for name in ("a", "b"):
         build(bundle, releases, spec=IndexSpec("flat"), name=name)
     Releases(releases).publish("a")
-    found = Replicas(releases, database.url(), tmp_path, s3.environment)
+    found = Replicas(releases, database.url(), tmp_path, s3.environment, request.param)
     with found.stack:
         for number in range(REPLICAS):
             found.start(number)
@@ -117,7 +128,6 @@ def replicas(bundle: Path, s3: S3Server, database: PostgresServer, tmp_path: Pat
 
 def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, database: PostgresServer) -> None:
     rng = random.Random(5)
-    chosen: set[tuple[str, str]] = set()
     expected = {f"item-{row}" for row in range(LABELS)}
     took: list[tuple[float, str]] = []
     done: Counter[str] = Counter()
@@ -126,8 +136,8 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
         numbers = sorted(replicas.services)
         by = rng.choice(numbers)
         kind = rng.choices(
-            ["upsert", "hide", "restore", "feedback", "publish", "rollback", "kill a replica", "kill the database"],
-            [6, 6, 4, 6, 1, 1, 1, 1],
+            ["upsert", "hide", "restore", "publish", "rollback", "kill a replica", "kill the database"],
+            [6, 6, 4, 1, 1, 1, 1],
         )[0]
         if kind == "upsert":
             label = {"id": f"new-{count}", "features": label_features(count % 5)}
@@ -144,12 +154,6 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
             id_ = rng.choice(hidden)
             assert replicas.asked(by, "POST", "/v1/labels/restore", json={"ids": [id_]}).status_code == 200
             expected.add(id_)
-        elif kind == "feedback":
-            answer = replicas.asked(by, "POST", "/v1/retrieve", json={"queries": [QUERY | {"k": 5}]}).json()
-            event = {"answer_id": answer["answer_id"], "labels": [answer["results"][0]["labels"][2]["id"]]}
-            for to in rng.sample(numbers, 2):
-                assert replicas.asked(to, "POST", "/v1/feedback", json={"events": [event]}).status_code == 200
-            chosen.add((event["answer_id"], event["labels"][0]))
         elif kind == "publish":
             shelf.publish("b" if shelf.current() == "a" else "a", force=True)
         elif kind == "rollback":
@@ -181,26 +185,51 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
     slowest = ", ".join(f"{each:.2f} s {kind}" for each, kind in sorted(took, reverse=True)[:5])
     print(f"\n{dict(done)}; agreed within 0.1, 0.2, 0.5, 1 s: {within} of {len(took)}; slowest: {slowest}")
     changes = read_label_changes(read_place(replicas.database))
-    with feedback_of(read_place(replicas.database)) as feedback:
-        kept = Counter((row.answer_id, row.label) for row in feedback.rows(0, time.time() + 1))
-    assert kept == dict.fromkeys(chosen, 1), "each choice that was acknowledged, once"
     assert set(changes.upserts) == {id_ for id_ in expected if id_.startswith("new-")}
 
 
-def test_feedback_on_one_replicas_answer_counts_once_wherever_it_is_sent(replicas: Replicas) -> None:
-    answer = replicas.asked(0, "POST", "/v1/retrieve", json={"queries": [QUERY | {"k": 3}]}).json()
-    first = answer["results"][0]["labels"][0]["id"]
-    for number in (1, 2, 1):
-        events = [{"answer_id": answer["answer_id"], "labels": [first]}]
-        assert replicas.asked(number, "POST", "/v1/feedback", json={"events": events}).status_code == 200
-
-    def found(number: int) -> tuple[int, int]:
-        report = replicas.asked(number, "GET", "/v1/monitoring").json()
-        of_all = report["windows"]["5m"]["recall"]["feedback"]["all"]
-        return of_all["positives"], of_all["hits"]
-
+@pytest.mark.parametrize("replicas", [2], indirect=True)
+def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replicas, tmp_path: Path) -> None:
+    rng, stop = random.Random(7), threading.Event()
+    done: Counter[str] = Counter()
+    choosers = [Chooser(f"chooser-{number}", [f"item-{row}" for row in range(LABELS)]) for number in range(CHOOSERS)]
+    urls = [replicas.services[number].url for number in range(REPLICAS)]
+    with ThreadPoolExecutor(CHOOSERS) as pool:
+        choosing = [pool.submit(each.write, urls, stop, random.Random(rng.random())) for each in choosers]
+        try:
+            deadline = time.monotonic() + SECONDS
+            while time.monotonic() < deadline:
+                time.sleep(rng.uniform(0, 2))
+                number = rng.randrange(REPLICAS)
+                if rng.random() < 0.6 and replicas.services[number].workers:
+                    replicas.services[number].kill_worker(rng)
+                    done["kills of a worker"] += 1
+                else:
+                    replicas.kill(number)
+                    done["kills of a replica"] += 1
+                    # Sometimes the next kill comes before it is ready.
+                    replicas.start(number, ready=rng.random() < 0.7)
+        finally:
+            stop.set()
+    for each in choosing:
+        each.result()
     for number in range(REPLICAS):
-        until(lambda: found(number) == (1, 1), "every replica to tell the same recall")  # noqa: B023
+        replicas.services[number].wait_until_ready()
+    for chooser in choosers:
+        chooser.send(replicas.clients[0])
+    replicas.kill(2)
+    assert [replicas.services[number].terminate() for number in (0, 1)] == [0, 0]
+    together = tmp_path / "events"
+    together.mkdir()
+    for number in range(REPLICAS):
+        for path in (tmp_path / f"replica-{number}" / "events").iterdir():
+            shutil.copy(path, together)
+    exported = check_export(replicas.releases, together, choosers)
+    sent, elsewhere = (sum(getattr(each, name) for each in choosers) for name in ("sent", "elsewhere"))
+    print(f"\n{SECONDS:g} s, {dict(done)}: {exported} chosen labels, of {sent} sent, in "
+          f"{sum(each.events for each in choosers)} events, {elsewhere} requests to others than answered: "
+          "all there once")  # fmt: skip
+    assert min(elsewhere, done.total()) > 0
 
 
 def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> None:
