@@ -45,6 +45,7 @@ class AnswerKeys:
 
     Attributes:
         secrets: of all keys that are kept, by number modulo 256.
+        signing: number and secret to sign with; None before the first `load`.
     """
 
     def __init__(self, place: Place, lifetime: float, clock: Callable[[], float]) -> None:
@@ -55,17 +56,12 @@ class AnswerKeys:
         self._newest: _Key | None = None
         self._loaded_at = -math.inf
         self.secrets: dict[int, bytes] = {}
+        self.signing: tuple[int, bytes] | None = None
 
     @property
     def due(self) -> bool:
         """Whether there is no key yet, or the newest has signed for a day."""
         return self._newest is None or self._clock() - self._newest.at >= _ROTATION_SECONDS
-
-    @property
-    def signing(self) -> tuple[int, bytes] | None:
-        """Get number and secret to sign with; None before the first `load`."""
-        newest = self._newest
-        return None if newest is None else (newest.number % _NUMBERS, newest.secret)
 
     def refresh(self) -> None:
         """Read the keys again, once a second at most; raises StoreError."""
@@ -82,6 +78,7 @@ class AnswerKeys:
                 raise StoreError(f"{self._place}: expected keys of answer ids, found {error.strerror}") from error
             self.secrets = {key.number % _NUMBERS: key.secret for key in kept}
             self._newest, self._loaded_at = kept[-1], self._clock()
+            self.signing = self._newest.number % _NUMBERS, self._newest.secret
 
     def _from_file(self, now: int) -> list[_Key]:
         assert isinstance(self._place, Path)

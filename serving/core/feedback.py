@@ -126,7 +126,7 @@ def read_choices(
         retriever = retriever_of(answer.release)
         if event.features is not None:
             try:
-                retriever.check_features([event.features], "events")
+                retriever.check_features(event.features, "events")
             except InvalidRequestError as error:
                 raise error.renumbered("events", [place]) from error
         chosen = ChosenLabels(

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle import Bundle, Features, Inputs, LabelRecord, Tower
+from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError
 from longtail.bundle.arrays import Float32, Int64
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
@@ -217,31 +217,21 @@ class Retriever:
         return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """Return u of every query, float32 [B, D], and the tower's inputs."""
-        inputs = self._read(features_B)
-        with serving_errors("queries"):
-            return self._encoder.embed(inputs), inputs
-
-    def check_features(self, features_B: Sequence[Features], items: str) -> None:
-        """Check the features that this release reads; raises InvalidRequestError about one of `items`."""
-        names = {feature.name for feature in self._encoder.features}
-        self._read([{name: given[name] for name in given.keys() & names} for given in features_B], items)
-
-    def _read(self, features_B: Sequence[Features], items: str = "queries") -> Inputs:
-        """Return the tower's inputs of queries.
+        """Return u of every query, float32 [B, D], and the tower's inputs.
 
         Where a query gives a label's id for a feature `of_label`, the tower reads that label's vector; an id that no
         answered label has, and a label without a vector, read as a vector that is missing.
         """
-        with serving_errors(items):
+        try:
             if not self._of_labels:
-                return self._encoder.read(features_B)
+                inputs = self._encoder.read(features_B)
+                return self._encoder.embed(inputs), inputs
             others_B = [dict(given) for given in features_B]
             ids = [
                 (row, feature, str(others.pop(feature.name)))
                 for feature in self._of_labels
                 for row, others in enumerate(others_B)
-                if isinstance(value := others.get(feature.name), str | int) and not isinstance(value, bool)
+                if _is_id(others.get(feature.name))
             ]
             inputs = self._encoder.read(others_B)
             for row, feature, id_ in ids:
@@ -249,7 +239,18 @@ class Retriever:
                 if vector is not None:
                     inputs[feature.name][row] = vector
                     inputs[f"{feature.name}__missing"][row] = 0
-            return inputs
+            return self._encoder.embed(inputs), inputs
+        except (InputError, TowerError):
+            with serving_errors("queries"):
+                raise
+
+    def check_features(self, features: Features, items: str) -> None:
+        """Check the features that this release reads; raises InvalidRequestError about the first of `items`."""
+        of_labels = {feature.name for feature in self._of_labels}
+        read = {feature.name for feature in self._encoder.features}
+        given = {name: value for name, value in features.items() if name in read}
+        with serving_errors(items):
+            self._encoder.read([{name: of for name, of in given.items() if name not in of_labels or not _is_id(of)}])
 
     def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
         """Return a query's vector, float32 [D]; raises InvalidRequestError for one that this release cannot score."""
@@ -421,3 +422,7 @@ class Retriever:
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
+
+
+def _is_id(value: JsonValue) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)

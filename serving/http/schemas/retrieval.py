@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import MAX_IDS, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.requests import Body, at_most, check_recorded
+from longtail.serving.http.requests import Body, at_most
 from longtail.serving.settings import Settings
 
 _RELEASE = Field(
@@ -47,9 +47,6 @@ class RetrieveRequest(Body):
         """Check every query, and the labels that they ask for together."""
         at_most(len(self.queries), settings.max_queries, "queries", "queries")
         _check_options(self.queries, settings, [f"queries.{place}." for place in range(len(self.queries))], "queries")
-        if not self.preview:
-            for place, query in enumerate(self.queries):
-                check_recorded(query.features, settings, f"queries.{place}.features")
 
 
 class SimilarRequest(SimilarQuery, Body):
