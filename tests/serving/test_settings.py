@@ -20,11 +20,13 @@ def written(path: Path, text: str) -> Path:
 def test_arguments_come_before_the_environment_and_that_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = written(tmp_path / "s.toml", f'port = 1\nmax_k = 2\nmax_answers = 3\napi_keys = ["{KEY}"]\nhost = "::1"\n')
+    file = written(
+        tmp_path / "s.toml", f'port = 1\nmax_k = 2\nqueue_limit = 3000\napi_keys = ["{KEY}"]\nhost = "::1"\n'
+    )
     monkeypatch.setenv("LONGTAIL_PORT", "9001")
     monkeypatch.setenv("LONGTAIL_MAX_K", "9002")
     settings = Settings(releases=tmp_path, port=9003, settings_file=file)
-    assert (settings.port, settings.max_k, settings.max_answers) == (9003, 9002, 3)
+    assert (settings.port, settings.max_k, settings.queue_limit) == (9003, 9002, 3000)
     assert (settings.all_api_keys(), settings.host, settings.max_total_k) == ([KEY], "::1", 25_600)
 
 

@@ -20,6 +20,7 @@ from longtail.serving import Retriever, create_app
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.service import Service
+from longtail.serving.events.folder import FolderEvents
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.state import LabelStore
@@ -52,8 +53,9 @@ class Loads:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Service]:
-    live = LiveFigures(tmp_path / ".state", max_answers=100)
-    service = Service(plane_settings(tmp_path), Monitoring(Metrics([]), live))
+    settings, live = plane_settings(tmp_path), LiveFigures(tmp_path / ".state")
+    events = FolderEvents(tmp_path / ".state/events", days=1, most_bytes=1 << 20)
+    service = Service(settings, Monitoring(Metrics([]), live), events)
     yield service
     service.close()
 

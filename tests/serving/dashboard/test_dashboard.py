@@ -19,9 +19,8 @@ import pytest
 from longtail.serving.dashboard import csp, page
 from longtail.serving.http.schemas.monitoring import MonitoringAnswer
 from longtail.serving.http.schemas.operations import ReleaseAnswer
-from longtail.serving.monitoring import AnswerFeedback
 from tests.serving.dashboard.browser import shown
-from tests.serving.monitoring.shop import Clock, a_live, answered
+from tests.serving.monitoring.shop import Clock, a_live, answered, chosen
 
 PAGE = page().decode()
 (STYLE,) = re.findall(r"<style>(.*?)</style>", PAGE, flags=re.DOTALL)
@@ -58,8 +57,7 @@ def report(tmp_path: Path) -> dict[str, Any]:
     live.count_answers(answered([[0, 4, 8, 9]] * 400, score=0.5))
     live.count_request(0.004, 200)
     live.count_shed()
-    live.record_feedback([AnswerFeedback("answer-0", 0, ["item-0", "item-1"], [0, 0])])
-    live.flush()
+    live.count_choice(chosen([0, 1], [0, 4, 8, 9]))
     clock.pass_(61)
     found = live.report() | {"request_id": "r-monitoring", "staged": None}
     live.close()

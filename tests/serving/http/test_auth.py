@@ -20,7 +20,7 @@ ASKING, OTHER, ADMIN, UNICODE = (
     "ключ-0123456789äöü€",
 )
 ASK = {"queries": [{"features": {}, "k": 1}]}
-EVENT = {"events": [{"request_id": "r", "labels": ["a"]}]}
+EVENT = {"events": [{"features": {}, "labels": ["a"]}]}
 MAY_ASK = [
     ("POST", "/v1/retrieve", ASK),
     ("POST", "/v1/similar", {"id": "a", "k": 1}),

@@ -1,4 +1,4 @@
-"""Ids of answers are unique: over threads, over workers that were forked at the same moment, over restarts."""
+"""Ids of requests are unique: over threads, over workers that were forked at the same moment, over restarts."""
 
 from __future__ import annotations
 

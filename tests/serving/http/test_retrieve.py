@@ -48,7 +48,9 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
     response = client.post(
         "/v1/retrieve", json={"queries": [{"features": {"user": "north"}, "k": 2, "bias_removal": 0}]}
     )
-    assert response.json() == {
+    found = response.json()
+    assert len(found["results"][0].pop("answer_id")) < 70
+    assert found == {
         "results": [
             {
                 "labels": [
@@ -61,7 +63,6 @@ def test_a_label_comes_with_bucket_and_display_columns(client: httpx.Client) -> 
             }
         ],
         "release": "plane-1",
-        "answer_id": response.headers["x-request-id"],
         "request_id": response.headers["x-request-id"],
     }
 

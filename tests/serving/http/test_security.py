@@ -140,7 +140,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
                 headers = {"X-Request-ID": id_.encode()} if id_.isprintable() else {}
                 answer = client.post("/v1/retrieve", json={"queries": [query]}, headers=headers)
                 assert [label["id"] for label in answer.json()["results"][0]["labels"]] == [id_]
-                event = {"request_id": id_, "labels": [id_]}
+                event = {"answer_id": answer.json()["results"][0]["answer_id"], "labels": [id_]}
                 assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
                 path = "/v1/labels/" + "".join(f"%{byte:02x}" for byte in id_.encode())
                 assert asked(service, "GET", path) == (200, id_)
@@ -160,8 +160,8 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
     assert new == {Path("log")}
     names = {path.name for path in files_below(tmp_path / "state")}
     known = (
-        r"(labels|feedback)\.sqlite(-wal|-shm)?|releases\.json|minutes\.0|only\.shown|\.?[a-z.]+\.lock"
-        r"|only\.json"
+        r"labels\.sqlite(-wal|-shm)?|releases\.json|answer_keys\.json|minutes\.0|only\.shown|\.?[a-z._]+\.lock"
+        r"|only\.json|\d{8}T\d{6}-[0-9a-f]{12}\.(jsonl|parquet)"
     )
     assert [name for name in names if not re.fullmatch(known, name)] == []
 

@@ -1,0 +1,204 @@
+"""Feedback on answers that describe themselves, on the plane: any replica checks it from the `answer_id` alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from time import time
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from starlette.applications import Starlette
+
+from longtail.serving import create_app
+from longtail.serving.core import service as module
+from longtail.serving.core.answer_ids import answer_name
+from longtail.serving.events.folder import Segment
+from longtail.serving.events.reader import events_of
+from longtail.serving.http.schemas.monitoring import FeedbackAnswer
+from longtail.serving.monitoring.workers import Workers
+from tests.serving.client import client_of
+from tests.serving.http.test_routes import EAST, refused, retrieve, series
+from tests.serving.monitoring.shop import Clock
+from tests.serving.plane import plane_retriever, plane_settings
+
+# At λ = 0, EAST is answered a, c/é, b: head, tail, torso.
+
+
+def ids_of(client: httpx.Client, *queries: dict[str, Any]) -> list[str]:
+    """The answer ids of one request."""
+    return [result["answer_id"] for result in retrieve(client, queries=queries or [EAST]).json()["results"]]
+
+
+def say(client: httpx.Client, *events: dict[str, Any], status: int = 200) -> httpx.Response:
+    response = client.post("/v1/feedback", json={"events": events})
+    assert response.status_code == status, response.text
+    return response
+
+
+def kept(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
+    """Events, in the order of their times."""
+    with events_of(releases / ".state/events") as connection:
+        found = connection.sql("SELECT * FROM events WHERE kind = ? ORDER BY time", params=[kind])
+        rows: list[dict[str, Any]] = found.to_arrow_table().to_pylist()
+    return rows
+
+
+def test_an_event_says_what_its_answer_was(client: httpx.Client, tmp_path: Path) -> None:
+    first, second = ids_of(client, EAST, {**EAST, "k": 1, "bias_removal": 0.25, "buckets": ["tail"]})
+    assert len(first) < 100 > len(second)
+    answer = say(
+        client,
+        {"answer_id": first, "labels": ["c/é", "c/é", "4", "nobody"], "features": {"user": "east", "session": 7}},
+        {"answer_id": second, "labels": ["c/é"], "event": "purchase", "weight": 9, "idempotency_key": "k1"},
+    )
+    assert FeedbackAnswer.model_validate_json(answer.content, strict=True).accepted == 2
+    one, other = sorted(kept(tmp_path), key=lambda event: event["event"])
+    assert {name: one[name] for name in ("labels", "positions", "buckets", "propensities", "bias_removal")} == {
+        "labels": ["c/é", "4", "nobody"], "positions": [1, None, None], "buckets": [2, 2, -1],
+        "propensities": [1, 1, 1], "bias_removal": 0,
+    }  # fmt: skip
+    assert (one["release"], one["restricted"], one["features"]) == ("plane-1", False, '{"user":"east","session":7}')
+    assert (one["event"], one["weight"], one["answer"]) == ("click", 1, answer_name(first))
+    assert timedelta(0) <= one["time"] - one["answered_at"] < timedelta(seconds=5)
+    assert (other["positions"], other["bias_removal"], other["restricted"]) == ([0], 0.25, True)
+    assert (other["event"], other["weight"], other["idempotency_key"]) == ("purchase", 9, "k1")
+    found = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
+    assert {of: (each["positives"], each["hits"]) for of, each in found.items() if each["positives"]} == {
+        "tail": (3, 2), "all": (3, 2)
+    }  # fmt: skip
+    assert series(client)['longtail_feedback_events_total{source="feedback"}'] == 2
+
+
+def test_propensities_of_explored_slots_come_back(client: httpx.Client, tmp_path: Path) -> None:
+    told = []
+    for _ in range(8):
+        (result,) = retrieve(client, queries=[{**EAST, "explore": {"tail": 1}}]).json()["results"]
+        told.append({label["id"]: label.get("propensity", 1) for label in result["labels"]})
+        say(client, {"answer_id": result["answer_id"], "labels": list(told[-1])})
+    for labels, event in zip(told, kept(tmp_path), strict=True):
+        assert dict(zip(event["labels"], event["propensities"], strict=True)) == pytest.approx(labels, rel=1e-3)
+        assert sum(propensity < 1 for propensity in event["propensities"]) == 1
+
+
+def test_every_result_has_its_own_id_where_one_is_wanted(client: httpx.Client) -> None:
+    similar = client.post("/v1/similar", json={"ids": ["a", "b"], "k": 2}).json()["results"]
+    ids = {*ids_of(client, EAST, EAST), *ids_of(client), *(result["answer_id"] for result in similar)}
+    assert len(ids) == 5
+    say(client, {"answer_id": similar[0]["answer_id"], "labels": [similar[0]["labels"][1]["id"]]})
+    assert series(client)['longtail_hits_total{bucket="torso",source="feedback"}'] == 1
+    for options in ({"answer_ids": False}, {"preview": True}):
+        results = retrieve(client, **options).json()["results"]
+        results += client.post("/v1/similar", json={"id": "a", **options}).json()["results"]
+        assert not [result for result in results if "answer_id" in result]
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("malformed", "found one that was cut, or text that is no answer id"),
+        ("forged", "found one that was changed or cut, or that another service gave"),
+        ("expired", "found one of an answer that is too old"),
+    ],
+)
+def test_an_id_that_is_refused_says_why(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, says: str
+) -> None:
+    good, bad = ids_of(client, EAST, EAST)
+    if reason == "malformed":
+        bad = bad[:20]
+    elif reason == "forged":
+        bad = bad[:30] + ("A" if bad[30] != "A" else "B") + bad[31:]
+    else:
+        monkeypatch.setattr(module, "time", lambda: time() + 48 * 3600 + 1)
+        good = ids_of(client)[0]
+    events = [{"answer_id": good, "labels": ["a"]}, {"answer_id": bad, "labels": ["a"]}]
+    message = refused(say(client, *events, status=422), 422, "invalid_request", "events.1.answer_id")
+    assert message == f"expected the answer_id of a result of this service, {says}"
+    counted = series(client)
+    assert counted.pop(f'longtail_answer_ids_refused_total{{reason="{reason}"}}') == 1
+    assert not [name for name, value in counted.items() if "answer_ids_refused" in name and value]
+    assert (kept(tmp_path), counted['longtail_feedback_events_total{source="feedback"}']) == ([], 0)
+
+
+def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path: Path) -> None:
+    other = create_app(plane_settings(tmp_path, state=tmp_path / "other"), retriever=plane_retriever())
+    with client_of(other) as its:
+        said = say(its, {"answer_id": ids_of(client)[0], "labels": ["a"]}, status=422)
+    assert "another service gave" in refused(said, 422, "invalid_request", "events.0.answer_id")
+
+
+def test_replicas_take_each_others_ids_also_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(time())
+    monkeypatch.setattr(module, "time", clock)
+    settings, workers = plane_settings(tmp_path), Workers(2)
+    first, second = (create_app(settings, retriever=plane_retriever(), worker=of, workers=workers) for of in range(2))
+    with client_of(first) as one, client_of(second) as other:
+        yesterday = ids_of(one)[0]
+        say(other, {"answer_id": yesterday, "labels": ["a"]})
+        clock.pass_(86_401)
+        first.state.service.read_changes()
+        assert len(first.state.service.keys.secrets) == 2
+        today = ids_of(one)[0]
+        for client in (other, one):
+            say(client, {"answer_id": yesterday, "labels": ["b"]}, {"answer_id": today, "labels": ["b"]})
+        assert [window["hits"] for window in (found(client)["all"] for client in (one, other))] == [5, 5]
+    assert len(kept(tmp_path)) == 5
+
+
+def found(client: httpx.Client) -> dict[str, Any]:
+    recall: dict[str, Any] = client.get("/v1/monitoring").json()["windows"]["5m"]["recall"]["feedback"]
+    return recall
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None:
+    app = create_app(plane_settings(tmp_path, answer_share=share), retriever=plane_retriever())
+    with client_of(app) as client:
+        (first, _), near = ids_of(client, EAST, EAST), client.post("/v1/similar", json={"id": "a", "k": 2}).json()
+        retrieve(client, preview=True)
+    events = {event["answer"]: event for event in kept(tmp_path, "answer")}
+    if not share:
+        assert not events
+        return
+    assert len(events) == 3
+    told = events[answer_name(first)]
+    assert (told["labels"], told["positions"], told["buckets"]) == (["a", "c/é", "b"], [0, 1, 2], [0, 2, 1])
+    assert (told["features"], told["bias_removal"], told["restricted"]) == ('{"user":"east"}', 0, False)
+    assert events[answer_name(near["results"][0]["answer_id"])]["features"] is None
+
+
+def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client, tmp_path: Path) -> None:
+    organic = {"features": {"user": "east"}, "labels": ["b", "nobody"], "bias_removal": 0, "idempotency_key": "k"}
+    say(client, organic, organic | {"exclude": ["a"]})
+    one, other = sorted(kept(tmp_path, "organic"), key=lambda event: -event["positions"][0])
+    assert (one["positions"], one["buckets"], one["bias_removal"]) == ([2, None], [1, -1], 0)
+    assert (other["positions"], other["answer"], other["features"]) == ([1, None], None, '{"user":"east"}')
+    assert series(client)['longtail_hits_total{bucket="torso",source="organic"}'] == 2
+
+
+def test_features_are_kept_only_where_they_may_be(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, record_features=False, answer_share=1), retriever=plane_retriever())
+    with client_of(app) as client:
+        say(client, {"answer_id": ids_of(client)[0], "labels": ["a"], "features": {"user": "east"}})
+        say(client, {"features": {"user": "east"}, "labels": ["a"]})
+    for kind in ("choice", "organic", "answer"):
+        assert [event["features"] for event in kept(tmp_path, kind)] == [None]
+
+
+def test_events_that_no_disk_takes_are_refused_and_not_counted(
+    app: Starlette, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    event = {"answer_id": ids_of(client)[0], "labels": ["a"]}
+    with monkeypatch.context() as patched:
+        patched.setattr(Segment, "write", full)
+        message = refused(say(client, event, status=503), 503, "storage", None)
+    assert message == "expected a disk that takes events, found none; send them again later"
+    assert found(client)["all"]["positives"] == 0
+    say(client, event)
+    app.state.service.monitoring.figures._report = None
+    assert found(client)["all"]["positives"] == 1
