@@ -4,156 +4,157 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
+import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.client import Answer, Client, Feedback, Interaction, NewLabel, Query
+from longtail.client import Client, Feedback, Interaction, LongtailError, NewLabel, Query, Result
 from longtail.index import Releases, build
-from longtail.serving.export import ExportError, _column_type, _kinds, _value, read_window
+from longtail.serving.export import export
+from longtail.trainer.config import DataConfig
+from longtail.trainer.data.dataset import load_dataset
 from tests.bundles import make_bundle
 from tests.serving.process import server, until
 
 ADMIN = "admin-key-of-sixteen"
+FEATURES = {"user_id": "u1", "history": ["item-1", 2]}
 
 
-def export(*options: object) -> subprocess.CompletedProcess[str]:
+def exported(*options: object) -> str:
     command = [sys.executable, "-m", "longtail.serving", "export-feedback", *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
-def shown(answer: Answer, query: int = 0) -> dict[str, tuple[int, float]]:
-    """Place and propensity of every label of a result."""
-    return {
-        label.id: (place, pytest.approx(label.propensity)) for place, label in enumerate(answer.results[query].labels)
-    }
+def published(folder: Path) -> Path:
+    """Releases, of which the only one is published."""
+    build(make_bundle(label_tower=True).write(folder / "bundle"), folder / "releases", spec="flat", name="first")
+    Releases(folder / "releases").publish("first")
+    return folder / "releases"
+
+
+def place_and_propensity(result: Result, label: str) -> tuple[int, float]:
+    (found,) = [(place, shown.propensity) for place, shown in enumerate(result.labels) if shown.id == label]
+    return found[0], pytest.approx(found[1], rel=1e-3)  # type: ignore[return-value]
 
 
 def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
-    make_bundle(label_tower=True).write(tmp_path / "bundle")
-    releases = tmp_path / "releases"
-    build(tmp_path / "bundle", releases, spec="flat", name="first")
-    Releases(releases).publish("first")
-    out = tmp_path / "feedback.parquet"
-    settings = {"admin_keys": ADMIN, "api_keys": "asker-key-of-sixteen", "workers": 2}
+    releases, out = published(tmp_path), tmp_path / "feedback.parquet"
+    settings = {"admin_keys": ADMIN, "api_keys": "asker-key-of-sixteen", "workers": 2, "answer_share": 1}
     with server(releases, tmp_path / "log", **settings) as process:
         process.wait_until_ready(90)
         with Client(process.url, ADMIN) as client:
             client.add_labels([NewLabel(f"new-{n}", {"genres": [f"g{n}"], "year": 0}) for n in range(5)])
-            queries = [
-                Query({"user_id": f"u{user}", "history": ["item-1", 2]}, k=6, bias_removal=0.25, explore={"new": 2})
-                for user in range(2)
+            query = Query(FEATURES, k=6, bias_removal=0.25, explore={"new": 2})
+
+            def has_new() -> bool:
+                (found,) = client.retrieve(query, preview=True).results
+                return found.exploration is not None and found.exploration.slots == {"new": 2}
+
+            until(lambda: all(has_new() for _ in range(8)), "every worker to have the new labels")
+            first, second = client.retrieve([query, query]).results
+            drawn = next(label.id for label in second.labels if label.propensity < 1)
+            kept = next(label.id for label in first.labels if label.propensity == 1)
+            (near,) = client.similar("item-3", k=2).results
+            names = [str(result.answer_id) for result in (first, second, near)]
+            events = [
+                Feedback(names[0], [kept, "never shown"], FEATURES),
+                Feedback(names[1], [drawn]),  # its features came with the question
+                Feedback(names[1], [drawn], event="purchase", weight=10.0),
+                Feedback(names[2], [near.labels[0].id]),  # and these were not known
             ]
-            until(
-                lambda: all(
-                    result.exploration is not None and result.exploration.slots == {"new": 2}
-                    for _ in range(8)
-                    for result in client.retrieve(queries, preview=True).results
-                ),
-                "every worker to have the new labels",
-            )
-            answer = client.retrieve(queries)
-            for result in answer.results:
-                assert sum(label.bucket == "new" for label in result.labels) >= 2
-                assert result.exploration is not None
-                assert result.exploration.candidates == {"new": 5}
-                assert sum(label.propensity < 1 for label in result.labels) in (1, 2)
-            drawn = next(label.id for label in answer.results[1].labels if label.propensity < 1)
-            kept = next(label.id for label in answer.results[0].labels if label.propensity == 1)
-            near = client.similar("item-3", k=2)
-            client.feedback(
-                [
-                    Feedback(answer_id=answer.answer_id, labels=[kept, "never shown"]),
-                    Feedback(answer_id=answer.answer_id, labels=[drawn], query=1),
-                    Feedback(answer_id=answer.answer_id, labels=[drawn], query=1, event="purchase", weight=10.0),
-                    Feedback(answer_id=answer.answer_id, labels=[drawn], query=1, event="purchase", weight=10.0),
-                    Feedback(request_id=near.request_id, labels=[near.results[0].labels[0].id]),
-                    Feedback(answer_id="nobody", labels=["item-9"]),
-                ]
-            )
+            client.feedback(events)
+        with Client(process.url, ADMIN) as client:  # maybe another worker
+            client.feedback(events)
             client.interactions(Interaction({"user_id": 7}, ["item-5"], event="view", weight=0.5))
-            metrics = client._http.get("/metrics").text
-            assert 'longtail_explored_total{bucket="new"} 4.0' in metrics
-            # One label found, however often it was chosen. The report may be a second old.
-            until(lambda: _found(client) == (3, 3), "feedback to be joined and counted")
-            exported = export(releases, "--out", out)
+            with pytest.raises(LongtailError, match=r"events\.1\.answer_id: .* changed or cut"):
+                client.feedback([events[0], Feedback(names[0][:-5] + names[1][-5:], [kept])])
+        metrics = httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text
+        assert 'longtail_explored_total{bucket="new"} 4.0' in metrics
+        assert 'longtail_answer_ids_refused_total{reason="forged"} 1.0' in metrics
+        said = exported(releases, "--out", out)
         assert process.terminate() == 0
-    assert "left out: 1 labels whose query has no features" in exported.stdout, exported.stderr + exported.stdout
-    rows = {(row["label_id"], row["event"]): row for row in pq.read_table(out).to_pylist()}
+    assert "left out: 1 labels whose query's features are not known" in said
+    table = pq.read_table(out)
+    rows = {(row["label_id"], row["event"]): row for row in table.to_pylist()}
+    assert len(rows) == table.num_rows
     assert set(rows) == {
         (kept, "click"), ("never shown", "click"), (drawn, "click"), (drawn, "purchase"), ("item-5", "view"),
     }  # fmt: skip
-    for label, query in ((kept, 0), (drawn, 1)):
+    for label, result in ((kept, first), (drawn, second)):
         row = rows[label, "click"]
-        assert (row["position"], row["propensity"]) == shown(answer, query)[label]
-        assert (row["user_id"], row["history"]) == (f"u{query}", ["item-1", "2"])
-        assert (row["answer_id"], row["query"], row["release"]) == (answer.answer_id, query, "first")
-        assert row["request_id"] == answer.request_id
-        assert (row["bias_removal"], row["popularity"], row["source"]) == (0.25, 0.0, "answer")
+        assert (row["position"], row["propensity"]) == place_and_propensity(result, label)
+        assert (row["user_id"], row["history"]) == ("u1", ["item-1", "2"])
+        assert row["impressions"] == [shown.id for shown in result.labels]
+        assert (row["release"], row["bias_removal"], row["popularity"], row["source"]) == ("first", 0.25, 0.0, "answer")
         assert abs(datetime.now(UTC) - row["time"]) < timedelta(minutes=5)
     bought, missed, organic = rows[drawn, "purchase"], rows["never shown", "click"], rows["item-5", "view"]
     assert bought["weight"] == 10
     assert bought["debiased_weight"] == pytest.approx(10 / bought["propensity"])
     assert (missed["position"], missed["propensity"]) == (None, 1)
-    assert (organic["source"], organic["user_id"], organic["weight"]) == ("organic", "7", 0.5)
-    # From the folder alone, all of it, under a recipe's own name for labels.
-    again = export("--state", releases / ".state", "--out", out, "--since", "1h", "--label-id", "item_id", "--all")
-    assert "6 labels chosen" in again.stdout, again.stderr + again.stdout
-    assert "left out: 1 labels of the last minute" in again.stdout
-    assert _read_by_a_recipe(out) == (5, {"u0", "u1", "7"})
-    assert "0 labels chosen" in export(releases, "--until", "1h", "--out", out).stdout
-
-
-def _found(client: Client) -> tuple[int, int]:
-    """Positives and hits of feedback in the last five minutes, of all buckets."""
-    found = client.monitoring()["windows"]["5m"]["recall"]["feedback"]["all"]
-    return found["positives"], found["hits"]
-
-
-def _read_by_a_recipe(out: Path) -> tuple[int, set[str]]:
-    """Pairs and queries that the trainer finds in the file."""
-    from longtail.trainer.config import DataConfig
-    from longtail.trainer.data.dataset import load_dataset
-
-    table = pq.read_table(out)
-    clean = out.with_name("clean.parquet")
-    pq.write_table(table.filter(table["user_id"].is_valid()), clean)
-    data = DataConfig(train=clean, query_id="user_id", label_id="item_id", timestamp="time", weight="debiased_weight")
+    assert (organic["source"], organic["user_id"], organic["weight"], organic["answer"]) == ("organic", "7", 0.5, None)
+    # All of it, under a recipe's own name for labels; then of a time without any.
+    assert {path.suffix for path in (releases / ".state/events").iterdir()} == {".parquet"}
+    assert "6 labels chosen" in exported(releases, "--out", out, "--since", "1h", "--label-id", "item_id", "--all")
+    data = DataConfig(
+        train=recorded(out), query_id="user_id", label_id="item_id", timestamp="time", weight="debiased_weight"
+    )
     dataset = load_dataset(data, seed=0)
-    return len(dataset.train), set(dataset.query_ids.to_pylist())
+    assert (len(dataset.train), set(dataset.query_ids.to_pylist())) == (5, {"u1", "7"})
+    assert "0 labels chosen" in exported(releases, "--until", "1h", "--out", out)
+    assert [(field.name, field.type) for field in pq.read_schema(out)] == [(one.name, one.type) for one in table.schema]
 
 
-@pytest.mark.parametrize(
-    ("values", "kind", "written"),
-    [
-        ([["a", 2], None], pa.list_(pa.string()), [["a", "2"], None]),
-        ([[0, 0.5], [1, 0]], pa.list_(pa.float64()), [[0, 0.5], [1, 0]]),
-        ([[1, 2], 3, "x"], pa.list_(pa.string()), [["1", "2"], ["3"], ["x"]]),
-        ([["a"], {"b": 0.5}], pa.map_(pa.string(), pa.float64()), [[("a", 1)], [("b", 0.5)]]),
-        ([{"ids": ["a", 2], "times": [3, 4]}, ["b"]], pa.list_(pa.string()), [["a", "2"], ["b"]]),
-        ([{"ids": 0.5, "a": 2}], pa.map_(pa.string(), pa.float64()), [[("ids", 0.5), ("a", 2)]]),
-        ([1, 2.5], pa.float64(), [1, 2.5]),
-        ([1, 2**70], pa.string(), ["1", str(2**70)]),
-    ],
-)
-def test_a_column_holds_every_value_of_its_feature(values: list[object], kind: pa.DataType, written: object) -> None:
-    found = _column_type(set().union(*map(_kinds, values)))
-
-    assert found == kind
-    assert pa.array([_value(value, found) for value in values], found).to_pylist() == written
+def recorded(out: Path) -> Path:
+    """The file without rows whose query is not known."""
+    table, clean = pq.read_table(out), out.with_name("clean.parquet")
+    pq.write_table(table.filter(table["user_id"].is_valid()), clean)
+    return clean
 
 
-def test_times_and_places_that_are_none(tmp_path: Path) -> None:
-    assert read_window("7d", None, 1e9) == (1e9 - 7 * 86_400, 1e9)
-    assert read_window("1970-01-02", "1970-01-02T02:00:00+01:00", 1e9) == (86_400, 86_400 + 3600)
-    with pytest.raises(ExportError, match="--since: expected ISO 8601, or an age"):
-        read_window("last week", None, 1e9)
-    with pytest.raises(ExportError, match="before --until"):
-        read_window("1h", "2h", 1e9)
-    refused = export("--state", tmp_path, "--out", tmp_path / "out.parquet")
-    assert refused.returncode == 2
-    assert "expected feedback that can be read, found no feedback.sqlite" in refused.stderr
-    assert not (tmp_path / "out.parquet").exists()
+def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> None:
+    releases, disk = published(tmp_path), tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no disk may be mounted: {mounted.stderr.decode()}")
+    try:
+        (disk / "ballast").write_bytes(bytes(1 << 20))
+        with (
+            server(releases, tmp_path / "log", events=disk / "events") as process,
+            Client(process.url, retries=0) as client,
+        ):
+            process.wait_until_ready()
+            (result,) = client.retrieve(features=FEATURES).results
+            acknowledged = list[str]()
+
+            def refusal(key: str) -> LongtailError | None:
+                features = {"history": [f"item-{n}" for n in range(5_000)]}
+                try:
+                    client.feedback(Feedback(str(result.answer_id), [key], features, idempotency_key=key))
+                except LongtailError as error:
+                    return error
+                acknowledged.append(key)
+                return None
+
+            refused = next(error for number in range(100) if (error := refusal(f"before-{number}")))
+            assert (refused.status, refused.type) == (503, "storage")
+            assert "a disk that takes events" in refused.message
+            assert all(refusal(f"refused-{number}") for number in range(20))
+            assert len(client.retrieve(features=FEATURES).results[0].labels) == 10
+            assert len(list((disk / "events").iterdir())) == 1
+            (disk / "ballast").unlink()
+            assert refusal("after") is None
+            assert process.terminate() == 0
+        export(releases, disk / "events", tmp_path / "out.parquet", window=(0, time.time() + 1))
+        found = pq.read_table(tmp_path / "out.parquet")["label_id"].to_pylist()
+        assert sorted(found) == sorted(acknowledged)
+        assert "after" in acknowledged
+        assert len(acknowledged) > 5
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)

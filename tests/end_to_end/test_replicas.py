@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +36,7 @@ from tests.end_to_end.killing import Service, serving
 from tests.end_to_end.ledger import Chooser, check_export
 from tests.postgres import PostgresServer, postgres
 from tests.s3 import S3Server
-from tests.serving.process import free_port, until
+from tests.serving.process import until
 
 LABELS, REPLICAS = 40, 3
 OPERATIONS = int(os.environ.get("LONGTAIL_OPERATIONS", "40"))
@@ -58,6 +59,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def kept_port() -> int:
+    """A port that nothing takes while its service restarts: outgoing connections have ports above."""
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(20_000, 32_000)))
+            return int(probe.getsockname()[1])
+
+
 @dataclass
 class Replicas:
     """Services that share a database and releases; each has a directory of its own."""
@@ -67,7 +76,7 @@ class Replicas:
     folder: Path
     environment: Mapping[str, str]
     workers: int = 1
-    ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(REPLICAS)])
+    ports: list[int] = field(default_factory=lambda: [kept_port() for _ in range(REPLICAS)])
     services: dict[int, Service] = field(default_factory=dict)
     clients: dict[int, httpx.Client] = field(default_factory=dict)
     stack: ExitStack = field(default_factory=ExitStack)
@@ -204,16 +213,21 @@ def test_choices_are_exported_once_whichever_replica_took_them(replicas: Replica
                 if rng.random() < 0.6 and replicas.services[number].workers:
                     replicas.services[number].kill_worker(rng)
                     done["kills of a worker"] += 1
-                else:
+                    continue
+                if replicas.services[number].process.is_alive():
                     replicas.kill(number)
                     done["kills of a replica"] += 1
-                    # Sometimes the next kill comes before it is ready.
-                    replicas.start(number, ready=rng.random() < 0.7)
+                else:  # as it does when its workers die young, again and again
+                    done["ends of a replica"] += 1
+                # Sometimes the next kill comes before it is ready.
+                replicas.start(number, ready=rng.random() < 0.7)
         finally:
             stop.set()
     for each in choosing:
         each.result()
     for number in range(REPLICAS):
+        if not replicas.services[number].process.is_alive():
+            replicas.start(number)
         replicas.services[number].wait_until_ready()
     for chooser in choosers:
         chooser.send(replicas.clients[0])
