@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,6 +15,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
@@ -55,15 +57,6 @@ def seconds_of(target: Callable[..., object], *args: Any) -> float:
     return time.perf_counter() - began
 
 
-def gone(ids: list[int]) -> bool:
-    """Whether no such process runs any more; one that nobody has waited for counts as gone."""
-    for id_ in ids:
-        with suppress(FileNotFoundError, ProcessLookupError):
-            if Path(f"/proc/{id_}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-                return False
-    return True
-
-
 def moments(rng: random.Random) -> Iterator[float]:
     """Without end: random numbers from 0 to 1, as many in every tenth as in the others, in random order."""
     while True:
@@ -103,12 +96,20 @@ class Service:
     def kill(self) -> None:
         """SIGKILL to every process; the parent is held first, so that it starts no other."""
         os.kill(self.pid, signal.SIGSTOP)
-        pids = [*children(self.pid), self.pid]
-        for pid in pids:
+        for pid in [*children(self.pid), self.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.join()
-        until(lambda: gone(pids), "the port to be free")
+        until(self._port_is_free, "the port to be free")
+
+    def _port_is_free(self) -> bool:
+        """Whether all have let go of it: orphans that were killed do so a moment later."""
+        address = urlsplit(self.url)
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address.hostname, address.port))
+            return True
+        return False
 
     def kill_worker(self, rng: random.Random) -> None:
         """SIGKILL to one worker of several."""

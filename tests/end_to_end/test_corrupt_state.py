@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
+import pyarrow.parquet as pq
 import pytest
 
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving import create_app
 from longtail.serving.errors import StateError
+from longtail.serving.events.schema import event_json
+from longtail.serving.export import export
 from longtail.serving.settings import Settings
 from longtail.state import read_label_changes
 from tests.bundles import label_features, make_bundle
@@ -37,7 +40,7 @@ def service(releases: Path, *, ready: bool = True) -> Iterator[httpx.Client]:
 def statuses(client: httpx.Client) -> dict[str, int]:
     """Of every kind of request that reads or writes state."""
     answer = client.post("/v1/retrieve", json={"queries": [QUERY]})
-    event = {"request_id": answer.json()["request_id"], "labels": ["item-2"]}
+    event = {"answer_id": answer.json()["results"][0]["answer_id"], "labels": ["item-2"]}
     organic = {"features": QUERY["features"], "labels": ["item-2"]}
     return {
         "retrieve": answer.status_code,
@@ -79,14 +82,17 @@ def releases(lived: Path, tmp_path: Path) -> Path:
 
 PAGE = 4096
 """Of SQLite."""
-FILES = ["feedback.sqlite", "releases.json", "live/minutes.0", "live/only.shown"]
-ALIKE = ["labels.sqlite"]
+FILES = ["releases.json", "live/minutes.0", "live/only.shown"]
+ALIKE = ["labels.sqlite", "answer_keys.json"]
 
 
 def test_the_files_are_all(lived: Path) -> None:
     state = lived / ".state"
     written = {path.relative_to(state).as_posix() for path in state.rglob("*") if path.is_file()}
-    assert {name for name in written if not name.endswith(".lock")} == {*FILES, *ALIKE}
+    (events,) = (state / "events").iterdir()
+    assert events.suffix == ".parquet"
+    known = {*FILES, *ALIKE, f"events/{events.name}"}
+    assert {name for name in written if not name.endswith(".lock")} == known
 
 
 def damaged(content: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
@@ -112,7 +118,7 @@ def damaged(content: bytes, rng: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_damaged_figures_start_again_and_damaged_feedback_is_refused(file: str, releases: Path) -> None:
+def test_damaged_figures_start_again(file: str, releases: Path) -> None:
     state, kept = releases / ".state", releases.parent / "kept"
     shutil.copytree(state, kept)
     written = (state / file).read_bytes()
@@ -120,18 +126,47 @@ def test_damaged_figures_start_again_and_damaged_feedback_is_refused(file: str, 
     assert len(different) >= 8
     for content, kind in different.items():
         (state / file).write_bytes(content)
-        try:
-            with service(releases) as client:
-                assert statuses(client) == WELL, kind
-                assert {"added", "item-7"} & answered(client) == {"added"}
-                assert client.get("/v1/monitoring").json()["windows"]["5m"]["queries"] >= 0
-        except StateError:  # feedback that was acknowledged is not thrown away
-            assert file == "feedback.sqlite"
-            assert (state / file).read_bytes() == content
+        with service(releases) as client:
+            assert statuses(client) == WELL, kind
+            assert {"added", "item-7"} & answered(client) == {"added"}
+            assert client.get("/v1/monitoring").json()["windows"]["5m"]["queries"] >= 0
         shutil.rmtree(state)
         shutil.copytree(kept, state)
     (state / file).unlink()
     with service(releases) as client:
+        assert statuses(client) == WELL
+
+
+def test_damaged_events_are_kept_apart_and_hold_up_no_service(releases: Path, tmp_path: Path) -> None:
+    events, out, window = releases / ".state/events", tmp_path / "out.parquet", (0.0, time.time() + 60)
+    whole = event_json(kind="organic", time=time.time(), labels=["whole"], positions=[None], propensities=[1]) + b"\n"
+    (events / "20260101T000000-a.jsonl").write_bytes(whole + b"\xff not one\n" + b'{"kind": 7}\n' + whole[:50])
+    for _ in range(2):  # before and after it became Parquet
+        said = export(releases, events, out, window=window, everything=True)
+        assert pq.read_table(out)["label_id"].to_pylist().count("whole") == 1
+        with service(releases) as client:
+            assert statuses(client) == WELL
+    assert "left out: lines of 20260101T000000-a.damaged that are no events" in said
+    assert len((events / "20260101T000000-a.damaged").read_bytes().splitlines()) == 2
+    (events / "20260101T000000-b.parquet").write_bytes(b"PAR1" * 1000)
+    with service(releases) as client:
+        assert statuses(client) == WELL
+    with pytest.raises(StateError, match=r"20260101T000000-b\.parquet"):
+        export(releases, events, out, window=window)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b'{"version": 1, "keys": [[1, 2, "x"]]}', b"\xff"])
+def test_with_damaged_keys_nothing_is_served_until_they_are_moved_away(
+    damage: bytes, releases: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = releases / ".state" / "answer_keys.json"
+    file.write_bytes(damage)
+    with service(releases, ready=False) as client:
+        until(lambda: str(file) in caplog.text)
+        assert client.get("/readyz").status_code == 503
+        assert file.read_bytes() == damage
+        file.unlink()
+        assert client.post("/v1/release/reload").status_code == 200
         assert statuses(client) == WELL
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from longtail.client import Client, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.gateway import Gateway
-from tests.end_to_end.killing import gone
 from tests.serving.process import ServerProcess, children, free_port, server, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
@@ -35,6 +34,15 @@ ANSWERED = "longtail_requests_total route=/v1/retrieve status=2xx"
 
 def workers_of(process: ServerProcess) -> list[int]:
     return sorted(id_ for id_, command in children(process.process.pid).items() if b"spawn_main" in command)
+
+
+def gone(ids: list[int]) -> bool:
+    """Whether no such process runs any more; one that nobody has waited for counts as gone."""
+    for id_ in ids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if Path(f"/proc/{id_}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
 
 
 @contextmanager
