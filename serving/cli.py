@@ -39,7 +39,9 @@ app = typer.Typer(
 SinceOption = Annotated[
     str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
 ]
-UntilOption = Annotated[str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: now).")]
+UntilOption = Annotated[
+    str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: a minute ago).")
+]
 
 ReleasesArgument = Annotated[
     str, typer.Argument(help="Releases that the service follows: directory or URL.", envvar="LONGTAIL_RELEASES")
@@ -242,6 +244,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _events_of(releases: str, state: str | None, events: Path | None) -> Path:
     """Return the folder of events that options name, or where a service of these releases has it."""
+    if events is not None and str(events).startswith("kafka:"):  # with its password, which is not to be shown
+        raise typer.BadParameter(
+            "expected the folder that a connector writes, received a topic of Kafka", param_hint="--events"
+        )
     if events is not None:
         return events
     place = place_of(state)

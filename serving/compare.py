@@ -58,7 +58,10 @@ _SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _WINDOW = b"longtail_window"
 _UNITS = f"""
 WITH once AS ({ONCE}),
-answered AS (SELECT arm, unit, buckets FROM once WHERE kind = 'answer' AND run = $run AND {IN_WINDOW}),
+answered AS (
+    SELECT DISTINCT ON (answer) answer, arm, unit, buckets
+    FROM once WHERE kind = 'answer' AND run = $run AND {IN_WINDOW}
+),
 shown AS (SELECT arm, unit, unnest(buckets) AS bucket FROM answered),
 each AS (
     SELECT answer, arm, unit, time, unnest(labels) AS label, unnest(buckets) AS bucket, unnest(positions) AS position

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from longtail.bundle.errors import describe
 from longtail.index import Releases
 from longtail.index.release.release import read_bundle_manifest
 from longtail.serving.errors import ServingError
+from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import IN_WINDOW, ONCE, damaged_files, events_of
 
 _OWN = {
@@ -61,6 +63,11 @@ first AS (
 SELECT first.* EXCLUDE (features), coalesce(first.features, answers.features) AS features, impressions
 FROM first LEFT JOIN answers USING (answer) WHERE {IN_WINDOW}
 """
+_LATER = "SELECT count(*) FROM events WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)"
+_UNDER_WAY_SECONDS = 60
+"""After which every event is on disk."""
+_MOST_OTHERS = 100
+"""Columns of features that the release does not read."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
 
@@ -73,7 +80,8 @@ def read_window(since: str | None, until: str | None, now: float) -> tuple[float
     """From and up to when, in seconds since 1970.
 
     Args:
-        since, until: ISO 8601, UTC unless it says otherwise, or an age such as `7d`; None: since ever, until now.
+        since, until: ISO 8601, UTC unless it says otherwise, or an age such as `7d`; None: since ever, until a minute
+            ago, as later events may be under way.
         now: seconds since 1970.
 
     Raises:
@@ -81,10 +89,10 @@ def read_window(since: str | None, until: str | None, now: float) -> tuple[float
     """
     begin, end = (
         default if text is None else _seconds(option, text, now)
-        for option, text, default in (("--since", since, 0.0), ("--until", until, now))
+        for option, text, default in (("--since", since, 0.0), ("--until", until, now - _UNDER_WAY_SECONDS))
     )
     if begin >= end:
-        raise ExportError(f"--since: expected a time before --until, received {since!r} and {until or 'now'!r}")
+        raise ExportError(f"--since: expected a time before --until, received {since!r} and {until or '1m'!r}")
     return begin, end
 
 
@@ -115,28 +123,23 @@ def export(
         StateError: events that cannot be read.
         OSError: the disk.
     """
-    features = _query_features(releases)
-    if label_id in _OWN or '"' in label_id:
-        raise ExportError(
-            f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
-        )
+    columns = _Columns(_query_features(releases), label_id)
+    since, until = window
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
         with events_of(events) as connection:
-            connection.execute(_CHOSEN, {"since": window[0], "until": window[1]})
+            connection.execute(_CHOSEN, {"since": since, "until": until})
+            later = connection.execute(_LATER, {"until": until}).fetchone() or (0,)
             kept = "TRUE" if everything else "features IS NOT NULL"
-            (left_out,) = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
+            left_out = connection.execute(f"SELECT count(*) FROM chosen WHERE NOT ({kept})").fetchone() or (0,)
             sent = connection.execute(
-                "SELECT DISTINCT unnest(json_keys(features)) AS name FROM chosen ORDER BY name"
+                "SELECT name FROM (SELECT unnest(json_keys(features)) AS name FROM chosen) "
+                "GROUP BY name ORDER BY count(*) DESC, name"
             ).fetchall()
-            others = [name for (name,) in sent if name not in features]
-            values = {name: _value_of(feature) for name, feature in features.items()}
-            values |= {name: f"features ->> '$.{name}'" for name in others if _NAME.fullmatch(name)}
-            columns = [f'{value} AS "{_column(name, label_id)}"' for name, value in values.items()]
-            columns += [f'label AS "{label_id}"', *(f"{of} AS {name}" for name, of in _OWN.items())]
+            no_columns = [name for (name,) in sent if not columns.add(name)]
             target = str(working).replace("'", "''")
             connection.execute(
-                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE {kept} ORDER BY time) "
+                f"COPY (SELECT {columns.sql} FROM chosen WHERE {kept} ORDER BY time) "
                 f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
             )
         rows = pq.read_metadata(working).num_rows
@@ -144,12 +147,68 @@ def export(
     finally:
         working.unlink(missing_ok=True)
     said = [f"{rows:,} labels chosen"]
-    if left_out:
+    if left_out[0]:
         why = "whose query's features are not known: send `features` with feedback (--all takes these, too)"
-        said.append(f"left out: {left_out:,} labels {why}")
-    said += [f"left out: {describe(name)}, no name of a feature" for name in others if not _NAME.fullmatch(name)]
+        said.append(f"left out: {left_out[0]:,} labels {why}")
+    if later[0]:
+        said.append(
+            f"left out: {later[0]:,} events of {_iso(until)} and later, for the next export (--until 0m takes all)"
+        )
+    if (whole := kept_since(events)) > since:
+        said.append(f"events from before {_iso(whole)} are not kept (LONGTAIL_EVENTS_DAYS, LONGTAIL_EVENTS_BYTES)")
+    if no_columns:
+        names = ", ".join(map(describe, no_columns[:10])) + (", …" if len(no_columns) > 10 else "")
+        said.append(f"left out: {len(no_columns)} features that clients sent and that cannot be columns: {names}")
     said += [f"left out: lines of {name} that are no events" for name in damaged_files(events)]
     return [*said, f"written: {out}"]
+
+
+class _Columns:
+    """The columns of an export; names that differ in case alone are one name, as in SQL.
+
+    Args:
+        features: of the release's queries.
+        label_id: column of the label ids.
+
+    Raises:
+        ExportError: two columns of one name.
+    """
+
+    def __init__(self, features: Mapping[str, Feature], label_id: str) -> None:
+        self._reserved = {name.casefold() for name in (*_OWN, label_id)}
+        self._values: dict[str, str] = {}
+        self._names: set[str] = set()
+        self._others = 0
+        if len(self._reserved) == len(_OWN) or '"' in label_id:
+            raise ExportError(
+                f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
+            )
+        for name, feature in features.items():
+            if not self._take(name, _value_of(feature)):
+                raise ExportError(f"expected features of different names, found another {describe(name)} in CURRENT")
+        self._last = [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _OWN.items())]
+
+    @property
+    def sql(self) -> str:
+        """Get what SELECT needs."""
+        return ", ".join([*(f'{value} AS "{column}"' for column, value in self._values.items()), *self._last])
+
+    def add(self, name: str) -> bool:
+        """Make a feature that a client sent a column of text; return whether it is one."""
+        if name in self._names:
+            return True
+        fits = _NAME.fullmatch(name) is not None and self._others < _MOST_OTHERS
+        taken = fits and self._take(name, f"features ->> '$.{name}'")
+        self._others += taken
+        return taken
+
+    def _take(self, name: str, value: str) -> bool:
+        column = f"feature_{name}" if name.casefold() in self._reserved else name
+        if column.casefold() in {taken.casefold() for taken in self._values} | self._reserved:
+            return False
+        self._values[column] = value
+        self._names.add(name)
+        return True
 
 
 def _query_features(releases: str | Path) -> dict[str, Feature]:
@@ -158,10 +217,6 @@ def _query_features(releases: str | Path) -> dict[str, Feature]:
         raise ExportError(f"{releases}: expected a published release, whose features are columns, found none")
     with found.manifests(current) as path:
         return {feature.name: feature for feature in read_bundle_manifest(path).query_features}
-
-
-def _column(name: str, label_id: str) -> str:
-    return f"feature_{name}" if name in _OWN or name == label_id else name
 
 
 def _value_of(feature: Feature) -> str:
@@ -191,3 +246,7 @@ def _seconds(option: str, text: str, now: float) -> float:
             f"{option}: expected ISO 8601, or an age such as 7d, 12h or 30m, received {describe(text)}"
         ) from None
     return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+
+
+def _iso(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")

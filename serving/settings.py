@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     events_bytes: int = Field(default=10 << 30, ge=1)
     """Bytes of events that a folder keeps, at most; the oldest go first."""
     answer_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the answers that are events, too; those that arms of an experiment are compared by always are."""
+    """Share of the answers that are events, too. Every answer that an experiment counts is one."""
     record_features: bool = True
     """Keep the features of queries in events, for `export-feedback`."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from sqlalchemy import delete, insert, select
@@ -20,12 +22,15 @@ from longtail.state.label_server import LabelServer
 from longtail.state.place import Place, Postgres
 from longtail.state.tables import answer_keys
 
+logger = logging.getLogger(__name__)
+
 KEYS_FILE = "answer_keys.json"
 """In the state directory; only its owner may read it."""
 _VERSION = 1
 _SECRET_BYTES = 32
 _ROTATION_SECONDS = 86_400
 _REFRESH_SECONDS = 1.0
+_PATIENCE_SECONDS = 10.0
 _NUMBERS = 256
 
 
@@ -54,45 +59,58 @@ class AnswerKeys:
         self._clock = clock
         self._lock = threading.Lock()
         self._newest: _Key | None = None
-        self._loaded_at = -math.inf
+        self._loaded_at = self._tend_at = -math.inf
         self.secrets: dict[int, bytes] = {}
         self.signing: tuple[int, bytes] | None = None
 
-    @property
-    def due(self) -> bool:
-        """Whether there is no key yet, or the newest has signed for a day."""
-        return self._newest is None or self._clock() - self._newest.at >= _ROTATION_SECONDS
+    def tend(self) -> None:
+        """Make another key where it is time; what goes wrong is logged, and tried again in ten seconds."""
+        newest = self._newest
+        if (newest is None or self._clock() - newest.at >= _ROTATION_SECONDS) and monotonic() >= self._tend_at:
+            self._tend_at = monotonic() + _PATIENCE_SECONDS
+            try:
+                self.load()
+            except StoreError as error:
+                logger.warning("no other key of answer ids, the one before goes on: %s", error)
 
     def refresh(self) -> None:
         """Read the keys again, once a second at most; raises StoreError."""
-        if self._clock() - self._loaded_at >= _REFRESH_SECONDS:
+        if monotonic() - self._loaded_at >= _REFRESH_SECONDS:
             self.load()
 
     def load(self) -> None:
-        """Read the keys, and make another where one is due; raises StoreError if that cannot be done."""
+        """Read the keys, and add one where it is time; raises StoreError where there is none then."""
         now = int(self._clock())
         with self._lock, told(f"{self._place}: expected keys of answer ids, found"):
+            self._loaded_at = monotonic()
             try:
-                kept = self._from_server(now) if isinstance(self._place, Postgres) else self._from_file(now)
+                if isinstance(self._place, Postgres):
+                    self._read_server(now)
+                else:
+                    self._read_file(now)
             except OSError as error:
                 raise StoreError(f"{self._place}: expected keys of answer ids, found {error.strerror}") from error
+
+    def _use(self, kept: list[_Key]) -> None:
+        if kept:
             self.secrets = {key.number % _NUMBERS: key.secret for key in kept}
-            self._newest, self._loaded_at = kept[-1], self._clock()
+            self._newest = kept[-1]
             self.signing = self._newest.number % _NUMBERS, self._newest.secret
 
-    def _from_file(self, now: int) -> list[_Key]:
+    def _read_file(self, now: int) -> None:
         assert isinstance(self._place, Path)
         path = self._place / KEYS_FILE
         with path.with_name(f".{KEYS_FILE}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = _read(path)
+            self._use(found)
             kept = self._kept(found, now)
             if kept != found:
                 rows = [[key.number, key.at, key.secret.hex()] for key in kept]
                 replace_file(path, json.dumps({"version": _VERSION, "keys": rows}).encode(), mode=0o600)
-            return kept
+            self._use(kept)
 
-    def _from_server(self, now: int) -> list[_Key]:
+    def _read_server(self, now: int) -> None:
         assert isinstance(self._place, Postgres)
         server = LabelServer(self._place)
         try:
@@ -101,20 +119,23 @@ class AnswerKeys:
             order = select(answer_keys.c.number, answer_keys.c.at, answer_keys.c.secret).order_by(answer_keys.c.number)
             with looking(engine) as connection:
                 found = [_Key(*row) for row in connection.execute(order)]
+            self._use(found)
             if self._kept(found, now) == found:
-                return found
+                return
             with writing(engine, "answer keys") as connection:
                 found = [_Key(*row) for row in connection.execute(order)]
                 kept = self._kept(found, now)
                 connection.execute(delete(answer_keys))
                 connection.execute(insert(answer_keys), [key._asdict() for key in kept])
-            return kept
+            self._use(kept)
         finally:
             server.close()
 
     def _kept(self, found: list[_Key], now: int) -> list[_Key]:
         """Return the keys that are kept, oldest first, and a new one where it is due."""
-        kept = [key for key in found if now - key.at < 2 * _ROTATION_SECONDS + self._lifetime]
+        # A key signs until the next one is there, and its answers are taken for `lifetime` after that.
+        ends = [*(later.at for later in found[1:]), now]
+        kept = [key for key, end in zip(found, ends, strict=False) if now - end < self._lifetime + _ROTATION_SECONDS]
         newest = found[-1] if found else None
         if newest is None or now - newest.at >= _ROTATION_SECONDS:
             number = secrets.randbelow(_NUMBERS) if newest is None else newest.number + 1

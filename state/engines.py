@@ -140,8 +140,6 @@ def in_parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, row: Mapping[str, Any]) -> None:
     """Make a schema and tables that are not there yet; those who come first together take turns."""
     with engine.begin() as connection:
-        if has_table(connection, place, mark):
-            return
         connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(place.schema, 0))))
         if connection.scalar(select(func.to_regnamespace(place.schema))) is None:
             connection.execute(CreateSchema(place.schema))

@@ -85,10 +85,10 @@ class AnswerRecord:
     propensities: Mapping[int, float]
     nonce: int
 
-    def position(self, label: str) -> int | None:
-        """Find the place of a label in the answer, from 0, by its id; None: not among the first 100."""
-        code = _code(zlib.crc32(label.encode("utf-8", "replace")), self.nonce)
-        return self.codes.index(code) if code in self.codes else None
+    def positions(self, labels: Sequence[str]) -> list[int | None]:
+        """Find the places of labels in the answer, from 0, by their ids; None: not among the first 100."""
+        place_of = {code: place for place, code in reversed([*enumerate(self.codes)])}
+        return [place_of.get(_code(zlib.crc32(label.encode("utf-8", "replace")), self.nonce)) for label in labels]
 
 
 def sign_answer(
@@ -102,8 +102,8 @@ def sign_answer(
     arm: ArmAnswer | None = None,
     restricted: bool = False,
     propensities_K: Float32 | None = None,
-) -> str:
-    """Make the id of an answer.
+) -> tuple[str, str]:
+    """Make the id of an answer, and its name: the signature, which no other answer has.
 
     Args:
         key: number and secret to sign with.
@@ -135,7 +135,8 @@ def sign_answer(
         drawn = np.flatnonzero(propensities_K[:MAX_LABELS] < 1).tolist()
         parts += [_DRAWN.pack(place, _code_of(float(propensities_K[place]))) for place in drawn]
     content = b"".join(parts)
-    return urlsafe_b64encode(content + hmac.digest(secret, content, "sha256")[:_SIGNATURE_BYTES]).rstrip(b"=").decode()
+    signature = hmac.digest(secret, content, "sha256")[:_SIGNATURE_BYTES]
+    return urlsafe_b64encode(content + signature).rstrip(b"=").decode(), signature.hex()
 
 
 def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> AnswerRecord:
@@ -189,11 +190,6 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         propensities={place: 2 ** (-code / _STEPS) for place, code in _DRAWN.iter_unpack(content[rest:])},
         nonce=nonce,
     )
-
-
-def answer_name(text: str) -> str:
-    """Return the name of the answer whose id this is, one of `sign_answer`."""
-    return urlsafe_b64decode(text + "=" * (-len(text) % 4))[-_SIGNATURE_BYTES:].hex()
 
 
 def _code(fingerprint: int, nonce: int) -> int:

@@ -216,7 +216,11 @@ class Catalogue:
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """The bucket of every label, −1 for ids that this release does not have."""
-        return [-1 if (row := self._row(id_)) is None else self._bucket(row) for id_ in ids]
+        if self._overlay is None or not self._overlay.row_of:
+            rows: Sequence[int | None] = self.row_of.of(list(ids))
+        else:
+            rows = [self._row(id_) for id_ in ids]
+        return [-1 if row is None else self._bucket(row) for row in rows]
 
     def _bucket(self, row: int) -> int:
         # An array of one row would take thirty times as long.

@@ -78,14 +78,13 @@ class Choice:
         chosen: what is counted.
     """
 
-    def __init__(self, event: Event, chosen: ChosenLabels, propensities: Sequence[float], **fields: Any) -> None:
+    def __init__(self, event: Event, labels: Sequence[str], chosen: ChosenLabels, **fields: Any) -> None:
         self.chosen = chosen
         self.line = event_json(
             idempotency_key=event.idempotency_key,
             release=chosen.release,
-            labels=event.distinct,
+            labels=labels,
             positions=chosen.positions,
-            propensities=propensities,
             buckets=chosen.buckets,
             event=event.event,
             weight=event.weight,
@@ -122,7 +121,8 @@ def read_choices(
             raise InvalidRequestError(
                 f"expected the answer_id of a result of this service, {error}", field=f"events.{place}.answer_id"
             ) from error
-        positions = [answer.position(label) for label in event.distinct]
+        labels = event.distinct
+        positions = answer.positions(labels)
         retriever = retriever_of(answer.release)
         if event.features is not None:
             try:
@@ -132,19 +132,19 @@ def read_choices(
         chosen = ChosenLabels(
             source="feedback",
             release=answer.release,
-            buckets=retriever.catalogue.buckets_of(event.distinct),
+            buckets=retriever.catalogue.buckets_of(labels),
             positions=positions,
             bias_removal=answer.bias_removal,
             arm=answer.arm,
         )
-        propensities = [1.0 if of is None else answer.propensities.get(of, 1.0) for of in positions]
         choices.append(
             Choice(
                 event,
+                labels,
                 chosen,
-                propensities,
                 kind="choice",
                 time=now,
+                propensities=[1.0 if of is None else answer.propensities.get(of, 1.0) for of in positions],
                 answer=answer.name,
                 answered_at=answer.at,
                 bias_removal=round(answer.bias_removal, 7),
@@ -179,20 +179,26 @@ def retrieve_unseen(
         raise error.renumbered("events", list(events)) from error
     choices = []
     for event, result in zip(events.values(), retrieval.results, strict=True):
-        answered = [label["id"] for label in result["labels"]]
+        labels, answered = event.distinct, [label["id"] for label in result["labels"]]
         chosen = ChosenLabels(
             source="organic",
             release=retriever.name,
-            buckets=retriever.catalogue.buckets_of(event.distinct),
-            positions=[answered.index(label) if label in answered else None for label in event.distinct],
+            buckets=retriever.catalogue.buckets_of(labels),
+            positions=[answered.index(label) if label in answered else None for label in labels],
             bias_removal=result["bias_removal"],
         )
-        features = _recorded(event, record_features=record_features)
-        propensities, dials = (
-            [1.0] * len(event.distinct),
-            {name: result[name] for name in ("bias_removal", "popularity")},
+        choice = Choice(
+            event,
+            labels,
+            chosen,
+            kind="organic",
+            time=now,
+            propensities=[1.0] * len(labels),
+            bias_removal=result["bias_removal"],
+            popularity=result["popularity"],
+            features=_recorded(event, record_features=record_features),
         )
-        choices.append(Choice(event, chosen, propensities, kind="organic", time=now, features=features, **dials))
+        choices.append(choice)
     return choices
 
 

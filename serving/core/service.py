@@ -16,13 +16,14 @@ from time import perf_counter, time
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import JsonValue
 
 from longtail.bundle import LabelRecord, record_json
 from longtail.bundle.arrays import Int8
 from longtail.bundle.errors import describe
 from longtail.bundle.id_rows import UInt32
 from longtail.index import EngineUnavailableError
-from longtail.serving.core.answer_ids import AnswerIdError, answer_name, read_answer_id, sign_answer
+from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
 from longtail.serving.core.feedback import Choice, Event, arm_fields, read_choices, retrieve_unseen
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 _WAITING_ANSWERS = 8
 """Largest requests whose labels and bytes may wait together."""
+_LABELS_ON_THE_LOOP = 1000
+"""Labels of feedback that the event loop looks up itself; more would hold up others."""
 _REFUSAL_SECONDS = 0.1
 """Refusals wait: clients that come straight back would take the time that answers need."""
 Result = TypeVar("Result")
@@ -207,7 +210,7 @@ class Service:
             # read the log once goes on with what it knows, and the follower says what is wrong with it since.
             with suppress(*([] if self._current is None else [StoreError, ServingError])):
                 self._read_changes()
-                if self.keys.due:
+                if self.keys.signing is None:
                     self.keys.load()
             changed = self._changes.apply_to(retriever)
             if self._current is not None and not forced:
@@ -384,7 +387,7 @@ class Service:
             )
             self.monitoring.count_answers(answered, retrieval.unknown)
             wanted = [search.answer_ids for search in searches for _ in search.options]
-            if any(wanted):
+            if any(wanted) or settings.answer_share or answered.arms_B:
                 self._name_answers(asked, wanted, retriever, retrieval, fingerprints_N, buckets_N)
             if queries and self.mirror.staged is not None:
                 self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
@@ -406,31 +409,38 @@ class Service:
         for place, (query, result, start, end) in enumerate(
             zip(asked, retrieval.results, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True)
         ):
-            if key is None or not wanted[place]:
-                continue
             arm, features = (query.arm, query.features) if isinstance(query, Query) else (None, None)
+            is_event = (arm is not None and arm.counted) or (share > 0 and random() < share)
+            if key is None or not (wanted[place] or is_event):
+                continue
             propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
             dials = result["bias_removal"], result["popularity"]
             priors = [*result["priors"].values()] if "priors" in result else ()
-            answer_id = result["answer_id"] = sign_answer(
+            answer_id, name = sign_answer(
                 key, now, release, dials, fingerprints_N[start:end],
                 priors=priors, arm=arm, restricted=query.restricted, propensities_K=propensities_K,
             )  # fmt: skip
-            if (arm is not None and arm.counted) or (share and random() < share):
+            if wanted[place]:
+                result["answer_id"] = answer_id
+            if is_event:
                 labels = [label["id"] for label in result["labels"]]
                 line = event_json(
-                    kind="answer", time=now, answer=answer_name(answer_id), answered_at=now, release=retriever.name,
+                    kind="answer", time=now, answer=name, answered_at=now, release=retriever.name,
                     bias_removal=float(dials[0]), popularity=float(dials[1]), priors=priors or None,
                     restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
-                    buckets=buckets_N[start:end].tolist(),
-                    features=None if features is None or not self.settings.record_features
-                    else features_json(features).decode(),
-                    **arm_fields(arm),
+                    buckets=buckets_N[start:end].tolist(), features=self._recorded(features), **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
         if lines:
             self.monitoring.count_dropped(self._events.offer(lines))
+
+    def _recorded(self, features: dict[str, JsonValue] | None) -> str | None:
+        """Return a query's features as an event keeps them: none that are too long."""
+        if features is None or not self.settings.record_features:
+            return None
+        content = features_json(features)
+        return content.decode() if len(content) <= self.settings.max_features_bytes else None
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
@@ -462,8 +472,7 @@ class Service:
         """Read what other workers have changed, and make another key of answer ids where it is time."""
         with self._changing:
             self._read_changes()
-        if self.keys.due:
-            self.keys.load()
+        self.keys.tend()
 
     async def record_feedback(self, events: Sequence[Event]) -> None:
         """Record events; they are kept for good when this returns.
@@ -501,11 +510,13 @@ class Service:
 
         try:
             try:
+                if sum(len(event.labels) for event in events.values()) > _LABELS_ON_THE_LOOP:
+                    return await self.write(read)
                 return read()
             except InvalidRequestError as error:
                 if getattr(error.__cause__, "reason", "") != "forged":
                     raise
-                await self.write(self._refresh_keys)
+                await self.read(self._refresh_keys)
                 return read()
         except InvalidRequestError as error:
             if isinstance(error.__cause__, AnswerIdError):

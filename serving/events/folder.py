@@ -1,8 +1,8 @@
 """Events in a folder: each worker appends JSON lines to a segment of its own, which becomes a Parquet file.
 
 `append` is done when its lines are on disk: one write and one fsync serve all that wait. A segment ends by size, by
-age and when the process stops; a thread then writes it as Parquet. Segments of processes that were killed become
-Parquet as well: their lock is free. A last line that was cut off was never acknowledged, and is left out.
+age and when the process stops; a second thread then writes it as Parquet, and segments of processes that were killed
+as well: their lock is free. A last line that was cut off was never acknowledged, and is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from io import BytesIO
 from pathlib import Path
-from queue import Empty, Full, Queue
+from queue import Empty, SimpleQueue
 from uuid import uuid4
 
 import pyarrow as pa
@@ -37,9 +37,9 @@ SEGMENT, FINISHED, DAMAGED = ".jsonl", ".parquet", ".damaged"
 _SEGMENT_BYTES = 16 << 20
 _SEGMENT_SECONDS = 600.0
 _DELETED = ".deleted"
-"""Modified when the last event that was deleted was written."""
-_MOST_WAITING = 10_000
-"""Calls of `append` and `offer` that wait for the disk."""
+"""Modified when the last event that was deleted became Parquet."""
+_MOST_BYTES = 64 << 20
+"""Of events that wait for the disk."""
 _PATIENCE_SECONDS = 10.0
 _TICK_SECONDS = 1.0
 _Waiting = tuple[bytes, int, Future[None] | None]
@@ -49,10 +49,10 @@ _Waiting = tuple[bytes, int, Future[None] | None]
 class FolderEvents:
     """The events of one worker; several workers and hosts may share the folder. Thread-safe.
 
-    Starts a thread, so a process that forks makes it afterwards.
+    Starts threads, so a process that forks makes it afterwards.
 
     Args:
-        folder: made if need be.
+        folder: made if need be, for its owner alone.
         days: that Parquet files are kept.
         most_bytes: of all Parquet files; the oldest go first.
         count_dropped: counts offered events that the disk did not take.
@@ -71,69 +71,79 @@ class FolderEvents:
         count_dropped: CountDropped = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._days = days
         self._most_bytes = most_bytes
         self._count_dropped = count_dropped
         self._clock = clock
-        self._queue: Queue[_Waiting] = Queue(_MOST_WAITING)
+        self._queue: SimpleQueue[_Waiting] = SimpleQueue()
+        self._bytes, self._counting = 0, threading.Lock()
         self._segment: Segment | None = None
         self._trouble: str | None = None
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="events", daemon=True)
-        self._thread.start()
+        self._closing, self._ended = threading.Event(), threading.Event()
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._write_all, "events"), (self._tidy_all, "events-tidy"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
         """Take events; the future is done when they are on disk, or has StorageError: nothing of them is kept."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # a client that goes away cancels nothing
-        try:
-            self._queue.put_nowait((b"".join([line + b"\n" for line in lines]), len(lines), future))
-        except Full:
+        if not self._put(lines, future):
             future.set_exception(StorageError("expected a disk that keeps up with events, found none; send them later"))
         return future
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Take events that nobody waits for; return how many were dropped."""
-        try:
-            self._queue.put_nowait((b"".join([line + b"\n" for line in lines]), len(lines), None))
-        except Full:
-            return len(lines)
-        return 0
+        """Take events without an acknowledgement; return how many were dropped."""
+        return 0 if self._put(lines, None) else len(lines)
 
     def close(self) -> None:
         """Write what waits, and end the segment."""
         self._closing.set()
-        self.offer([])  # the thread waits for something
-        self._thread.join(_PATIENCE_SECONDS)
+        self._queue.put((b"", 0, None))  # the thread waits for something
+        for thread in self._threads:
+            thread.join(_PATIENCE_SECONDS)
 
-    def _work(self) -> None:
-        self._tidy()
+    def _put(self, lines: Sequence[bytes], future: Future[None] | None) -> bool:
+        content = b"".join([line + b"\n" for line in lines])
+        with self._counting:
+            if self._bytes + len(content) > _MOST_BYTES:
+                return False
+            self._bytes += len(content)
+        self._queue.put((content, len(lines), future))
+        return True
+
+    def _write_all(self) -> None:
         while not self._closing.is_set() or not self._queue.empty():
             if waiting := self._next():
                 self._write(waiting)
             if self._segment is not None and self._segment.full(self._clock()):
-                self._finish()
-        self._finish()
+                self._end_segment()
+        self._end_segment()
+        self._ended.set()
 
     def _next(self) -> list[_Waiting]:
         """Get all that waits; nothing after a second without any."""
-        try:
-            waiting = [self._queue.get(timeout=0.05 if self._closing.is_set() else _TICK_SECONDS)]
-        except Empty:
-            return []
+        waiting: list[_Waiting] = []
         with suppress(Empty):
+            waiting.append(self._queue.get(timeout=_TICK_SECONDS))
             while True:
                 waiting.append(self._queue.get_nowait())
+        with self._counting:
+            self._bytes -= sum(len(content) for content, _, _ in waiting)
         return waiting
 
     def _write(self, waiting: Sequence[_Waiting]) -> None:
         error = None
+        content = b"".join([content for content, _, _ in waiting])
         try:
-            if self._segment is None:
-                self._segment = Segment(self._folder, self._clock())
-            self._segment.write(b"".join([lines for lines, _, _ in waiting]), sync=any(of for _, _, of in waiting))
+            if content:
+                self._segment = self._segment or Segment(self._folder, self._clock())
+                self._segment.write(content, sync=any(future for _, _, future in waiting))
             self._trouble = None
         except Exception as found:  # without this thread no event is kept: the next ones may fare better
             if str(found) != self._trouble:
@@ -150,34 +160,44 @@ class FolderEvents:
             else:
                 future.set_exception(error)
 
-    def _finish(self) -> None:
-        """End the segment, if there is one, and tidy the folder up."""
+    def _end_segment(self) -> None:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-        self._tidy()
+            self._ended.set()
+
+    def _tidy_all(self) -> None:
+        """Tidy up at the beginning, after each segment, every ten minutes, and at the end."""
+        while True:
+            closing = self._closing.is_set()
+            self._tidy()
+            if closing:
+                return
+            self._ended.wait(_SEGMENT_SECONDS)
+            self._ended.clear()
 
     def _tidy(self) -> None:
-        """Write segments that no process writes as Parquet, and delete files that are too old or too many."""
-        try:
-            for path in sorted(self._folder.glob(f"*{SEGMENT}")):
-                finish_segment(path)
-            self._delete_old()
-        except Exception:
-            logger.exception("events in %s cannot be tidied up", self._folder)
+        """Delete files that are too old or too many, and write segments that no process writes as Parquet."""
+        works: list[tuple[Callable[[Path], None], Path]] = [(self._delete_old, self._folder)]
+        works += [(finish_segment, path) for path in sorted(self._folder.glob(f"*{SEGMENT}"))]
+        for work, path in works:
+            try:
+                work(path)
+            except Exception as error:  # the others are tidied up all the same
+                logger.error("%s cannot be tidied up: %s: %s", path, type(error).__name__, error)
 
-    def _delete_old(self) -> None:
+    def _delete_old(self, folder: Path) -> None:
         kept = 0
-        for path in sorted(self._folder.glob(f"*{FINISHED}"), reverse=True):
+        for path in sorted(folder.glob(f"*{FINISHED}"), reverse=True):
             with suppress(FileNotFoundError):  # another worker was faster
                 found = path.stat()
                 kept += found.st_size
                 if found.st_mtime < self._clock() - 86_400 * self._days or kept > self._most_bytes:
                     path.unlink()
                     logger.info("%s was deleted: older than events are kept, or more than are", path)
-                    deleted = max(found.st_mtime, kept_since(self._folder))
-                    (self._folder / _DELETED).touch()
-                    os.utime(self._folder / _DELETED, (deleted, deleted))
+                    deleted = max(found.st_mtime, kept_since(folder))
+                    (folder / _DELETED).touch()
+                    os.utime(folder / _DELETED, (deleted, deleted))
 
 
 def kept_since(folder: Path) -> float:
@@ -194,8 +214,12 @@ class Segment:
     def __init__(self, folder: Path, now: float) -> None:
         self._began = now
         self._path = folder / f"{datetime.fromtimestamp(now, UTC):%Y%m%dT%H%M%S}-{uuid4().hex[:12]}{SEGMENT}"
-        self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        while True:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            if os.fstat(self._file).st_nlink:
+                break
+            os.close(self._file)  # another process took it for one that was left behind, before it was locked
         self._size = 0
         fsync_path(folder)
 
@@ -223,12 +247,13 @@ class Segment:
 
     def close(self) -> None:
         """Let go of the file and its lock."""
-        os.close(self._file)
+        with suppress(OSError):  # what was acknowledged is on disk
+            os.close(self._file)
 
 
 def finish_segment(path: Path) -> None:
     """Write a segment as a Parquet file of the same name in its place; nothing while a process appends to it."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks only what may be written
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -243,20 +268,23 @@ def finish_segment(path: Path) -> None:
             replace_file(aside, damaged)
         if table.num_rows:
             working = path.with_name(f".{path.stem}.tmp")
-            pq.write_table(table, working, compression="zstd")
-            fsync_path(working)
-            working.replace(path.with_suffix(FINISHED))
+            try:
+                pq.write_table(table, working, compression="zstd")
+                fsync_path(working)
+                working.replace(path.with_suffix(FINISHED))
+            finally:
+                working.unlink(missing_ok=True)
             fsync_path(path.parent)
         path.unlink()
 
 
 def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
-    """Read whole lines of JSON as a table of SCHEMA; with the lines that are no events."""
+    """Return whole lines of JSON as a table of SCHEMA, and the lines that are no events."""
     if not lines:
         return SCHEMA.empty_table(), b""
     try:
         return _parsed(lines), b""
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeDecodeError):
         each = lines.splitlines(keepends=True)
         good = [line for line in each if _is_event(line)]
         damaged = b"".join([line for line in each if not _is_event(line)])
@@ -264,6 +292,7 @@ def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
 
 
 def _parsed(lines: bytes) -> pa.Table:
+    lines.decode()  # Arrow takes strings of other bytes, which no reader of Parquet does
     options = pa.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore")
     read = pa.json.ReadOptions(use_threads=False, block_size=max(1 << 20, len(lines)))
     return pa.json.read_json(BytesIO(lines), read, options).select(SCHEMA.names)
@@ -272,5 +301,5 @@ def _parsed(lines: bytes) -> pa.Table:
 def _is_event(line: bytes) -> bool:
     try:
         return bool(_parsed(line)["kind"][0].as_py())
-    except (pa.ArrowException, IndexError):
+    except (pa.ArrowException, UnicodeDecodeError, IndexError):
         return False

@@ -23,6 +23,7 @@ _ONCE = "all in-sync brokers keep an event, once; set the topic's min.insync.rep
 _NO_SETTINGS = {
     **dict.fromkeys(("bootstrap.servers", "metadata.broker.list"), _BROKERS),
     **dict.fromkeys(("enable.idempotence", "acks", "request.required.acks", "transactional.id"), _ONCE),
+    "delivery.report.only.error": "acknowledgements are what feedback waits for",
     "logger": "the service logs what librdkafka says",
 }
 _SILENT_SECONDS = 600
@@ -117,7 +118,7 @@ class KafkaEvents:
         return future
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Send events that nobody waits for; return at once how many were dropped."""
+        """Send events without an acknowledgement; return at once how many were dropped."""
         return len(lines) - self._send(lines, self._offered)[0]
 
     def _offered(self, error: Any, _: object) -> None:

@@ -42,18 +42,17 @@ SCHEMA = pa.schema(
 )
 
 
-def event_json(version: int = VERSION, **fields: Any) -> bytes:
+def event_json(**fields: Any) -> bytes:
     """Return an event as one line of JSON, without the line break.
 
     Args:
-        version: of the schema.
-        fields: columns of SCHEMA, times in seconds since 1970; those that are None are left out.
+        fields: columns of SCHEMA, times in seconds since 1970; None is left out.
 
     Example:
         >>> event_json(kind="organic", time=0.5, labels=["7"])
         b'{"version":1,"kind":"organic","time":"1970-01-01T00:00:00.500000Z","labels":["7"]}'
     """
-    line = {"version": version, **{name: value for name, value in fields.items() if value is not None}}
+    line = {"version": VERSION, **{name: value for name, value in fields.items() if value is not None}}
     for name in ("time", "answered_at"):
         if name in line:
             line[name] = datetime.fromtimestamp(line[name], UTC)

@@ -17,7 +17,7 @@ class EventSink(Protocol):
         """
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Take events that nobody waits for, and return at once how many were dropped."""
+        """Take events without an acknowledgement, and return at once how many were dropped."""
 
     def close(self) -> None:
         """Keep what waits, for some seconds, and let go of files and connections."""

@@ -36,11 +36,10 @@ def opened(place: Place, clock: Clock) -> Callable[[], AnswerKeys]:
 
 def test_all_who_share_the_state_sign_with_one_key(opened: Callable[[], AnswerKeys]) -> None:
     several = [opened() for _ in range(6)]
-    assert all(keys.due and keys.signing is None for keys in several)
+    assert all(keys.signing is None for keys in several)
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(AnswerKeys.load, several))
     assert len({keys.signing for keys in several}) == 1
-    assert not several[0].due
 
 
 def test_a_day_later_another_key_signs_and_the_one_before_still_reads(
@@ -51,26 +50,27 @@ def test_a_day_later_another_key_signs_and_the_one_before_still_reads(
     second.load()
     number, secret = first.signing or (0, b"")
     clock.now += DAY
-    assert first.due
-    first.load()
+    first.tend()
     assert first.signing != (number, secret)
     assert first.secrets[number] == secret
     # The other replica learns of it by itself.
+    second._loaded_at = 0
     second.refresh()
     assert second.signing == first.signing
     # An answer of a key's last second may be two days old.
     clock.now += 2 * DAY - 1
     first.load()
     assert first.secrets[number] == secret
-    clock.now += 2 * DAY
+    clock.now += 4 * DAY
+    first.load()
+    clock.now += DAY
     first.load()
     assert number not in first.secrets
 
 
-def test_keys_are_read_again_once_a_second(opened: Callable[[], AnswerKeys], clock: Clock) -> None:
+def test_keys_are_read_again_once_a_second(opened: Callable[[], AnswerKeys]) -> None:
     keys = opened()
     keys.load()
-    clock.now += 0.5
     keys.load = lambda: pytest.fail("read again")  # type: ignore[method-assign]
     keys.refresh()
 
@@ -78,6 +78,40 @@ def test_keys_are_read_again_once_a_second(opened: Callable[[], AnswerKeys], clo
 def test_nobody_else_may_read_the_file(tmp_path: Path, clock: Clock) -> None:
     AnswerKeys(tmp_path, DAY, clock).load()
     assert (tmp_path / KEYS_FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_key_that_cannot_be_replaced_goes_on(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    AnswerKeys(tmp_path, DAY, clock).load()
+    clock.now += 2 * DAY
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("longtail.state.answer_keys.replace_file", lambda *_, **__: (_ for _ in ()).throw(full))
+    keys = AnswerKeys(tmp_path, DAY, clock)
+    keys.tend()
+    before = keys.signing
+    assert before is not None
+    assert "no other key of answer ids, the one before goes on" in caplog.text
+    monkeypatch.undo()
+    keys.tend()  # not yet again
+    assert keys.signing == before
+    monkeypatch.setattr("longtail.state.answer_keys._PATIENCE_SECONDS", 0)
+    keys._tend_at = 0
+    keys.tend()
+    assert keys.signing != before
+    assert before[0] in keys.secrets
+
+
+def test_a_key_is_kept_for_as_long_as_answers_of_its_last_hour_are_taken(tmp_path: Path, clock: Clock) -> None:
+    keys = AnswerKeys(tmp_path, 2 * DAY, clock)
+    keys.load()
+    number, secret = keys.signing or (0, b"")
+    clock.now += 9 * DAY  # no other could be made
+    keys.load()
+    assert keys.secrets[number] == secret
+    clock.now += 2 * DAY
+    keys.load()
+    assert keys.secrets[number] == secret
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from longtail.state import LabelStore, Place, Postgres, StoreError, StoreVersionError, read_place
+from longtail.state import AnswerKeys, LabelStore, Place, Postgres, StoreError, StoreVersionError, read_place
 from longtail.state import tables as tables_module
 from longtail.state.engines import postgres_engine, sqlite_engine
 from longtail.state.label_file import LABELS_FILE
@@ -69,3 +69,17 @@ def test_a_step_that_fails_changes_nothing(place: Place, engine: Engine, monkeyp
     assert ids(place) == ["a"]
     with engine.connect() as connection, pytest.raises(Exception, match="note"):
         connection.execute(text("SELECT note FROM label_changes"))
+
+
+@pytest.mark.process
+def test_a_table_that_an_earlier_commit_did_not_have_is_made(request: pytest.FixtureRequest) -> None:
+    place = read_place(request.getfixturevalue("database_server").url())
+    assert isinstance(place, Postgres)
+    LabelStore(place).append([hide("a")])
+    engine = postgres_engine(place)
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE answer_keys"))
+    engine.dispose()
+    keys = AnswerKeys(place, 1.0, lambda: 1e9)
+    keys.load()
+    assert keys.signing is not None

@@ -84,7 +84,7 @@ def test_offered_events_are_written_or_counted(tmp_path: Path, monkeypatch: pyte
 
 
 def test_who_comes_when_too_many_wait_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_WAITING", 3)
+    monkeypatch.setattr(module, "_MOST_BYTES", 3 * len(line("5")))
     monkeypatch.setattr(Segment, "write", lambda *_, **__: time.sleep(0.3))
     events = opened(tmp_path)
     waiting = [events.append([line(str(number))]) for number in range(12)]
@@ -219,6 +219,51 @@ def test_a_kill_between_the_parquet_file_and_the_end_of_its_segment_doubles_noth
     finish_segment(path)
     assert names(tmp_path) == [".parquet"]
     assert labels(tmp_path) == ["a"]
+
+
+def test_a_segment_is_locked_before_others_see_that_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = module.fcntl.flock
+
+    def late(file: int, operation: int) -> None:
+        monkeypatch.setattr(module.fcntl, "flock", lock)
+        (path,) = tmp_path.glob("*.jsonl")
+        finish_segment(path)  # another worker tidies up
+        lock(file, operation)
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    segment = Segment(tmp_path, NOW)
+    segment.write(line("a") + b"\n", sync=True)
+    assert labels(tmp_path) == ["a"]
+    segment.close()
+
+
+def test_one_file_that_cannot_be_tidied_up_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"kind":"\xff\xfe"}\n')
+    (tmp_path / "b.jsonl").write_bytes(line("b") + b"\n")
+    (tmp_path / "c.jsonl").write_bytes(line("c") + b"\n")
+    old = tmp_path / "0.parquet"
+    old.write_bytes(b"")
+    os.utime(old, (1, 1))
+    write = pq.write_table
+
+    def fail_once(table: Any, working: Path, **options: Any) -> None:
+        if working.name == ".b.tmp":
+            working.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        write(table, working, **options)
+
+    monkeypatch.setattr(module.pq, "write_table", fail_once)
+    opened(tmp_path).close()
+    assert not old.exists()
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".deleted") == [
+        ".deleted", "a.damaged", "b.jsonl", "c.parquet",
+    ]  # fmt: skip
+    assert "b.jsonl cannot be tidied up: OSError" in caplog.text
+    assert labels(tmp_path) == ["b", "c"]
 
 
 def test_no_folder_of_events(tmp_path: Path) -> None:
