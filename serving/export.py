@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -123,7 +123,11 @@ def export(
         StateError: events that cannot be read.
         OSError: the disk.
     """
-    columns = _Columns(_query_features(releases), label_id)
+    if label_id.casefold() in _OWN or '"' in label_id:
+        raise ExportError(
+            f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
+        )
+    features = _query_features(releases)
     since, until = window
     working = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
@@ -136,10 +140,12 @@ def export(
                 "SELECT name FROM (SELECT unnest(json_keys(features)) AS name FROM chosen) "
                 "GROUP BY name ORDER BY count(*) DESC, name"
             ).fetchall()
-            no_columns = [name for (name,) in sent if not columns.add(name)]
+            values, no_columns = _columns(features, [name for (name,) in sent], label_id)
+            columns = [f'{value} AS "{column}"' for column, value in values.items()]
+            columns += [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _OWN.items())]
             target = str(working).replace("'", "''")
             connection.execute(
-                f"COPY (SELECT {columns.sql} FROM chosen WHERE {kept} ORDER BY time) "
+                f"COPY (SELECT {', '.join(columns)} FROM chosen WHERE {kept} ORDER BY time, answer, label, event) "
                 f"TO '{target}' (FORMAT parquet, COMPRESSION zstd)"
             )
         rows = pq.read_metadata(working).num_rows
@@ -158,57 +164,32 @@ def export(
         said.append(f"events from before {_iso(whole)} are not kept (LONGTAIL_EVENTS_DAYS, LONGTAIL_EVENTS_BYTES)")
     if no_columns:
         names = ", ".join(map(describe, no_columns[:10])) + (", …" if len(no_columns) > 10 else "")
-        said.append(f"left out: {len(no_columns)} features that clients sent and that cannot be columns: {names}")
+        said.append(f"left out: {len(no_columns)} features that cannot be columns of their own: {names}")
     said += [f"left out: lines of {name} that are no events" for name in damaged_files(events)]
     return [*said, f"written: {out}"]
 
 
-class _Columns:
-    """The columns of an export; names that differ in case alone are one name, as in SQL.
+def _columns(features: Mapping[str, Feature], sent: Sequence[str], label_id: str) -> tuple[dict[str, str], list[str]]:
+    """Return what stands in each feature's column, as SQL, and the features that cannot be columns.
 
     Args:
         features: of the release's queries.
+        sent: names that clients sent, the most frequent first.
         label_id: column of the label ids.
-
-    Raises:
-        ExportError: two columns of one name.
     """
-
-    def __init__(self, features: Mapping[str, Feature], label_id: str) -> None:
-        self._reserved = {name.casefold() for name in (*_OWN, label_id)}
-        self._values: dict[str, str] = {}
-        self._names: set[str] = set()
-        self._others = 0
-        if len(self._reserved) == len(_OWN) or '"' in label_id:
-            raise ExportError(
-                f"--label-id: expected a column that is none of {', '.join(_OWN)}, received {describe(label_id)}"
-            )
-        for name, feature in features.items():
-            if not self._take(name, _value_of(feature)):
-                raise ExportError(f"expected features of different names, found another {describe(name)} in CURRENT")
-        self._last = [f'label AS "{label_id}"', *(f"{value} AS {name}" for name, value in _OWN.items())]
-
-    @property
-    def sql(self) -> str:
-        """Get what SELECT needs."""
-        return ", ".join([*(f'{value} AS "{column}"' for column, value in self._values.items()), *self._last])
-
-    def add(self, name: str) -> bool:
-        """Make a feature that a client sent a column of text; return whether it is one."""
-        if name in self._names:
-            return True
-        fits = _NAME.fullmatch(name) is not None and self._others < _MOST_OTHERS
-        taken = fits and self._take(name, f"features ->> '$.{name}'")
-        self._others += taken
-        return taken
-
-    def _take(self, name: str, value: str) -> bool:
-        column = f"feature_{name}" if name.casefold() in self._reserved else name
-        if column.casefold() in {taken.casefold() for taken in self._values} | self._reserved:
-            return False
-        self._values[column] = value
-        self._names.add(name)
-        return True
+    reserved = {name.casefold() for name in (*_OWN, label_id)}
+    values, taken, left_out = dict[str, str](), set(reserved), list[str]()
+    others = [name for name in sent if name not in features]
+    for name in [*features, *others]:
+        column = f"feature_{name}" if name.casefold() in reserved else name
+        # To SQL, names that differ in case alone are one.
+        fits = _NAME.fullmatch(name) is not None and len(values) < len(features) + _MOST_OTHERS
+        if not fits or column.casefold() in taken:
+            left_out.append(name)
+            continue
+        taken.add(column.casefold())
+        values[column] = _value_of(features[name]) if name in features else f"features ->> '$.{name}'"
+    return values, left_out
 
 
 def _query_features(releases: str | Path) -> dict[str, Feature]:

@@ -415,7 +415,7 @@ class Service:
                 continue
             propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
             dials = result["bias_removal"], result["popularity"]
-            priors = [*result["priors"].values()] if "priors" in result else ()
+            priors = [float(weight) for weight in result.get("priors", {}).values()]
             answer_id, name = sign_answer(
                 key, now, release, dials, fingerprints_N[start:end],
                 priors=priors, arm=arm, restricted=query.restricted, propensities_K=propensities_K,
@@ -532,7 +532,10 @@ class Service:
             ) from error
 
     def _loaded_or_current(self, name: str) -> Retriever:
-        return self._loaded.get(name) or self.retriever()
+        try:
+            return self.retriever(name)
+        except UnknownReleaseError:
+            return self.retriever()
 
     def read_figures(self, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what `report` makes of the figures; raises StorageError for the disk."""
