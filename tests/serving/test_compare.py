@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longtail.bundle.id_rows import fingerprints
 from longtail.serving.cli import main
 from longtail.serving.compare import (
     Rate,
@@ -26,8 +25,8 @@ from longtail.serving.compare import (
     read_experiment,
     sample_ratio_evidence,
 )
-from longtail.serving.monitoring import AnswerFeedback
-from longtail.serving.monitoring.feedback_store import FeedbackStore, StoredAnswer
+from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.schema import event_json
 from tests.serving.monitoring.shop import NOON
 
 EXPERIMENTS = int(os.environ.get("LONGTAIL_EXPERIMENTS", "400"))
@@ -124,6 +123,7 @@ def test_a_sample_ratio_that_is_off_is_seen_and_one_that_is_right_is_not() -> No
     assert alarms / 200 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 200)
 
 
+Keep = Callable[..., None]
 TOML = """
 [experiments.week.arms.ctl]
 share = 0.5
@@ -134,13 +134,12 @@ k = 3
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[FeedbackStore]:
-    """A store of answers in the state of a directory of releases with an experiment."""
+def keep(tmp_path: Path) -> Iterator[Keep]:
+    """Keep events in the state of a directory of releases with an experiment."""
     (tmp_path / "experiments.toml").write_text(TOML)
-    (tmp_path / ".state").mkdir()
-    store = FeedbackStore(tmp_path / ".state", max_answers=1000, feedback_seconds=1000)
-    yield store
-    store.close()
+    events = FolderEvents(tmp_path / ".state/events", days=1, most_bytes=1 << 20)
+    yield lambda *lines: events.append(lines).result(10)
+    events.close()
 
 
 def run_of(releases: Path) -> str:
@@ -149,11 +148,25 @@ def run_of(releases: Path) -> str:
     return experiment.run
 
 
-def answer(run: str, name: str, arm: str | None, unit: int, rows: Sequence[int]) -> StoredAnswer:
+def answer(run: str | None, name: str, arm: str | None, unit: int, rows: Sequence[int], at: float = NOON) -> bytes:
     """To a query, with `item-0` in head, `item-1` in torso and so on."""
-    labels = fingerprints([f"item-{row}" for row in rows]).astype("<u4").tobytes()
-    in_run = {} if arm is None else {"run": run, "arm": arm, "unit": unit}
-    return StoredAnswer(name, 0, "r1", labels, bytes(row % 4 for row in rows), **in_run)
+    labels, buckets = [f"item-{row}" for row in rows], [row % 4 for row in rows]
+    return event_json(
+        kind="answer", time=at, answer=name, run=run, arm=arm, unit=unit, labels=labels, buckets=buckets,
+        positions=list(range(len(rows))),
+    )  # fmt: skip
+
+
+def choice(
+    run: str | None, name: str, arm: str | None, unit: int, chosen: Mapping[int, int | None], at: float = NOON + 1,
+    **more: Any,
+) -> bytes:  # fmt: skip
+    """Of labels by row, each with its position in the answer; row −1 is a label that the release does not know."""
+    labels, buckets = [f"item-{row}" for row in chosen], [row % 4 if row >= 0 else -1 for row in chosen]
+    return event_json(
+        kind="choice", time=at, answer=name, run=run, arm=arm, unit=unit, labels=labels, buckets=buckets,
+        positions=list(chosen.values()), **more,
+    )  # fmt: skip
 
 
 def command(capsys: pytest.CaptureFixture[str], releases: Path, *options: str) -> str:
@@ -162,30 +175,25 @@ def command(capsys: pytest.CaptureFixture[str], releases: Path, *options: str) -
     return capsys.readouterr().out
 
 
-def test_what_was_kept_is_compared(kept: FeedbackStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_kept_is_compared(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_of(tmp_path)
-    kept.keep_answers(
-        [
-            answer(run, "a", "ctl", 5, [0, 1, 4]),
-            answer(run, "b", "new", 6, [0, 2, 6]),
-            answer(run, "c", "new", 6, [2, 6, 1]),
-            answer(run, "d", "new", -7, [0, 4, 5]),
-            answer(run, "e", None, 0, [0]),
-            answer("another", "f", "new", 8, [0]),
-        ],
-        NOON,
+    keep(
+        answer(run, "a", "ctl", 5, [0, 1, 4]),
+        answer(run, "b", "new", 6, [0, 2, 6]),
+        answer(run, "c", "new", 6, [2, 6, 1]),
+        answer(run, "d", "new", -7, [0, 4, 5]),
+        answer(None, "e", None, 0, [0]),
+        answer("another", "f", "new", 8, [0]),
     )
-    events = [
-        AnswerFeedback("a", 0, ["item-0", "item-2"], [0, 2]),
-        AnswerFeedback("b", 0, ["item-2", "item-7", "nothing"], [2, 3, -1]),
-        AnswerFeedback("b", 0, ["item-2"], [2], event="purchase"),
-        AnswerFeedback("d", 0, ["item-5"], [1]),
-        AnswerFeedback("e", 0, ["item-0"], [0]),
-        AnswerFeedback("f", 0, ["item-0"], [0]),
-    ]
     for _ in range(2):  # sent again, it counts once
-        kept.record_feedback(events, NOON + 1)
-    assert kept.join(NOON + 2) == {(run, "ctl", 0): 1, (run, "new", 2): 1, (run, "new", 1): 1, ("another", "new", 0): 1}
+        keep(
+            choice(run, "a", "ctl", 5, {0: 0, 2: None}),
+            choice(run, "b", "new", 6, {2: 1, 7: None, -1: None}),
+            choice(run, "b", "new", 6, {2: 1}, event="purchase"),
+            choice(run, "d", "new", -7, {5: 2}, idempotency_key="k"),
+            choice(None, "e", None, 0, {0: 0}),
+            choice("another", "f", "new", 8, {0: 0}),
+        )
     report = json.loads(command(capsys, tmp_path, "--json"))
     ctl, new = report["arms"]
     assert [(arm["units"], arm["answers"], arm["chosen"], arm["hits"]) for arm in (ctl, new)] == [
@@ -204,18 +212,25 @@ def test_what_was_kept_is_compared(kept: FeedbackStore, tmp_path: Path, capsys: 
     assert lines[3].endswith("not yet")
 
 
-def test_windows_that_were_kept_add_up(kept: FeedbackStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_that_were_kept_add_up(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, day = run_of(tmp_path), str(tmp_path / "day.parquet")
     noon = datetime.fromtimestamp(NOON, UTC).isoformat()
-    kept.keep_answers([answer(run, "a", "ctl", 5, [0, 1]), answer(run, "b", "new", 6, [0, 1])], NOON - 10)
-    kept.record_feedback([AnswerFeedback("b", 0, ["item-0"], [0])], NOON - 5)
-    kept.join(NOON - 5)
+    keep(answer(run, "a", "ctl", 5, [0, 1], NOON - 10), answer(run, "b", "new", 6, [0, 1], NOON - 10))
+    keep(choice(run, "b", "new", 6, {0: 0}, NOON - 5))
     first = json.loads(command(capsys, tmp_path, "--json", "--until", noon, "--out", day))
-    # Within the next window feedback on earlier answers comes; then what is old goes.
-    kept.keep_answers([answer(run, "c", "new", 6, [0, 1])], NOON + 10)
-    kept.record_feedback([AnswerFeedback("a", 0, ["item-1"], [1])], NOON + 20)
-    kept.join(NOON + 20)
-    assert kept.tidy(NOON + 1000) is False
+    for options, message in (
+        (["--add", day], "expected windows that do not overlap"),
+        (["--since", noon, "--add", str(tmp_path / "experiments.toml")], "expected a file of"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["experiments", str(tmp_path), *options])
+        assert message in capsys.readouterr().err
+    # In the next window comes feedback on earlier answers, some for the second time; then what is old goes.
+    keep(answer(run, "c", "new", 6, [0, 1], NOON + 10))
+    keep(choice(run, "a", "ctl", 5, {1: 1}, NOON + 20), choice(run, "b", "new", 6, {0: 0}, NOON + 20))
+    deleted = tmp_path / ".state/events/.deleted"
+    deleted.touch()
+    os.utime(deleted, (NOON, NOON))
     alone = json.loads(command(capsys, tmp_path, "--json"))
     both = json.loads(command(capsys, tmp_path, "--json", "--since", noon, "--add", day))
 
@@ -224,15 +239,8 @@ def test_windows_that_were_kept_add_up(kept: FeedbackStore, tmp_path: Path, caps
 
     assert (counts(first), first["cut"]) == ([(1, 1, 0), (1, 1, 1)], False)
     assert (counts(both), both["cut"]) == ([(1, 1, 1), (1, 2, 1)], False)
-    assert (counts(alone), alone["cut"]) == ([(0, 0, 1), (1, 1, 0)], True), "of before, feedback is not kept"
+    assert (counts(alone), alone["cut"]) == ([(0, 0, 1), (1, 1, 0)], True), "no event before is sure to be kept"
     assert "this is one look" in command(capsys, tmp_path)
-    for options, message in (
-        (["--add", day], "expected windows that do not overlap"),
-        (["--since", noon, "--add", str(tmp_path / "experiments.toml")], "expected a file of"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["experiments", str(tmp_path), *options])
-        assert message in capsys.readouterr().err
     (tmp_path / "experiments.toml").write_text(TOML.replace("k = 3", "k = 4"))
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["experiments", str(tmp_path), "--since", noon, "--add", day])
@@ -248,4 +256,4 @@ def test_without_an_experiment_or_a_state_that_is_said(tmp_path: Path, capsys: p
     (tmp_path / "experiments.toml").write_text(TOML)
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["experiments", str(tmp_path)])
-    assert "expected the state of a service, found" in capsys.readouterr().err
+    assert "expected a folder of events, found none" in capsys.readouterr().err

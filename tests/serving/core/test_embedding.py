@@ -39,7 +39,7 @@ def scores_of(result: dict[str, Any]) -> dict[str, float]:
 
 
 def retrieve(client: httpx.Client, *queries: dict[str, Any]) -> list[Any]:
-    response = client.post("/v1/retrieve", json={"queries": queries})
+    response = client.post("/v1/retrieve", json={"queries": queries, "answer_ids": False})
     assert response.status_code == 200, response.text
     results: list[Any] = response.json()["results"]
     return results

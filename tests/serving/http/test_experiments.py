@@ -55,8 +55,9 @@ def ask(client: httpx.Client, *queries: dict[str, Any], status: int = 200, **req
 
 def figures(app: Starlette, arm: str = "tail") -> Any:
     service = app.state.service
-    service.monitoring.figures.flush()
-    report = compare(service.experiment, [count_units(service.settings.place, service.experiment.run, (0.0, 1e10))])
+    service._events.append([]).result(10)  # what was offered before is written
+    units = count_units(service.settings.events_place, service.experiment.run, (0.0, 1e10))
+    report = compare(service.experiment, [units])
     return next(one for one in report["arms"] if one["name"] == arm)
 
 
@@ -72,18 +73,21 @@ def test_an_arm_answers_with_its_settings(client: httpx.Client, app: Starlette, 
     assert of(ask(client, EAST, unit="u1")["results"][0]) == (0.25, "tail", True)
     answer = ask(client, {"features": {}})
     assert of(answer["results"][0]) == (0.25, "tail", True)
-    event = {"answer_id": answer["answer_id"], "labels": [answer["results"][0]["labels"][0]["id"], "nothing"]}
+    (result,) = answer["results"]
+    event = {"answer_id": result["answer_id"], "labels": [result["labels"][0]["id"], "nothing"]}
     assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
     found = figures(app)
     # k = 10 of 4 labels, but once 2: at λ = 1/4 b and c/é, torso and tail.
     assert {name: one["count"] for name, one in found["exposures"].items()} == {
         "head": 3, "torso": 4, "tail": 7, "new": 0
     }  # fmt: skip
-    assert (found["answers"], found["units"], found["chosen"], found["hits"]) == (4, 4, 1, 1)
+    assert (found["answers"], found["units"], found["chosen"], found["hits"]) == (4, 4, 1, 1), (
+        "without a share of answers"
+    )
     metrics = client.get("/metrics").text
     assert f'longtail_arm_answers_total{{arm="tail",run="{first["run"]}"}} 4.0' in metrics
     assert f'longtail_arm_exposures_total{{arm="tail",bucket="tail",run="{first["run"]}"}} 7.0' in metrics
-    assert f'longtail_arm_choices_total{{arm="tail",bucket="{answer["results"][0]["labels"][0]["bucket"]}"' in metrics
+    assert f'longtail_arm_choices_total{{arm="tail",bucket="{result["labels"][0]["bucket"]}"' in metrics
 
 
 def test_a_requests_own_settings_win_and_are_not_counted(client: httpx.Client, app: Starlette, say: Say) -> None:
@@ -192,7 +196,7 @@ def test_an_arm_may_have_a_release_of_its_own(tmp_path: Path, caplog: Any) -> No
         pinned = ask(client, EAST, unit=by_arm["tail"], release="plane-1")
         assert (pinned["release"], pinned["results"][0]["counted"]) == ("plane-1", False)
         chosen = ask(client, EAST, EAST, unit=by_arm["tail"])
-        feedback = {"answer_id": chosen["answer_id"], "query": 1, "labels": ["other-a", "other-b"]}
+        feedback = {"answer_id": chosen["results"][1]["answer_id"], "labels": ["other-a", "other-b"]}
         assert client.post("/v1/feedback", json={"events": [feedback]}).status_code == 200
         found = figures(app)
         assert (found["chosen"], found["hits"]) == (2, 2)

@@ -11,7 +11,7 @@ LN2 = math.log(2)
 
 
 def retrieve(client: httpx.Client, *queries: dict) -> list[dict]:
-    response = client.post("/v1/retrieve", json={"queries": list(queries)})
+    response = client.post("/v1/retrieve", json={"queries": list(queries), "answer_ids": False})
     assert response.status_code == 200, response.text
     RetrieveAnswer.model_validate_json(response.content, strict=True)
     return response.json()["results"]
