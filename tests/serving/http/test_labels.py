@@ -41,47 +41,24 @@ def test_similar_takes_the_dial_and_filters(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("id_", "expected"),
+    ("id_", "count", "log_pn", "bucket", "title", "year"),
     [
-        (
-            "a",
-            {
-                "count": 8,
-                "log_pn": -LN2,
-                "log_popularity": -LN2,
-                "bucket": "head",
-                "display": {"title": "Alpha", "year": 1999},
-            },
-        ),
-        (
-            "c/é",
-            {
-                "count": 1,
-                "log_pn": -3 * LN2,
-                "log_popularity": -3 * LN2,
-                "bucket": "tail",
-                "display": {"title": "Gamma", "year": 2001},
-            },
-        ),
-        (
-            "4",
-            {
-                "count": 1,
-                "log_pn": -3 * LN2,
-                "log_popularity": -3 * LN2,
-                "bucket": "tail",
-                "display": {"title": "Four", "year": 2002},
-            },
-        ),
+        ("a", 8, -LN2, "head", "Alpha", 1999),
+        ("c/é", 1, -3 * LN2, "tail", "Gamma", 2001),
+        ("4", 1, -3 * LN2, "tail", "Four", 2002),
     ],
 )
 @pytest.mark.parametrize("safe", ["", "/"])
-def test_label(client: httpx.Client, id_: str, expected: dict, safe: str) -> None:
+def test_label(
+    client: httpx.Client, id_: str, count: int, log_pn: float, bucket: str, title: str, year: int, safe: str
+) -> None:
     response = client.get(f"/v1/labels/{quote(id_, safe=safe)}")
     LabelAnswer.model_validate_json(response.content, strict=True)
-    rest = {"id": id_, "bias": None, "release": "plane-1", "request_id": response.headers["x-request-id"]}
-    logs = {name: pytest.approx(expected[name], abs=1e-6) for name in ("log_pn", "log_popularity")}
-    assert response.json() == {**expected, **rest, **logs}
+    logs = dict.fromkeys(("log_pn", "log_popularity"), pytest.approx(log_pn, abs=1e-6))
+    assert response.json() == logs | {
+        "id": id_, "count": count, "bucket": bucket, "bias": None, "display": {"title": title, "year": year},
+        "release": "plane-1", "request_id": response.headers["x-request-id"],
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("id_", ["z", "", "%ff", "a/", "../a%00", "a" * 5000])
@@ -120,29 +97,14 @@ def test_release(client: httpx.Client) -> None:
         "buckets": {"scheme": "count", "head_above": 7.0, "tail_upto": 3.0},
         "proposal": "label frequencies",
         "query_features": [
-            {
-                "name": "user",
-                "kind": "id",
-                "expects": "an id (a string or an integer)",
-                "max_length": None,
-                "dims": None,
-            },
-            {
-                "name": "seen",
-                "kind": "history",
-                "expects": "a list of ids (strings or integers), oldest first",
-                "max_length": 2,
-                "dims": None,
-            },
-            {
-                "name": "tags",
-                "kind": "bag",
-                "expects": "a list of ids (strings or integers), or an object of id to weight",
-                "max_length": 3,
-                "dims": None,
-            },
-            {"name": "words", "kind": "text", "expects": "a string", "max_length": 3, "dims": None},
-            {"name": "age", "kind": "number", "expects": "a finite number", "max_length": None, "dims": None},
+            {"name": name, "kind": kind, "expects": expects, "max_length": longest, "dims": None}
+            for name, kind, expects, longest in (
+                ("user", "id", "an id (a string or an integer)", None),
+                ("seen", "history", "a list of ids (strings or integers), oldest first", 2),
+                ("tags", "bag", "a list of ids (strings or integers), or an object of id to weight", 3),
+                ("words", "text", "a string", 3),
+                ("age", "number", "a finite number", None),
+            )
         ],
         "filterable": [
             {"name": "title", "kind": "string", "operators": ["eq", "ne", "in", "not_in", "exists"]},
