@@ -93,7 +93,7 @@ class Load:
         """Whatever is served."""
         with httpx.Client(base_url=self.url) as client:
             while not self.stop.is_set():
-                answer = self.answer(client, "/v1/retrieve", {"queries": [QUERY] * 3})
+                answer = self.answer(client, "/v1/retrieve", {"answer_ids": False, "queries": [QUERY] * 3})
                 assert answer["results"] == self.expected[answer["release"].split("-")[0]]
 
     def similar(self) -> None:
@@ -112,7 +112,9 @@ class Load:
             while not self.stop.is_set():
                 name = client.get("/v1/release").json()["name"]
                 while not self.stop.is_set():
-                    response = client.post("/v1/retrieve", json={"queries": [QUERY] * 3, "release": name})
+                    response = client.post(
+                        "/v1/retrieve", json={"answer_ids": False, "queries": [QUERY] * 3, "release": name}
+                    )
                     if response.status_code == 404:
                         assert response.json()["error"]["type"] == "unknown_release"
                         self.seen["unknown"] += 1
@@ -182,7 +184,7 @@ def expected_of(shelf: Shelf, process: ServerProcess) -> dict[str, Any]:
         time.sleep(0.5)  # for other workers to hear of it
 
         def answered(name: str) -> bool:
-            answer = client.post("/v1/retrieve", json={"queries": [QUERY] * 3}).json()
+            answer = client.post("/v1/retrieve", json={"answer_ids": False, "queries": [QUERY] * 3}).json()
             if answer["release"] == name:
                 expected[name.split("-")[0]] = answer["results"]
             return bool(answer["release"] == name)
