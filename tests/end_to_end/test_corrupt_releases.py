@@ -73,7 +73,7 @@ class Following:
         shutil.copytree(made, root, dirs_exist_ok=True)
         self.second = root / "second"
         monitoring = Monitoring(Metrics([]), LiveFigures(root / ".state"))
-        events = open_events(root / "events", days=1, most_bytes=1, count_dropped=monitoring.count_dropped)
+        events = open_events(root / ".state" / "events", days=1, most_bytes=1, count_dropped=monitoring.count_dropped)
         self.service = Service(Settings(releases=root), monitoring, events)
         self._follower = ReleaseFollower(root, self.service, clock=lambda: self.now)
         self.point_to("first")
