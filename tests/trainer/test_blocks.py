@@ -35,8 +35,16 @@ def stepped(model: TwoTower) -> tuple[list[float], list[np.ndarray]]:
     return losses, [np.array(ops.convert_to_numpy(variable)) for variable in model.variables]
 
 
-@pytest.mark.parametrize("rows", [2, 4], ids=["thirds", "a block and a part of one"])
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    ("job", "rows"),
+    [
+        *(pytest.param(job, 4, id=f"{job}, a block and a part of one") for job in JOBS),
+        *(
+            pytest.param(job, 2, id=f"{job}, thirds", marks=() if job == "mixed, softmax" else pytest.mark.nightly)
+            for job in JOBS
+        ),
+    ],
+)
 @pytest.mark.usefixtures("eager")
 def test_blocks_of_rows_make_the_step_of_the_whole(job: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = "contrastive" in str(JOBS[job].get("family"))  # it is defined on cosines as they are

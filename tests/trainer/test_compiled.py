@@ -32,7 +32,13 @@ def same(one: TwoTower, other: TwoTower, batch: Any) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4, err_msg=variable.path)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+LIKE_ANOTHER = ("squared_hinge", "ramp", "exponential", "nce", "contrastive", "regularized", "hits kept")
+"""Losses of whose operations XLA compiles every one in another of the table too."""
+
+
+@pytest.mark.parametrize(
+    "loss", [pytest.param(name, marks=pytest.mark.nightly if name in LIKE_ANOTHER else ()) for name in LOSSES]
+)
 def test_a_loss_is_what_it_is_without_a_compiler(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"sampler": SAMPLES["in_batch"]} | LOSSES[loss]
     recipe = tiny.recipe(loss=settings, model={"dim": 4, "temperature": 1.0})

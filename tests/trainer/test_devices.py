@@ -49,30 +49,38 @@ def steps(folder: Path, name: str, on: int, *more: object) -> "subprocess.Popen[
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what steps gave on one device and on two."""
+    """A folder with what steps gave on one device."""
     folder = tmp_path_factory.mktemp("devices")
-    wait(*[steps(folder, str(number), number) for number in (1, 2)])
+    wait(steps(folder, "1", 1))
     return folder
 
 
 @pytest.mark.process
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["2", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("4", "resumed"))])
+def test_losses_and_a_model_of_two_devices_are_those_of_one(tmp_path: Path) -> None:
+    """Tables and optimisers by parts of rows, negatives of the whole batch and of earlier ones."""
+    wait(*[steps(tmp_path, f"{number}-remembered", number) for number in (1, 2)])
+    assert_same(*(np.load(tmp_path / f"{number}-remembered.npz") for number in (1, 2)), jobs=1)
+
+
+@pytest.mark.process
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["2", "4", "resumed"])
 def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: str) -> None:
-    """Tables and optimisers by parts of rows, negatives of the whole batch; `resumed` took its second half on three
-    devices, from what two processes of two had written while they went on."""
-    if name == "4":
-        wait(steps(one, name, 4))
-    elif name == "resumed":
+    """Of every job; `resumed` took its second half on three devices, from what two processes of two had written while
+    they went on."""
+    if name == "resumed":
         where = coordinator()
         wait(*[steps(one, "processes", 2, where, number) for number in (0, 1)])
         wait(steps(one, name, 3))
+    else:
+        wait(steps(one, name, int(name)))
     for found in (name, "processes") if name == "resumed" else (name,):
-        assert_same(np.load(one / "1.npz"), np.load(one / f"{found}.npz"))
+        assert_same(np.load(one / "1.npz"), np.load(one / f"{found}.npz"), jobs=3)
 
 
-def assert_same(one: Any, several: Any) -> None:
-    assert len(one.files) == len(several.files) == 3 * 4
+def assert_same(one: Any, several: Any, *, jobs: int) -> None:
+    assert len(one.files) == len(several.files) == jobs * 4
     for key in one.files:
         expected = one[key]
         if key.endswith("losses"):

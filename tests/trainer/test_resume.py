@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from longtail.trainer import fit
 from tests.trainer import tiny
-from tests.trainer.page import write_package
+from tests.trainer.page import registered, write_package
 
 pytestmark = pytest.mark.process
 
@@ -45,45 +46,43 @@ from longtail.trainer.cli import main
 backend.compile_loss = lambda function: function
 main()
 """
-"""`longtail-train`, whose losses wait for no XLA, killed when it takes its n-th batch, or when its n-th checkpoint is
-written but not yet named."""
+"""`longtail-train`, whose losses wait for no XLA as those of this process, killed when it takes its n-th batch, or when
+its n-th checkpoint is written but not yet named."""
 
 
-def start(recipe: Path, out: Path, point: str, count: int, *more: str) -> "subprocess.Popen[bytes]":
-    overrides = [
-        "training.checkpoint_steps=3", "training.epochs=2", "training.refit=true",
-        'loss.sampler={name="mixed", negatives=8}', "optimizer.schedule=linear", *more,
-    ]  # fmt: skip
-    settings = [argument for override in overrides for argument in ("--set", override)]
-    return subprocess.Popen(
+SETTINGS = (
+    "training.checkpoint_steps=3", "training.epochs=2", "training.refit=true",
+    'loss.sampler={name="mixed", negatives=8}', "optimizer.schedule=linear",
+)  # fmt: skip
+
+
+def killed_at(point: str, count: int, recipe: Path, out: Path, *more: str) -> None:
+    """A process that is killed while it trains; the whole job and the last part of an interrupted one run here."""
+    settings = [argument for override in (*SETTINGS, *more) for argument in ("--set", override)]
+    ended = subprocess.run(
         [sys.executable, "-c", FIT, point, str(count), "fit", str(recipe), "--out", str(out), *settings],
         env=os.environ | {"KERAS_BACKEND": "tensorflow"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        timeout=240, check=False,
     )  # fmt: skip
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert not out.exists()
 
 
 SAME = ("embeddings.npy", "calibration_queries.npy", "labels.arrow", "metrics.json", "history.json")
-
-
-def exit_of(process: "subprocess.Popen[bytes]") -> int:
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    return process.returncode
 
 
 def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     """Seven steps an epoch, a checkpoint every three: killed while writing the second, then deep in the refit."""
     recipe = tiny.write_job(tmp_path)
     killed, work = tmp_path / "killed", tmp_path / "killed.work"
-    uninterrupted = start(recipe, tmp_path / "whole", "never", 0)
+    fit(recipe, tmp_path / "whole", overrides=SETTINGS)
 
-    assert exit_of(start(recipe, killed, "checkpoint", 2)) == -signal.SIGKILL
+    killed_at("checkpoint", 2, recipe, killed)
     half, whole = sorted(path.name for path in (work / "select").iterdir())
     assert (half.startswith(".latest-1."), whole) == (True, "latest-0")
-    assert exit_of(start(recipe, killed, "batch", 16)) == -signal.SIGKILL
+    killed_at("batch", 16, recipe, killed)
     assert [path.name for path in (work / "refit").iterdir()] == ["latest-0"]
-    assert not killed.exists()
-    assert exit_of(start(recipe, killed, "never", 0)) == 0
-    assert exit_of(uninterrupted) == 0
+    fit(recipe, killed, overrides=SETTINGS)
 
     for name in SAME:
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
@@ -91,24 +90,25 @@ def test_a_job_killed_twice_ends_as_if_nothing_had_happened(tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("tables")
 def test_so_does_one_with_layers_of_ones_own_and_negatives_of_its_own_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_package(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+    registered()
     text = tiny.RECIPE.replace(
         'kind = "history", table = "item_id"', 'kind = "self_attention", entries = "label_tower"'
     )
     text = text.replace("[query]", '[query]\ntower = "gated"')
     recipe, killed, whole = tiny.write_job(tmp_path, recipe=text), tmp_path / "killed", tmp_path / "whole"
     more = "training.refit=false", "loss.retrieved_negatives={negatives=2, depth=4, warm_up=0}"
-    uninterrupted = start(recipe, whole, "never", 0, *more)
+    fit(recipe, whole, overrides=[*SETTINGS, *more])
 
-    assert exit_of(start(recipe, killed, "batch", 6, *more)) == -signal.SIGKILL
+    killed_at("batch", 6, recipe, killed, *more)
     kept = (tmp_path / "killed.work" / "select").iterdir()
     assert sorted(path.name for path in kept) == ["latest-0", "retrieved-0"]
-    assert exit_of(start(recipe, killed, "never", 0, *more)) == 0
-    assert exit_of(uninterrupted) == 0
+    fit(recipe, killed, overrides=[*SETTINGS, *more])
 
     for name in SAME:
         assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
