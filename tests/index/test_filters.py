@@ -14,18 +14,16 @@ from tests.index.conftest import KINDS, brute_force, masked
 
 
 def eligible_labels(release: Release, filter_: Filter) -> np.ndarray:
-    """bool [L], the filter's definition spelled out label by label."""
-    excluded = set() if filter_.exclude is None else set(filter_.exclude.tolist())
-    allowed = None if filter_.allow is None else set(filter_.allow.tolist())
-    buckets = release.bundle.labels.buckets
-    return np.array(
-        [
-            row not in excluded
-            and (allowed is None or row in allowed)
-            and (filter_.buckets is None or int(buckets[row]) in filter_.buckets)
-            for row in range(release.searcher.labels)
-        ]
-    )
+    """bool [L], the filter's definition over all labels."""
+    rows = np.arange(release.searcher.labels)
+    eligible = np.ones(len(rows), bool)
+    if filter_.exclude is not None:
+        eligible &= ~np.isin(rows, filter_.exclude)
+    if filter_.allow is not None:
+        eligible &= np.isin(rows, filter_.allow)
+    if filter_.buckets is not None:
+        eligible &= np.isin(release.bundle.labels.buckets, list(filter_.buckets))
+    return eligible
 
 
 def check(release: Release, filter_: Filter, k: int, query: int, bias_removal: float) -> None:
