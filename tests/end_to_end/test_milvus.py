@@ -160,7 +160,7 @@ def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service,
             waits.append(time.monotonic() - began)
             assert (said.status_code, said.json()["error"]["type"]) == (503, "engine")
         assert max(waits) < SECONDS + 2
-        assert sorted(waits)[2] < 0.2, f"expected most to be refused at once, found {waits}"
+        assert sum(wait < SECONDS / 2 for wait in waits) >= 3, f"expected refusals without a wait, found {waits}"
     finally:
         milvus.resume()
     until(lambda: _answers(service), "answers", seconds=60)
