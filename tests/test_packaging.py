@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,20 +29,16 @@ def pip(*arguments: object) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
-def wheel_of(rooms: tuple[str, ...], folder: Path) -> Path:
-    """A wheel of a copy that has only these rooms."""
-    for room in rooms:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    for room in ROOMS:
         shutil.copytree(ROOT / room, folder / "source" / room, ignore=shutil.ignore_patterns("__pycache__"))
     for name in BUILD_FILES:
         shutil.copy(ROOT / name, folder / "source")
     pip("wheel", "--no-deps", "--wheel-dir", folder, folder / "source")
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return wheel_of(ROOMS, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +73,17 @@ def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path)
     assert scripts(wheel) == {"longtail-train", "longtail-index", "longtail-serve"}
 
 
-def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path) -> None:
-    assert scripts(wheel_of(("bundle", "commands", "index", "serving"), tmp_path)) == {
-        "longtail-index",
-        "longtail-serve",
-    }
+def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("bundle", "commands", "index", "serving"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").touch()
+    told: dict[str, Any] = {}
+    monkeypatch.setattr("setuptools.setup", told.update)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "setup.py"))
+    assert sorted(told["packages"]) == [f"longtail.{room}" for room in ("bundle", "commands", "index", "serving")]
+    names = [line.split(" = ")[0] for line in told["entry_points"]["console_scripts"]]
+    assert names == ["longtail-index", "longtail-serve"]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,10 @@ def tuned_at(rates: dict[str, float], bundle: Bundle, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("quick", "expected"), [("ivf_fastscan", "ivf_fastscan"), (None, "ivf_flat")])
+@pytest.mark.parametrize(
+    ("quick", "expected"),
+    [("ivf_fastscan", "ivf_fastscan"), pytest.param(None, "ivf_flat", marks=pytest.mark.nightly)],
+)
 def test_auto_takes_the_quickest_of_the_kinds_it_measured(
     quick: str | None, expected: str, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +124,9 @@ def test_a_kind_that_recalls_too_little_is_not_timed(bundle: Bundle, monkeypatch
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("limit", "kinds"), [(80, KINDS), (50, KINDS[1:]), (30, ("ivf_fastscan",))])
+@pytest.mark.parametrize(
+    ("limit", "kinds"), [pytest.param(80, KINDS, marks=pytest.mark.nightly), (50, KINDS[1:]), (30, ("ivf_fastscan",))]
+)
 def test_only_kinds_within_the_limit_are_built(limit: float, kinds: tuple[str, ...], bundle: Bundle) -> None:
     built = tune_index(bundle, IndexSpec(bytes_per_label=limit), "cpu", lambda _: None)
     assert {trial.kind for trial in built.trials} == set(kinds)

@@ -138,7 +138,10 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("least", [0, 1 << 20], ids=["tables apart", "inside"])
+@pytest.mark.parametrize(
+    "least",
+    [pytest.param(0, id="tables apart"), pytest.param(1 << 20, id="inside", marks=pytest.mark.nightly)],
+)
 def test_every_kind_of_feature_reaches_the_bundle_and_the_next_training(
     tmp_path: Path, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -130,7 +130,7 @@ def best(model: Any, depth: int, bias_removal: float) -> list[list[int]]:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("negatives", [2, 4])
+@pytest.mark.parametrize("negatives", [pytest.param(2, marks=pytest.mark.nightly), 4])
 def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
     negatives: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,7 +125,13 @@ LOSSES: dict[str, tuple[list[str], Setting]] = {
 }
 
 
-@pytest.mark.parametrize(("loss", "theory"), LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "theory"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.nightly if name == "ν is π" else ())
+        for name, case in LOSSES.items()
+    ],
+)
 def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting, tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     overrides = [*loss, "training.epochs=2", "training.refit=true", "evaluation.target_prior=uniform"]

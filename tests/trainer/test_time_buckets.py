@@ -54,7 +54,7 @@ def test_ages_are_counted_from_the_pair_that_is_asked_for() -> None:
     assert found.tolist() == [[5, 0, 0, 0], [94, 0, 0, 0], [0] * 4], "nothing lies in the future"
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", ["hstu", pytest.param("sasrec", marks=pytest.mark.nightly)])
 def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
     recipe, dataset = job(history(name), tiny.USER), data()
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
