@@ -94,15 +94,22 @@ class Terminal:
         return self._was_one and not os.isatty(0)
 
 
+_held: list[int] = []
+
+
 def hold_hangups() -> None:
-    """Let the system keep a SIGHUP until the service can handle it; it would end the process."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    """Remember a SIGHUP until the service can handle it; it would end the process."""
+    # A mask is not enough: threads that NumPy has begun do not block it.
+    signal.signal(signal.SIGHUP, lambda sig, _: _held.append(sig))
 
 
 def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
     """Handle SIGHUP from now on, and one that was held."""
     signal.signal(signal.SIGHUP, handle)
+    # Workers begin with it blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+    if _held:
+        handle(_held.pop(), None)
 
 
 def read_again(settings: Settings) -> Settings | None:
