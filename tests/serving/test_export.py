@@ -166,9 +166,9 @@ def test_features_that_the_release_does_not_read_are_text(releases: Path) -> Non
     keep(releases, choice(["x"], {"session": 7, "no name": 1, 'a"; DROP': 2, "time": 3}), choice(["y"], {}))
     rows, said = exported(releases)
     assert [(row["session"], row["feature_time"]) for row in rows] == [("7", "3"), (None, None)]
-    assert said[1:-1] == [
-        f"left out: {name}, no name of a feature, or another column's" for name in (r'"a\"; DROP"', '"no name"')
-    ]
+    assert said[1:-1] == ['left out: 2 features that cannot be columns of their own: "a\\"; DROP", "no name"']
+    keep(releases, choice(["z"], {f"f{number}": 1 for number in range(120)}))
+    assert len(exported(releases)[0][0].keys() - TYPES.keys()) == 100
 
 
 @pytest.mark.parametrize(
@@ -185,6 +185,15 @@ def test_no_feature_takes_another_columns_name(releases: Path, sent: str, column
     assert (row["label_id"], str(row[column])[0]) == ("x", "1")
     assert [f'"{left_out}"' in line for line in said[1:-1]] == ([] if left_out is None else [True])
     assert row.keys() - TYPES.keys() <= {column}
+
+
+def test_events_that_other_exports_have_are_said(releases: Path) -> None:
+    keep(releases, choice(["x"], {}), choice(["y"], {}, at=NOON + 60, answer="b"))
+    rows, said = exported(releases, window=(0, NOON + 60))
+    assert [row["label_id"] for row in rows] == ["x"]
+    assert said[1].startswith("left out: 1 events of 2023-11-15T12:01:00+00:00 and later")
+    (releases / "events/.deleted").touch()
+    assert "are not kept" in exported(releases)[1][1]
 
 
 def test_lines_that_are_no_events_are_said(releases: Path) -> None:
@@ -208,7 +217,7 @@ def test_columns_are_those_of_the_published_release(tmp_path: Path) -> None:
 
 
 def test_times_that_are_none() -> None:
-    assert read_window("7d", None, 1e9) == (1e9 - 7 * 86_400, 1e9)
+    assert read_window("7d", None, 1e9) == (1e9 - 7 * 86_400, 1e9 - 60)
     assert read_window("1970-01-02", "1970-01-02T02:00:00+01:00", 1e9) == (86_400, 86_400 + 3600)
     with pytest.raises(ExportError, match="--since: expected ISO 8601, or an age"):
         read_window("last week", None, 1e9)

@@ -13,11 +13,12 @@ from starlette.applications import Starlette
 
 from longtail.serving import create_app
 from longtail.serving.core import service as module
-from longtail.serving.core.answer_ids import answer_name
+from longtail.serving.core.answer_ids import read_answer_id
 from longtail.serving.events.folder import Segment
 from longtail.serving.events.reader import events_of
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer
 from longtail.serving.monitoring.workers import Workers
+from longtail.state import answer_keys
 from tests.serving.client import client_of
 from tests.serving.http.test_routes import EAST, refused, retrieve, series
 from tests.serving.monitoring.shop import Clock
@@ -37,6 +38,10 @@ def say(client: httpx.Client, *events: dict[str, Any], status: int = 200) -> htt
     return response
 
 
+def name_of(app: Starlette, answer_id: str) -> str:
+    return read_answer_id(answer_id, app.state.service.keys.secrets, 0).name
+
+
 def kept(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
     """Events, in the order of their times."""
     with events_of(releases / ".state/events") as connection:
@@ -45,7 +50,7 @@ def kept(releases: Path, kind: str = "choice") -> list[dict[str, Any]]:
     return rows
 
 
-def test_an_event_says_what_its_answer_was(client: httpx.Client, tmp_path: Path) -> None:
+def test_an_event_says_what_its_answer_was(app: Starlette, client: httpx.Client, tmp_path: Path) -> None:
     first, second = ids_of(client, EAST, {**EAST, "k": 1, "bias_removal": 0.25, "buckets": ["tail"]})
     assert len(first) < 100 > len(second)
     answer = say(
@@ -60,7 +65,7 @@ def test_an_event_says_what_its_answer_was(client: httpx.Client, tmp_path: Path)
         "propensities": [1, 1, 1], "bias_removal": 0,
     }  # fmt: skip
     assert (one["release"], one["restricted"], one["features"]) == ("plane-1", False, '{"user":"east","session":7}')
-    assert (one["event"], one["weight"], one["answer"]) == ("click", 1, answer_name(first))
+    assert (one["event"], one["weight"], one["answer"]) == ("click", 1, name_of(app, first))
     assert timedelta(0) <= one["time"] - one["answered_at"] < timedelta(seconds=5)
     assert (other["positions"], other["bias_removal"], other["restricted"]) == ([0], 0.25, True)
     assert (other["event"], other["weight"], other["idempotency_key"]) == ("purchase", 9, "k1")
@@ -132,6 +137,7 @@ def test_another_service_takes_no_id_of_this_one(client: httpx.Client, tmp_path:
 def test_replicas_take_each_others_ids_also_of_new_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(time())
     monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(answer_keys, "_REFRESH_SECONDS", 0)
     settings, workers = plane_settings(tmp_path), Workers(2)
     first, second = (create_app(settings, retriever=plane_retriever(), worker=of, workers=workers) for of in range(2))
     with client_of(first) as one, client_of(second) as other:
@@ -154,19 +160,20 @@ def found(client: httpx.Client) -> dict[str, Any]:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None:
-    app = create_app(plane_settings(tmp_path, answer_share=share), retriever=plane_retriever())
+    settings = plane_settings(tmp_path, answer_share=share, max_features_bytes=100)
+    app = create_app(settings, retriever=plane_retriever())
     with client_of(app) as client:
-        (first, _), near = ids_of(client, EAST, EAST), client.post("/v1/similar", json={"id": "a", "k": 2}).json()
+        first, long = ids_of(client, EAST, EAST | {"features": {"user": "x" * 90}})
+        near = client.post("/v1/similar", json={"id": "a", "k": 2}).json()["results"][0]["answer_id"]
+        retrieve(client, answer_ids=False)
         retrieve(client, preview=True)
     events = {event["answer"]: event for event in kept(tmp_path, "answer")}
-    if not share:
-        assert not events
-        return
-    assert len(events) == 3
-    told = events[answer_name(first)]
-    assert (told["labels"], told["positions"], told["buckets"]) == (["a", "c/é", "b"], [0, 1, 2], [0, 2, 1])
-    assert (told["features"], told["bias_removal"], told["restricted"]) == ('{"user":"east"}', 0, False)
-    assert events[answer_name(near["results"][0]["answer_id"])]["features"] is None
+    assert len(events) == 4 * share
+    if events:
+        told = events[name_of(app, first)]
+        assert (told["labels"], told["positions"], told["buckets"]) == (["a", "c/é", "b"], [0, 1, 2], [0, 2, 1])
+        assert (told["features"], told["bias_removal"], told["restricted"]) == ('{"user":"east"}', 0, False)
+        assert [events[name_of(app, each)]["features"] for each in (long, near)] == [None, None]
 
 
 def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client, tmp_path: Path) -> None:
