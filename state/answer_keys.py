@@ -29,7 +29,7 @@ KEYS_FILE = "answer_keys.json"
 _VERSION = 1
 _SECRET_BYTES = 32
 _ROTATION_SECONDS = 86_400
-_REFRESH_SECONDS = 1.0
+_REFRESH_SECONDS = 0.1
 _PATIENCE_SECONDS = 10.0
 _NUMBERS = 256
 
@@ -74,7 +74,7 @@ class AnswerKeys:
                 logger.warning("no other key of answer ids, the one before goes on: %s", error)
 
     def refresh(self) -> None:
-        """Read the keys again, once a second at most; raises StoreError."""
+        """Read the keys again, ten times a second at most; raises StoreError."""
         if monotonic() - self._loaded_at >= _REFRESH_SECONDS:
             self.load()
 
