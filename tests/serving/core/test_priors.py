@@ -22,6 +22,7 @@ from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
 from tests.serving.client import client_of
+from tests.serving.http.test_feedback import kept
 from tests.serving.plane import ExactSearcher, PlaneEncoder, plane_bundle, plane_settings, results_of
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
@@ -65,6 +66,17 @@ def test_scores_are_the_served_formula(client: httpx.Client, asked: dict, expect
     found = [label["score"] for label in result["labels"]]
     assert found == sorted(found, reverse=True)
     assert result["priors"] == {"recent": 0.0, "margin": 0.5} | asked
+
+
+def test_events_have_the_weights_of_their_answers(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, answer_share=1), retriever=plane_with_priors())
+    with client_of(app) as client:
+        query = {"features": {"user": "east"}, "priors": {"recent": 0.25}}
+        (result,) = client.post("/v1/retrieve", json={"queries": [query]}).json()["results"]
+        event = {"answer_id": result["answer_id"], "labels": ["a"]}
+        assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
+    for kind in ("choice", "answer"):
+        assert [event["priors"] for event in kept(tmp_path, kind)] == [[0.25, 0.5]]
 
 
 def test_similar_labels_are_near_whatever_the_priors_unless_a_request_says_otherwise(client: httpx.Client) -> None:
