@@ -200,16 +200,18 @@ def similar(
     *,
     release: str | None = None,
     preview: bool = False,
+    answer_ids: bool = True,
     **selection: Any,
 ) -> Call[Answer]:
     """Get the labels nearest to each of the given labels, itself left out.
 
     Args:
         ids: one label, or several.
-        release, preview: as for `retrieve`.
+        release, preview, answer_ids: as for `retrieve`.
         selection: parts of a `Query`.
     """
-    sent = Query({}, **selection).json() | _given(release=release, preview=preview or None)
+    options = _given(release=release, preview=preview or None, answer_ids=None if answer_ids else False)
+    sent = Query({}, **selection).json() | options
     del sent["features"]
     asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}
     return Call("POST", "/v1/similar", Answer, {**asked, **sent})
