@@ -14,17 +14,17 @@ unexport PYTHONDONTWRITEBYTECODE
 # wait for the processes that they start.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-nightly quick check format docs audit bench bench-peers bench-gpu bench-seeds clean
+.PHONY: demo test test-nightly quick check imports format docs audit bench bench-peers bench-gpu bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
 
 test:  ## Everything: lint, types, the whole suite.
-	$(MAKE) --jobs=3 check $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
+	$(MAKE) --jobs=3 check imports $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
 
-test-nightly: $(VENV)/.installed  ## Slow proofs, and the proofs of CI once more on JAX.
-	$(PYTEST) -m nightly
+test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed  ## Slow proofs, and the proofs of CI once more on JAX.
+	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST) -m nightly
 
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
 	$(PYTEST) -m 'not process and not slow and not nightly'
@@ -38,6 +38,10 @@ check: $(VENV)/.installed  ## Formatting, lint and types; seconds.
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+
+# While mypy works: else four processes of pytest begin with compiling the same thousands of files.
+imports: $(VENV)/.installed
+	KERAS_BACKEND=tensorflow $(VENV)/bin/python -c 'import longtail.trainer.job'
 
 format: $(VENV)/.installed
 	$(VENV)/bin/ruff format .

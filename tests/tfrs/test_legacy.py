@@ -6,12 +6,15 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_what_runs_under_legacy_keras(tfrs_python: str) -> None:
+@pytest.mark.parametrize("which", ["not nightly", pytest.param("nightly", marks=pytest.mark.nightly)])
+def test_what_runs_under_legacy_keras(tfrs_python: str, which: str) -> None:
     run = subprocess.run(
-        [tfrs_python, "-m", "pytest", "-p", "no:cacheprovider", "tests/tfrs/legacy"], cwd=ROOT,
+        [tfrs_python, "-m", "pytest", "-p", "no:cacheprovider", "-m", which, "tests/tfrs/legacy"], cwd=ROOT,
         env=os.environ | {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip

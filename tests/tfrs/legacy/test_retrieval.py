@@ -115,8 +115,17 @@ def fit(task: Retrieval) -> tuple[Model, list[np.ndarray]]:
     return model, before
 
 
-@pytest.mark.parametrize("mining", [None, {"keep": 6}, {"keep": 3, "power": 1.0}])
-@pytest.mark.parametrize("weight", WEIGHTS)
+MINING = (None, {"keep": 6}, {"keep": 3, "power": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("weight", "mining"),
+    [
+        pytest.param(weight, mining, marks=pytest.mark.nightly if mining and weight != "tail" else ())
+        for weight in WEIGHTS
+        for mining in MINING
+    ],
+)
 def test_every_weight_and_mining_trains_a_tfrs_model(weight: str, mining: dict[str, float] | None) -> None:
     model, before = fit(SampledRetrieval(weight=weight, mining=mining, counts=COUNTS, remove_accidental_hits=True))
     for table, untrained in zip(model.trainable_variables, before, strict=True):

@@ -125,7 +125,10 @@ TAKEN: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any], Any]
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TAKEN, ids=[case[0] for case in TAKEN])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case[0], marks=pytest.mark.nightly if "GRU" in case[0] else ()) for case in TAKEN],
+)
 def test_what_requests_give_through_onnx_is_what_keras_says(case: Any) -> None:
     _, parts, function, columns, first, ids = case
     model = Of(function, **parts)
