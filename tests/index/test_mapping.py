@@ -48,7 +48,7 @@ def search(release: Release) -> np.ndarray:
 
 @pytest.mark.process
 @pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc/PID/smaps")
-@pytest.mark.parametrize("spec", ["ivf_sq", "ivf_pq", "hnsw"])
+@pytest.mark.parametrize("spec", [pytest.param("ivf_sq", marks=pytest.mark.nightly), "ivf_pq", "hnsw"])
 def test_two_processes_share_the_pages(spec: str, opened: Callable[[str], Release]) -> None:
     path = opened(spec).path
     command = [sys.executable, "-c", SEARCHING, str(path.parent), path.name]
