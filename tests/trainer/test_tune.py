@@ -393,7 +393,7 @@ def test_values_of_a_killed_trial_are_tried_again_from_its_checkpoint(
     )  # fmt: skip
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     monkeypatch.setattr(study, "HEARTBEAT", 1)
-    time.sleep(3)  # two heartbeats without one, and the trial counts as dead
+    time.sleep(5)  # a trial counts as dead after three heartbeats without a sign of it
     code, out, errors = command(capsys, *words)
 
     assert (code, errors) == (0, "")
