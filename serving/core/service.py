@@ -488,16 +488,24 @@ class Service:
         if organic:
             k = self.settings.organic_k
             choices += await self.write(lambda: retrieve_unseen(organic, current, k, now=now, record_features=recorded))
-        kept = self._events.append([choice.line for choice in choices])
-        try:
-            await asyncio.wait_for(asyncio.wrap_future(kept), self.settings.request_seconds)
-        except TimeoutError:
-            raise StorageError(
-                "expected events to be kept in time, found that they are not yet; send them again"
-            ) from None
+        await self._keep([choice.line for choice in choices])
         for choice in choices:
             self.monitoring.count_choice(choice.chosen)
         self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
+
+    async def _keep(self, lines: Sequence[bytes]) -> None:
+        """Wait until events are kept for good; the verdict says while they are not."""
+        figures, kept = self.monitoring.figures, self._events.append(lines)
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(kept), self.settings.request_seconds)
+        except (TimeoutError, StorageError) as error:
+            sentence = "Feedback cannot be kept, and is answered 503. The service's own log says why."
+            figures.set_trouble("records", sentence)
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError("expected events to be kept in time, found that they are not; send them again") from None
+        if figures.troubled("records"):
+            figures.set_trouble("records", None)
 
     async def _read_choices(self, events: dict[int, Event], now: float) -> list[Choice]:
         """Check answer ids; a key that another replica has made meanwhile is read first."""

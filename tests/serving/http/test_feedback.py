@@ -206,6 +206,9 @@ def test_events_that_no_disk_takes_are_refused_and_not_counted(
         message = refused(say(client, event, status=503), 503, "storage", None)
     assert message == "expected a disk that takes events, found none; send them again later"
     assert found(client)["all"]["positives"] == 0
+    trouble = {"signal": "records", "severity": "act"}
+    assert trouble.items() <= client.get("/v1/monitoring").json()["verdict"]["findings"][0].items()
     say(client, event)
+    assert "records" not in {of["signal"] for of in client.get("/v1/monitoring").json()["verdict"]["findings"]}
     app.state.service.monitoring.figures._report = None
     assert found(client)["all"]["positives"] == 1
