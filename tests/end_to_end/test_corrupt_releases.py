@@ -18,7 +18,7 @@ from longtail.index import IndexSpec, build
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.queries import Query
 from longtail.serving.core.service import Service
-from longtail.serving.events.sink import open_events
+from longtail.serving.events.folder import FolderEvents
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.settings import Settings
@@ -73,7 +73,7 @@ class Following:
         shutil.copytree(made, root, dirs_exist_ok=True)
         self.second = root / "second"
         monitoring = Monitoring(Metrics([]), LiveFigures(root / ".state"))
-        events = open_events(root / ".state" / "events", days=1, most_bytes=1, count_dropped=monitoring.count_dropped)
+        events = FolderEvents(root / ".state" / "events", days=1, most_bytes=1)
         self.service = Service(Settings(releases=root), monitoring, events)
         self._follower = ReleaseFollower(root, self.service, clock=lambda: self.now)
         self.point_to("first")

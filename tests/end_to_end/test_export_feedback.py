@@ -77,7 +77,8 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
         metrics = httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text
         assert 'longtail_explored_total{bucket="new"} 4.0' in metrics
         assert 'longtail_answer_ids_refused_total{reason="forged"} 1.0' in metrics
-        said = exported(releases, "--out", out)
+        assert "left out: " in exported(releases, "--out", out), "the last minute's"
+        said = exported(releases, "--out", out, "--until", "0m")
         assert process.terminate() == 0
     assert "left out: 1 labels whose query's features are not known" in said
     table = pq.read_table(out)
@@ -100,7 +101,9 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
     assert (organic["source"], organic["user_id"], organic["weight"], organic["answer"]) == ("organic", "7", 0.5, None)
     # All of it, under a recipe's own name for labels; then of a time without any.
     assert {path.suffix for path in (releases / ".state/events").iterdir()} == {".parquet"}
-    assert "6 labels chosen" in exported(releases, "--out", out, "--since", "1h", "--label-id", "item_id", "--all")
+    assert "6 labels chosen" in exported(
+        releases, "--out", out, "--since", "1h", "--until", "0m", "--label-id", "item_id", "--all"
+    )
     data = DataConfig(
         train=recorded(out), query_id="user_id", label_id="item_id", timestamp="time", weight="debiased_weight"
     )

@@ -69,7 +69,18 @@ def test_what_is_acknowledged_is_in_the_topic_and_in_the_export(tmp_path: Path, 
     (sql,) = re.findall(r"```sql\n(COPY .*?)```", DOCS.read_text(), re.DOTALL)
     duckdb.sql(sql.replace("'topics/", f"'{tmp_path}/topics/").replace("'events/", f"'{events}/"))
     out = tmp_path / "out.parquet"
-    command = [sys.executable, "-m", "longtail.serving", "export-feedback", releases, "--events", events, "--out", out]
+    command = [
+        sys.executable,
+        "-m",
+        "longtail.serving",
+        "export-feedback",
+        releases,
+        "--events",
+        events,
+        "--until",
+        "0m",
+    ]
+    command += ["--out", out]
     exported = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
     assert exported.returncode == 0, exported.stderr
     rows = pq.read_table(out).to_pylist()

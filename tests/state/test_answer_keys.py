@@ -68,7 +68,8 @@ def test_a_day_later_another_key_signs_and_the_one_before_still_reads(
     assert number not in first.secrets
 
 
-def test_keys_are_read_again_once_a_second(opened: Callable[[], AnswerKeys]) -> None:
+def test_keys_are_read_again_only_so_often(opened: Callable[[], AnswerKeys], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longtail.state.answer_keys._REFRESH_SECONDS", 60)
     keys = opened()
     keys.load()
     keys.load = lambda: pytest.fail("read again")  # type: ignore[method-assign]
