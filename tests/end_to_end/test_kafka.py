@@ -66,7 +66,7 @@ def test_what_is_acknowledged_is_in_the_topic_and_in_the_export(tmp_path: Path, 
     topic.mkdir(parents=True)
     (topic / "part.json").write_bytes(b"\n".join(kafka.messages("events").elements()))
     events.mkdir()
-    (sql,) = re.findall(r"```sql\n(COPY .*?)```", DOCS.read_text(), re.DOTALL)
+    (sql,) = re.findall(r"```text\n(COPY .*?)```", DOCS.read_text(), re.DOTALL)
     duckdb.sql(sql.replace("'topics/", f"'{tmp_path}/topics/").replace("'events/", f"'{events}/"))
     out = tmp_path / "out.parquet"
     command = [
