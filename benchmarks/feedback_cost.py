@@ -21,8 +21,8 @@ import typer
 
 from benchmarks.paired_rate import Served, example_requests, load, measure, request, served
 
-_EVENTS = 200
-"""Distinct answers that events are about."""
+_ANSWERS, _TYPES = 200, 500
+"""Events are about so many answers, each of so many types: none is sent twice before all were sent."""
 
 
 def main(
@@ -44,7 +44,7 @@ def main(
             kinds[f"{name}an answer"] = service, answers, 1
             if not name:
                 kinds["an answer without answer_id"] = service, bare, 1
-            for events in (1, 10):
+            for events in (1, 10, 100):
                 kinds[f"{name}an event, {events} a request"] = service, _feedback(service.port, k, events), events
         for service, requests, _ in kinds.values():
             load([service.port], requests, connections, 1)
@@ -69,13 +69,14 @@ def _feedback(port: int, k: int, events: int) -> list[bytes]:
     content = json.dumps({"queries": [{"features": features, "k": k}]}).encode()
     asked = Request(f"http://127.0.0.1:{port}/v1/retrieve", content, {"Content-Type": "application/json"})
     found: list[dict[str, Any]] = []
-    for _ in range(_EVENTS):
+    for _ in range(_ANSWERS):
         with urlopen(asked) as answer:
             body = json.load(answer)
         (result,) = body["results"]
         named = {"answer_id": result.get("answer_id") or body["answer_id"]}
         found.append(named | {"labels": [result["labels"][len(found) % k]["id"]]})
-    groups = [found[start : start + events] for start in range(0, _EVENTS, events)]
+    distinct = [{**of, "event": f"type-{number}"} for number in range(_TYPES) for of in found]
+    groups = [distinct[start : start + events] for start in range(0, len(distinct), events)]
     return [request(json.dumps({"events": group}).encode(), "/v1/feedback") for group in groups]
 
 

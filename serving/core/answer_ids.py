@@ -4,7 +4,7 @@ A token is URL-safe text: base64 of a fixed head, the release's name, what the a
 labels as 16 bits each, the propensities of those drawn by chance, and the first 10 bytes of an HMAC-SHA256. Of twenty
 labels it has about 100 characters.
 
-The 16 bits of a label depend on the token's own random number. So a label that was not answered passes for one of k
+The 16 bits of a label depend on the token's own random odd number. So a label that was not answered passes for one of k
 labels with a probability of k / 65,536, independently for every answer.
 """
 
@@ -38,7 +38,6 @@ _UNIT = struct.Struct("<Q")
 _DRAWN = struct.Struct("<BH")
 _STEPS = 1024
 """Of a propensity's code in one power of 2: it is off by 0.04 % at most."""
-_MULTIPLIER = np.uint32(0x9E3779B1)
 _HALF = np.uint32(16)
 Refusal = Literal["malformed", "forged", "expired"]
 
@@ -56,7 +55,7 @@ class AnswerIdError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AnswerRecord:
     """What an answer id says of an answer.
 
@@ -87,8 +86,8 @@ class AnswerRecord:
 
     def positions(self, labels: Sequence[str]) -> list[int | None]:
         """Find the places of labels in the answer, from 0, by their ids; None: not among the first 100."""
-        place_of = {code: place for place, code in reversed([*enumerate(self.codes)])}
-        return [place_of.get(_code(zlib.crc32(label.encode("utf-8", "replace")), self.nonce)) for label in labels]
+        codes = [_code(zlib.crc32(label.encode("utf-8", "replace")), self.nonce) for label in labels]
+        return [self.codes.index(code) if code in self.codes else None for code in codes]
 
 
 def sign_answer(
@@ -117,11 +116,10 @@ def sign_answer(
         propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
     """
     number, secret = key
-    nonce = random.getrandbits(32)
+    nonce = random.getrandbits(32) | 1
     counted = arm if arm is not None and arm.counted and arm.arm is not None else None
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
-    mixed_K = (fingerprints_K[:MAX_LABELS] ^ np.uint32(nonce)) * _MULTIPLIER
-    codes_K = (((mixed_K ^ (mixed_K >> _HALF)) * _MULTIPLIER) >> _HALF).astype("<u2")
+    codes_K = ((fingerprints_K[:MAX_LABELS] * np.uint32(nonce)) >> _HALF).astype("<u2")
     parts = [
         _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *dials, flags),
         bytes((len(release),)), release,
@@ -193,9 +191,8 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
 
 
 def _code(fingerprint: int, nonce: int) -> int:
-    """Compute the 16 bits of one label, as `sign_answer` does."""
-    mixed = (fingerprint ^ nonce) * int(_MULTIPLIER) & 0xFFFFFFFF
-    return ((mixed ^ mixed >> 16) * int(_MULTIPLIER) & 0xFFFFFFFF) >> 16
+    """Compute the 16 bits of one label, as `sign_answer` does: multiply-shift hashing [Dietzfelbinger et al. 1997]."""
+    return (fingerprint * nonce & 0xFFFFFFFF) >> 16
 
 
 def _code_of(propensity: float) -> int:

@@ -63,7 +63,7 @@ Source = Literal["feedback", "organic"]
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChosenLabels:
     """Labels that somebody chose at once.
 

@@ -75,8 +75,9 @@ def test_labels_after_the_hundredth_are_not_held() -> None:
     assert found.positions(["99", "5"]) == [99, 5]
 
 
-def test_a_label_not_answered_passes_for_one_of_k_with_k_in_65536() -> None:
-    k, answers, others = 20, 500, [f"other-{id_}" for id_ in range(200)]
+@pytest.mark.parametrize("form", ["other-{}", "{}", "item{:09d}"])
+def test_a_label_not_answered_passes_for_one_of_k_with_k_in_65536(form: str) -> None:
+    k, answers, others = 20, 1000, [form.format(id_) for id_ in range(100, 300)]
     hits = 0
     for _ in range(answers):
         found = read(sign([str(id_) for id_ in range(k)]))
