@@ -1,8 +1,8 @@
 """Answer ids: signed tokens that hold what feedback on an answer must know, so that no answer is stored.
 
 A token is URL-safe text: base64 of a fixed head, the release's name, what the answer was made with, its first 100
-labels as 16 bits each, the propensities of those drawn by chance, and the first 10 bytes of an HMAC-SHA256. Of twenty
-labels it has about 100 characters.
+labels as 16 bits each, the propensities of those drawn by chance, and the first 10 bytes of an HMAC-SHA256. Twenty
+labels take 100 characters, and each 3 bytes of the release's name 4 more.
 
 The 16 bits of a label depend on the token's own random odd number. So a label that was not answered passes for one of k
 labels with a probability of k / 65,536, independently for every answer.
