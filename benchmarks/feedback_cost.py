@@ -22,7 +22,7 @@ import typer
 from benchmarks.paired_rate import Served, example_requests, load, measure, request, served
 
 _ANSWERS, _TYPES = 200, 500
-"""Events are about so many answers, each of so many types: none is sent twice before all were sent."""
+"""Numbers of answers and of event types; each pair is one distinct event."""
 
 
 def main(

@@ -40,7 +40,8 @@ SinceOption = Annotated[
     str | None, typer.Option(metavar="WHEN", help="Earliest event: ISO 8601, or an age such as 7d, 12h, 30m.")
 ]
 UntilOption = Annotated[
-    str | None, typer.Option(metavar="WHEN", help="First event left out, likewise (default: a minute ago).")
+    str | None,
+    typer.Option(metavar="WHEN", help="End of the window, exclusive, in the same forms (default: a minute ago)."),
 ]
 
 ReleasesArgument = Annotated[

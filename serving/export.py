@@ -1,11 +1,14 @@
-"""A service's feedback as training data: a Parquet file with a row for every label chosen, each once.
+"""Export feedback as training data: a Parquet file with one row for each label chosen.
 
-Columns: every query feature of the release under its own name, the label id, then what the service knows: `answer`,
-`idempotency_key`, `event`, `weight`, `propensity`, `debiased_weight` (weight / propensity), `position` (from 0; null:
-not in the answer), `bias_removal` (λ), `popularity` (μ), `release`, `source` (`answer` or `organic`), `time` (UTC), of
-an experiment whose arms are compared by the answer `arm`, `run` and `unit` (a hash), else null, and `impressions`, the
-labels that the answer showed, null where it is no event. A feature named as one of these stands as `feature_NAME`. Ids
-are text, as in the bundle. Features that the release does not read, such as a query id, are columns of text.
+The columns, in order:
+
+- every query feature of the release, under its own name; ids are text, as in the bundle;
+- features that only clients know, such as a query id, as text;
+- the label id;
+- the columns of `_OWN`. `position` starts at 0 and is null where the answer did not hold the label; `impressions` are
+  the labels of the answer, null unless the answer was recorded.
+
+A feature with the name of a later column becomes `feature_NAME`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys that sign answer ids: made by whoever needs one first, shared by all who share the state."""
+"""Create, share and rotate the keys that sign answer ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sqlalchemy import delete, insert, select
 
 from longtail.bundle import replace_file
-from longtail.state.engines import looking, told, writing
+from longtail.state.engines import looking, store_errors, writing
 from longtail.state.errors import StoreCorruptError, StoreError
 from longtail.state.label_server import LabelServer
 from longtail.state.place import Place, Postgres
@@ -81,7 +81,7 @@ class AnswerKeys:
     def load(self) -> None:
         """Read the keys, and add one where it is time; raises StoreError where there is none then."""
         now = int(self._clock())
-        with self._lock, told(f"{self._place}: expected keys of answer ids, found"):
+        with self._lock, store_errors(f"{self._place}: expected keys of answer ids, found"):
             self._loaded_at = monotonic()
             try:
                 if isinstance(self._place, Postgres):

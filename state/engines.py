@@ -191,7 +191,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
+def store_errors(what: str) -> Iterator[None]:
     """Raise what SQLAlchemy or SQLite find wrong in the block as StoreError, after `what`."""
     try:
         yield

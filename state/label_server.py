@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, text
 
-from longtail.state.engines import has_table, looking, make_tables, postgres_engine, told, upgrade
+from longtail.state.engines import has_table, looking, make_tables, postgres_engine, store_errors, upgrade
 from longtail.state.place import Postgres
 from longtail.state.tables import STEPS, VERSION, label_store, metadata
 
@@ -34,7 +34,7 @@ class LabelServer:
         """
         self._engine = self._engine or postgres_engine(self.place)
         if not self._made:
-            with told(f"{self.place}: expected tables of label changes, found"):
+            with store_errors(f"{self.place}: expected tables of label changes, found"):
                 if make:
                     mark = {"version": VERSION, "generation": uuid4().hex}
                     make_tables(self._engine, self.place, metadata, label_store, mark)

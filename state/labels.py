@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
 from longtail.bundle import LabelChanges, LabelRecord, read_record, replay
-from longtail.state.engines import in_parts, reading, told, writing
+from longtail.state.engines import in_parts, reading, store_errors, writing
 from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
 from longtail.state.label_file import LABELS_FILE, LabelFile
 from longtail.state.label_server import LabelServer
@@ -165,7 +165,7 @@ class LabelStore:
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:
         try:
-            with told(f"{self._place}: {what}"):
+            with store_errors(f"{self._place}: {what}"):
                 yield
         except OSError as error:
             raise StoreError(f"{self._place}: {what}: {error.strerror}") from error

@@ -191,7 +191,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
 
 
 def _code(fingerprint: int, nonce: int) -> int:
-    """Compute the 16 bits of one label, as `sign_answer` does: multiply-shift hashing [Dietzfelbinger et al. 1997]."""
+    """Hash a fingerprint to 16 bits by multiply-shift [Dietzfelbinger et al. 1997]."""
     return (fingerprint * nonce & 0xFFFFFFFF) >> 16
 
 
@@ -200,6 +200,6 @@ def _code_of(propensity: float) -> int:
 
 
 def _text(content: bytes, start: int) -> tuple[str, int]:
-    """Read a text after its length; with where it ends."""
+    """Return a text that follows its length, and the offset after the text."""
     end = start + 1 + content[start]
     return content[start + 1 : end].decode(), end

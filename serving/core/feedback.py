@@ -14,6 +14,7 @@ from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import ArmAnswer, ChosenLabels
+from longtail.serving.settings import Settings
 
 LONGEST_NAME = 128
 """Characters of an idempotency key."""
@@ -98,7 +99,7 @@ def read_choices(
     retriever_of: Callable[[str], Retriever],
     *,
     now: float,
-    record_features: bool,
+    settings: Settings,
 ) -> list[Choice]:
     """Check events on answers by their ids alone.
 
@@ -107,7 +108,7 @@ def read_choices(
         read_answer: of `read_answer_id`.
         retriever_of: the release of a name, or the current one where that is not loaded: knows buckets of labels.
         now: seconds since 1970.
-        record_features: keep the features that came with the events.
+        settings: whether and up to which length features are kept.
 
     Raises:
         InvalidRequestError: an answer id that is none, where `__cause__` is the AnswerIdError; or features that the
@@ -151,7 +152,7 @@ def read_choices(
                 popularity=round(answer.popularity, 7),
                 priors=answer.priors or None,
                 restricted=answer.restricted,
-                features=_recorded(event, record_features=record_features),
+                features=recorded_features(event.features, settings),
                 **arm_fields(answer.arm),
             )
         )
@@ -159,22 +160,21 @@ def read_choices(
 
 
 def retrieve_unseen(
-    events: Mapping[int, Event], retriever: Retriever, k: int, *, now: float, record_features: bool
+    events: Mapping[int, Event], retriever: Retriever, *, now: float, settings: Settings
 ) -> list[Choice]:
     """Retrieve what the release would have answered before organic choices.
 
     Args:
         events: by their places in the request.
         retriever: the release being served.
-        k: labels to retrieve.
         now: seconds since 1970.
-        record_features: keep the features of the events.
+        settings: how many labels are retrieved, and which features are kept.
 
     Raises:
         InvalidRequestError: query features that the release cannot read.
     """
     try:
-        retrieval = retriever.retrieve(queries_of(list(events.values()), k, retriever))
+        retrieval = retriever.retrieve(queries_of(list(events.values()), settings.organic_k, retriever))
     except InvalidRequestError as error:
         raise error.renumbered("events", list(events)) from error
     choices = []
@@ -196,7 +196,7 @@ def retrieve_unseen(
             propensities=[1.0] * len(labels),
             bias_removal=result["bias_removal"],
             popularity=result["popularity"],
-            features=_recorded(event, record_features=record_features),
+            features=recorded_features(event.features, settings),
         )
         choices.append(choice)
     return choices
@@ -224,5 +224,9 @@ def arm_fields(arm: ArmAnswer | None) -> dict[str, Any]:
     return {"run": arm.run, "arm": arm.arm, "unit": arm.unit - (1 << 64) if arm.unit >= 1 << 63 else arm.unit}
 
 
-def _recorded(event: Event, *, record_features: bool) -> str | None:
-    return features_json(event.features).decode() if record_features and event.features is not None else None
+def recorded_features(features: dict[str, JsonValue] | None, settings: Settings) -> str | None:
+    """Return a query's features as JSON for an event; None where they are not kept or too long."""
+    if features is None or not settings.record_features:
+        return None
+    content = features_json(features)
+    return content.decode() if len(content) <= settings.max_features_bytes else None

@@ -16,7 +16,6 @@ from time import perf_counter, time
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import JsonValue
 
 from longtail.bundle import LabelRecord, record_json
 from longtail.bundle.arrays import Int8
@@ -26,10 +25,10 @@ from longtail.index import EngineUnavailableError
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
-from longtail.serving.core.feedback import Choice, Event, arm_fields, read_choices, retrieve_unseen
+from longtail.serving.core.feedback import Choice, Event, arm_fields, read_choices, recorded_features, retrieve_unseen
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
-from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed, features_json
+from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.queue import BoundedExecutor, Cost, SearchQueue, client, use_one_openmp_thread
 from longtail.serving.core.retriever import Retrieval, Retriever
 from longtail.serving.errors import (
@@ -429,18 +428,12 @@ class Service:
                     bias_removal=float(dials[0]), popularity=float(dials[1]), priors=priors or None,
                     restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
-                    buckets=buckets_N[start:end].tolist(), features=self._recorded(features), **arm_fields(arm),
+                    buckets=buckets_N[start:end].tolist(), features=recorded_features(features, self.settings),
+                    **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
         if lines:
             self.monitoring.count_dropped(self._events.offer(lines))
-
-    def _recorded(self, features: dict[str, JsonValue] | None) -> str | None:
-        """Return a query's features as an event keeps them: none that are too long."""
-        if features is None or not self.settings.record_features:
-            return None
-        content = features_json(features)
-        return content.decode() if len(content) <= self.settings.max_features_bytes else None
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
@@ -481,13 +474,12 @@ class Service:
             StorageError: nothing was recorded, or what may be sent again.
             InvalidRequestError: an answer id that is none, or query features that the release cannot read.
         """
-        current, now, recorded = self.retriever(), time(), self.settings.record_features
+        current, now, settings = self.retriever(), time(), self.settings
         organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
         named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
         choices = await self._read_choices(named, now) if named else []
         if organic:
-            k = self.settings.organic_k
-            choices += await self.write(lambda: retrieve_unseen(organic, current, k, now=now, record_features=recorded))
+            choices += await self.write(lambda: retrieve_unseen(organic, current, now=now, settings=settings))
         await self._keep([choice.line for choice in choices])
         for choice in choices:
             self.monitoring.count_choice(choice.chosen)
@@ -513,8 +505,7 @@ class Service:
         def read() -> list[Choice]:
             oldest = now - 3600 * self.settings.answer_id_hours
             read_answer = partial(read_answer_id, keys=self.keys.secrets, oldest=oldest)
-            recorded = self.settings.record_features
-            return read_choices(events, read_answer, self._loaded_or_current, now=now, record_features=recorded)
+            return read_choices(events, read_answer, self._loaded_or_current, now=now, settings=self.settings)
 
         try:
             try:

@@ -36,7 +36,7 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         raise StateError(f"{folder}: expected a folder of events, found none; --events names another")
     tables, connection = [SCHEMA.empty_table()], duckdb.connect()
     try:
-        # Segments first: those that become Parquet meanwhile are then found as such.
+        # Segments before Parquet files: a segment that is converted in between is found as Parquet.
         contents = {path.stem: content for path in [*folder.glob(f"*{SEGMENT}")] if (content := _content(path))}
         finished = {path.stem for path in folder.glob(f"*{FINISHED}")}
         for stem, content in contents.items():

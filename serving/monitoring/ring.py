@@ -54,7 +54,7 @@ COUNTS = np.dtype(
         ("judged_scores", "f8", (DECILES,)),
         ("dials", "f8", (2, DIAL_BINS)),
         ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
-        ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # of them, those that the answer held
+        ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen that the answer held
         ("dropped", "f8"),  # events that could not be kept
         ("requests", "f8"),
         ("errors", "f8"),
