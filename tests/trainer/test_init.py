@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import decimal
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +13,17 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
+from longtail.bundle.display import DisplayColumns
+from longtail.bundle.filterable import check_filterable
+from longtail.serving.core.attributes import LabelAttributes
 from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
+from longtail.trainer.data.likeness import lookalikes
 from longtail.trainer.drafting.columns import look_at
+from longtail.trainer.drafting.events import rejects
 from longtail.trainer.drafting.recency import half_life_of
 from longtail.trainer.drafting.recipe import draft_recipe
-from longtail.trainer.errors import RecipeError
+from longtail.trainer.errors import DataError, RecipeError
 from tests.trainer import tiny
 from tests.trainer.test_cli import run
 
@@ -76,7 +83,7 @@ def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
     recipe = load_recipe(tmp_path / "recipe.toml")
     assert recipe.data.split is not None
     assert (recipe.data.split.strategy, recipe.data.timestamp) == ("temporal", "clicked_at")
-    assert recipe.data.display == ["product title", "brand"]
+    assert recipe.data.display == ["product title", "brand", "price", "in_stock", "device"]
     query = {feature.name: (feature.kind, feature.source) for feature in recipe.query.features}
     assert query == {
         "visitorId": ("id", "visitorId"), "history": ("history", "history"), "country": ("id", "country"),
@@ -139,6 +146,21 @@ def column(values: object, kind: pa.DataType | None = None) -> pa.ChunkedArray:
         ("weights", column([[("a", 1.0)]], pa.map_(pa.string(), pa.float32())), "bag"),
         ("notes", column([[("a", "x")]], pa.map_(pa.string(), pa.string())), "a map of string to string"),
         ("holes", column([[0.1, None], [0.3, 0.4]]), "vectors with numbers that are missing or infinite"),
+        ("genres", column(["['Action', 'Comedy']", "['Drama']", None, "[]"]), "bag"),
+        ("genres", column(['["it\'s", "a, b"]', "[ 'x' ]", """['a\\'b', "c"]"""]), "bag"),
+        ("ids", column(["[1, 2]", "[3]"]), "bag"),
+        (
+            "genres",
+            column(["['Action', 'Comedy']", "['Drama']", "Horror"]),
+            "lists in text, but not in every row: 'Horror'",
+        ),
+        ("vectors", column(["[0.1, 0.2]", "[0.3, 0.4]"]), "lists in text, but not in every row: '[0.1, 0.2]'"),
+        (
+            "about",
+            column(['{"a": 1, "b": 2}', '{"a": 1, "b": 3}']),
+            'lists in text, but not in every row: \'{"a": 1, "b": 2}\'',
+        ),
+        ("title", column(["[REC] 2", "Saw", "Alien"]), "category"),
         ("opens", column([1, 2], pa.time32("s")), "values of type time32[s], which no feature reads"),
     ],
 )
@@ -201,6 +223,9 @@ def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns:
     assert dropped in found.rows[0]
     assert ("bad rows" in found.rows[0]) == bool(bad)
     assert found.queries == 20
+    text = (tmp_path / "recipe.toml").read_text()
+    assert f"# log.parquet: 400 rows, {found.queries} queries × {found.labels} labels." in text
+    assert "".join(f"# {row}\n" for row in found.rows if row.startswith("Left out")) in text
 
 
 def test_it_never_overwrites(tmp_path: Path) -> None:
@@ -227,7 +252,7 @@ def test_it_never_overwrites(tmp_path: Path) -> None:
         ("FOLDER/log.txt", "log.txt: expected an ending among .parquet, .csv, .tsv, received '.txt'"),
         ("FOLDER/garbled.parquet", "garbled.parquet: expected a readable parquet file: "),
         ("FOLDER/latin.csv", "latin.csv: column 'item': expected UTF-8 text, found other bytes"),
-        ("FOLDER/nobody.parquet", "nobody.parquet: expected rows with both 'user' and 'item', found none"),
+        ("FOLDER/nobody.parquet", "nobody.parquet: expected at least one interaction, found none"),
         ("FOLDER/empty.csv", "empty.csv: expected at least one row, found none"),
         (
             "FOLDER/numbers.csv",
@@ -255,6 +280,163 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (code, out.exists()) == ((2, False) if message else (0, True))
     assert not message or errors.count("\n") == 1
     assert message in errors
+
+
+# Rejections
+
+
+REJECTED = """
+    remove_from_cart RemoveFromCart removefromcart REMOVE_FROM_CART order-cancelled canceled CANCELLED cancellation
+    dislike disliked Un-Like unlike unfollow unsubscribed unfavourite unstarred unpin unmatch refund refunded return
+    order_returned purchase_return not_interested notInterested notinterested don't_like no_thanks show_less skip
+    view_skipped hide hidden report block_user delete thumbs_down thumbsDown thumbsdown downvote vote_down mute
+    dismiss reject decline complaint chargeback abandon cart_abandonment swipe_left opt_out clear_cart
+    negative_feedback pass
+"""
+WANTED = """
+    view click purchase like love discover display unlock unbox return_visit returning_user ReturnVisit
+    discount_view undergo report_view download_report skipless wireless banner_click hat notify notification_open
+    note download scroll_down dropdown_select blockbuster_view unique_view under unblock unmute undo_remove
+    add_to_cart dispatch distance cancer_info refundable_view reporter season_pass_purchase skip_intro unread cover
+"""
+
+
+@pytest.mark.parametrize(("names", "expected"), [(REJECTED, True), (WANTED, False)])
+def test_words_of_rejection(names: str, expected: bool) -> None:
+    assert [name for name in names.split() if rejects(name) != expected] == []
+
+
+def test_what_was_rejected_is_left_out(tmp_path: Path) -> None:
+    kinds = ["view", "addtocart", "remove_from_cart", "purchased", "refund"] * 80
+    draft_recipe(dirty(tmp_path, event=kinds), tmp_path / "r.toml")
+
+    events = load_recipe(tmp_path / "r.toml").data.events
+    assert events is not None
+    assert events.weights == {"view": 1, "addtocart": 2, "remove_from_cart": 0, "purchased": 3, "refund": 0}
+    assert "0 leaves the rows of remove_from_cart, refund out" in (tmp_path / "r.toml").read_text()
+    assert "160 by event types of weight 0" in check(tmp_path / "r.toml").rows[0]
+
+
+def test_a_log_of_rejections_alone_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'event': expected an event type .* only words of rejection: dislike, skip"):
+        draft_recipe(dirty(tmp_path, event=["dislike", "skip"] * 200), tmp_path / "r.toml")
+    assert not (tmp_path / "r.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("ratings", "span", "least"),
+    [([1, 2, 3, 4, 5], "1 to 5", 4), ([0.5, 3.5, 4.0, 5.0, None], "0.5 to 5", 4), ([1, 6, 7, 8, 10], "1 to 10", 8)],
+)
+def test_low_ratings_are_named(tmp_path: Path, ratings: list[float], span: str, least: int) -> None:
+    draft_recipe(dirty(tmp_path, rating=ratings * 80), tmp_path / "r.toml")
+
+    text = (tmp_path / "r.toml").read_text()
+    assert f"# Column rating, {span}: low ones are positives" in text
+    line = f'# filter = [["rating", ">=", {least}]]'
+    assert line in text
+    (tmp_path / "r.toml").write_text(text.replace(line, line[2:]))
+    good = sum(each is not None and each >= least for each in ratings) * 80
+    assert f"{400 - good} by data.filter" in check(tmp_path / "r.toml").rows[0]
+
+
+# The label table
+
+
+def described(folder: Path, **columns: object) -> Path:
+    """A table of the labels of `dirty` and 60 more, in which some columns are as given."""
+    pq.write_table(pa.table({"item_id": [f"i{item}" for item in range(90)]} | columns), folder / "items.parquet")
+    return folder / "items.parquet"
+
+
+def test_what_requests_filter_by_is_displayed(tmp_path: Path) -> None:
+    days = [START.date() + datetime.timedelta(days=row) for row in range(90)]
+    table = {
+        "price": pa.array([decimal.Decimal(f"{row}.99") for row in range(90)]),
+        "stock": range(90),
+        "on_offer": [row % 2 == 0 for row in range(90)],
+        "for_sale": [True] * 90,
+        "colour": [["red", "blue"][row % 2] for row in range(90)],
+        "tags": [["wood"], ["wood", "home"], None] * 30,
+        "day": days,
+        "title": [f"The thing of {row} parts" for row in range(90)],
+        "uuid": [f"{row:x}-{row}" for row in range(90)],
+        "picture": [f"http://shop/{row}.png" for row in range(90)],
+        "vector": [[0.1, float(row)] for row in range(90)],
+        "currency": ["EUR"] * 90,
+        "count": range(90),
+        "opens": pa.array(range(90), pa.time32("s")),
+    }
+    draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, **table))
+
+    shown = load_recipe(tmp_path / "r.toml").data.display
+    assert shown == ["title", "price", "stock", "on_offer", "for_sale", "colour", "tags", "day"]
+    display = pq.read_table(tmp_path / "items.parquet").select(shown)
+    assert check_filterable(display, shown) == tuple(shown)
+    assert DisplayColumns(display).shown(1)["price"] == "1.99"
+    assert LabelAttributes(display).select({"price": {"lt": 20}, "for_sale": True, "tags": "home"}, "filter")
+    assert check(tmp_path / "r.toml").problems == []
+    many = {f"number_{at}": np.arange(90) + at for at in range(20)}
+    draft_recipe(dirty(tmp_path), tmp_path / "s.toml", labels=described(tmp_path, **many, name=table["title"]))
+    assert load_recipe(tmp_path / "s.toml").data.display == ["name", *(f"number_{at}" for at in range(9))]
+
+
+SINCE = ["created_at", "dateAdded", "available_from", "published", "release_date", "launch", "first_seen", "listed_at"]
+
+
+@pytest.mark.parametrize("kind", ["date", "seconds", "text"])
+def test_dates_of_beginning_are_named(tmp_path: Path, kind: str) -> None:
+    days = [START + datetime.timedelta(days=row) for row in range(90)]
+    values = {
+        "date": days,
+        "seconds": [int(day.timestamp()) for day in days],
+        "text": [f"{day:%Y-%m-%d}" for day in days],
+    }
+    others = ["updated_at", "available_until", "last_seen", "expires", "removed_on"]
+    table = dict.fromkeys([*SINCE, *others], values[kind])
+    draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, **table, added_weight=range(90)))
+
+    text = (tmp_path / "r.toml").read_text()
+    assert re.findall(r"# By its name, (\w+) in .*items.parquet is since when a label is there", text) == SINCE
+
+
+@pytest.mark.parametrize(
+    ("log", "table"),
+    [
+        ([f"{item}.0" for item in range(30)], [*range(30)]),
+        ([f" p{item}" for item in range(30)], [f"p{item}" for item in range(30)]),
+        ([f"{item:03}" for item in range(30)], [*range(30)]),
+        ([*range(30)], [f"{item:03}" for item in range(30)]),
+        ([*range(30)], [*(float(item) for item in range(100, 130)), None]),
+    ],
+)
+def test_ids_without_a_row_are_named(tmp_path: Path, log: list[object], table: list[object]) -> None:
+    drawn = np.random.default_rng(0).integers(20, size=400)
+    clicks = dirty(tmp_path, item_id=[log[item] for item in drawn])
+    pq.write_table(pa.table({"item_id": table}), tmp_path / "items.parquet")
+    draft_recipe(clicks, tmp_path / "r.toml", labels=tmp_path / "items.parquet")
+
+    (line,) = re.findall("# .* have no row .*", (tmp_path / "r.toml").read_text())
+    texts = [f"{each:.0f}" if isinstance(each, float) else str(each) for each in table]
+    matching, pair = lookalikes(pa.array([str(log[item]) for item in dict.fromkeys(drawn)]), pa.array(texts))
+    assert f"# {20 - matching} of the 20 labels have no row in " in line
+    assert line.endswith(f", such as {pair[0]!r}, where it has {pair[1]!r}." if pair else "items.parquet.")
+    assert check(tmp_path / "r.toml").labels == int(re.findall(r"× (\d+) labels", (tmp_path / "r.toml").read_text())[0])
+
+
+@pytest.mark.parametrize(
+    ("ids", "listed", "found"),
+    [
+        (["a", "39.0"], ["a", "39"], (1, ("39.0", "39"))),
+        (["b", "\u00a0p1\ufeff"], ["p2", "p 1"], (0, ("\u00a0p1\ufeff", "p 1"))),
+        (["0", "000"], ["0"], (1, ("000", "0"))),
+        (["0.0"], ["00"], (0, ("0.0", "00"))),
+        (["10", "1.50", "p1", "a."], ["1", "1.5", "P1", "a"], (0, None)),
+        ([], ["a"], (0, None)),
+        (["a"], [], (0, None)),
+    ],
+)
+def test_lookalikes(ids: list[str], listed: list[str], found: object) -> None:
+    assert lookalikes(pa.array(ids, pa.string()), pa.array(listed, pa.large_string())) == found
 
 
 # What passes

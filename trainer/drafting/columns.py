@@ -20,6 +20,9 @@ KINDS = {
 }  # fmt: skip
 """Kind of feature that reads a column, by what it holds; what is not here no feature reads."""
 
+_ENTRY = r"""('([^'\\]|\\.)*'|"([^"\\]|\\.)*"|-?\d+)"""
+_FRAMED, _LIST = r"^\s*[\[{][\s\S]*[\]}]\s*$", rf"^\s*\[\s*({_ENTRY}(\s*,\s*{_ENTRY})*)?\s*\]\s*$"
+"""What begins and ends as a list or an object; and lists of ids in text, as pandas and JSON write them."""
 _SAMPLE = 20_000
 """Values of a string column that are looked into."""
 _FEW = 64
@@ -61,9 +64,14 @@ def read_table(files: Sequence[DataFile], where: str) -> pa.Table:
     return table
 
 
+def spelled(name: str) -> list[str]:
+    """List the words of a name in their order, lower-case: add, to and cart of `AddToCart` and `add-to-cart`."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
 def words_of(name: str) -> set[str]:
     """List the words of a column's name, lower-case: product and id of `productId`, `PRODUCT_ID` and `productid`."""
-    words = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+    words = {*spelled(name)}
     return words | {part for word in words if word.endswith("id") and len(word) > 3 for part in (word[:-2], "id")}
 
 
@@ -123,6 +131,11 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
     sample = column.drop_null().slice(0, _SAMPLE)
     if pc.mean(pc.starts_with(sample, "http").cast(pa.float64())).as_py() > 0.5:
         return Column(name, "addresses", distinct, nulls)
+    if pc.mean(pc.match_substring_regex(sample, _FRAMED).cast(pa.float64())).as_py() > 0.5:
+        known = column.drop_null()
+        others = known.filter(pc.invert(pc.match_substring_regex(known, _LIST)))
+        reason = f"lists in text, but not in every row: {others[0].as_py()[:40]!r}" if len(others) else "bag"
+        return Column(name, reason, 0, nulls)
     some = pc.count_distinct(sample).as_py()
     for separator in ("|", ";", ","):
         parts = pc.split_pattern(sample, separator)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
@@ -15,13 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tomlkit
 
+from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.bundle.sets import distinct
-from longtail.trainer.config import load_recipe
+from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.feedback import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.files import DataFile, find_files, joined, names_in, read_columns
 from longtail.trainer.data.ids import like_placeholders
+from longtail.trainer.data.likeness import lookalikes
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.data.problems import RowReport
 from longtail.trainer.data.times import UNITS, as_times, implausible, in_words, unit_of
 from longtail.trainer.drafting.columns import (
     KINDS,
@@ -32,20 +37,26 @@ from longtail.trainer.drafting.columns import (
     look_at,
     read_table,
     roles_of,
+    spelled,
     words_of,
 )  # fmt: skip
+from longtail.trainer.drafting.events import draft_events, draft_ratings
 from longtail.trainer.drafting.recency import half_life_of
 from longtail.trainer.errors import DataError, RecipeError
 
 _WIDTH = 64
 """Width of embeddings and of the model."""
-# Gentle: one purchase in twenty that weighs 10 leaves two fifths of the pairs' (Σw)²/Σw².
-_EVENT_WEIGHTS = {"view": 1, "click": 1, "impression": 1, "like": 2, "wishlist": 2, "cart": 2, "basket": 2,
-                  "checkout": 3, "purchase": 3, "order": 3, "buy": 3, "transaction": 3}  # fmt: skip
 _SECONDS_A_DAY = 86_400
 _MANY = 0.05
 """Share of repeated pairs from which on they are dropped."""
+_BAD = 0.05
+"""Share of bad rows that `fit` leaves out where a recipe says no other."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
+_MOST_TITLES, _MOST_SHOWN = 3, 10
+_SINCE = re.compile(r"creat|added|\badd\b|avail|publi[sc]|releas|launch|listed|first ?seen|since|introduc|onboard"
+                    r"|upload|posted|premier|debut|issued|insert|arriv|\bfrom\b|\bstart")  # fmt: skip
+_UNTIL = re.compile(r"updat|modif|delet|remov|expir|until|\bto\b|\bend|\blast|clos|discontinu|birth|changed")
+"""In the name of a date: that a label is there since then, or that it is another date."""
 
 
 def draft_recipe(
@@ -101,29 +112,49 @@ def draft_recipe(
 
 
 class _Sizes(NamedTuple):
-    """Counts that rates, batches and epochs go by; `median` pairs of a query, `bad` rows without an id."""
+    """Counts, by the rules of `fit`, that rates, batches and epochs go by; `median` pairs of a query."""
 
-    rows: int
+    report: RowReport
     queries: int
     labels: int
     pairs: int
     median: float
-    bad: int
+    alike: list[str]
 
     @property
     def repeats(self) -> float:
-        return 1 - self.pairs / max(self.rows - self.bad, 1)
+        return self.report.repeats / (self.pairs + self.report.repeats)
 
 
-def _sizes(log: pa.Table, where: str, roles: Roles) -> _Sizes:
-    ids = log.select([roles.query_id, roles.label_id])
-    kept = ids.filter(pc.and_(pc.is_valid(ids[0]), pc.is_valid(ids[1])))
-    if not len(kept):
-        raise DataError(f"{where}: expected rows with both {roles.query_id!r} and {roles.label_id!r}, found none")
-    rows_Q, rows_L = (column.combine_chunks().dictionary_encode().indices.to_numpy() for column in kept.columns)
-    pairs = distinct(rows_Q.astype(np.int64) * (int(rows_L.max(initial=0)) + 1) + rows_L)
-    each = np.bincount(rows_Q)
-    return _Sizes(len(log), len(each), len(distinct(rows_L)), len(pairs), float(np.median(each)), len(log) - len(kept))
+def _sizes(
+    data: list[str], places: Mapping[str, Sequence[Path]], roles: Roles, tables: Mapping[str, pa.Table]
+) -> _Sizes:
+    """Read the data as `fit` does by the lines drafted so far, whatever share of the rows is bad."""
+    read = tomllib.loads("\n".join(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
+    read |= {key: [str(path.resolve()) for path in of] for key, of in places.items()}
+    query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
+    label = {"features": [{"name": roles.label_id, "kind": "id"}]}
+    recipe = Recipe.model_validate({"name": "draft", "data": read, "query": query, "label": label})
+    dataset = read_dataset(recipe)
+    splits = (dataset.train, dataset.valid, dataset.test)
+    pairs_Q = np.bincount(np.concatenate([split.queries for split in splits]))
+    median = float(np.median(pairs_Q[pairs_Q > 0]))
+    alike = []
+    sides = (("queries", dataset.query_ids, roles.query_id), ("labels", dataset.label_ids, roles.label_id))
+    for side, ids, name in sides:
+        without, every = dataset.report.unlisted.get(side, (0, 0))
+        if without:
+            _, pair = lookalikes(ids[:every], _texts(tables[side][name]))
+            beside = f", such as {pair[0]!r}, where it has {pair[1]!r}" if pair else ""
+            alike.append(f"# {without:,} of the {every:,} {side} have no row in {named([*places[side]])}{beside}.")
+    sizes = len(dataset.query_ids), len(dataset.label_ids), sum(map(len, splits)), median
+    return _Sizes(dataset.report, *sizes, alike)
+
+
+def _texts(ids: pa.ChunkedArray) -> pa.Array:
+    """Return distinct ids as strings, integers that a null has made floats among them."""
+    ids = pc.unique(ids.drop_null())
+    return (ids.filter(pc.is_finite(ids)).cast(pa.int64()) if pa.types.is_floating(ids.type) else ids).cast(pa.string())
 
 
 def _recipe(
@@ -131,24 +162,41 @@ def _recipe(
     clicks: Sequence[Path], beside: Mapping[str, Path],
 ) -> str:  # fmt: skip
     folder = out.parent.resolve()
-    sizes, taken = _sizes(log, named([*clicks]), roles), {"history", roles.query_id, roles.label_id}
     if not _is_feature(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
-    of_queries, left_out = _features(tables.get("queries"), roles.query_id, taken)
-    of_labels, no_label = _features(tables.get("labels"), roles.label_id, taken)
+    places = {"train": clicks, **{key: [path] for key, path in beside.items()}}
+    data = []
+    for key, paths in places.items():
+        relative = [os.path.relpath(path.resolve(), folder) for path in paths]
+        data.append(f"{key} = {_toml(relative if len(relative) > 1 else relative[0])}")
+    held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
+    data += _data(log, choices, roles, held_out)
+    sizes, taken = _sizes(data, places, roles, tables), {"history", roles.query_id, roles.label_id}
+    rows, drop = sizes.report.read, sizes.repeats > _MANY
+    looks = {key: [look_at(name, table[name]) for name in table.column_names] for key, table in tables.items()}
+    of_queries, left_out = _features(looks.get("queries", []), roles.query_id, taken)
+    of_labels, no_label = _features(looks.get("labels", []), roles.label_id, taken)
     described = bool(of_labels)
+    if sizes.report.dropped > _BAD * rows:
+        data.append(
+            f"# {sizes.report.dropped / rows:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows."
+        )
+    data += [f"# {sizes.repeats:.0%} of the rows are a pair that is there already.",
+             f'repeats = "{"drop" if drop else "keep"}"', *sizes.alike]  # fmt: skip
+    if "labels" in tables:
+        data += _label_columns(tables["labels"], looks["labels"], roles.label_id, named([*places["labels"]]))
+    unread = [name for name in log.column_names if name not in roles]
+    data += [*draft_ratings(log), *([f"# Not read: {', '.join(unread)}."] if unread else [])]
+    left = (sizes.report if drop else replace(sizes.report, repeats=0)).lines()[:1]
+    head = [f"# {each}" for each in left if each.startswith("Left out")]
     limits = ((50_000, 512), (300_000, 1024), (3_000_000, 2048))
-    batch = next((size for rows, size in limits if sizes.rows < rows), 4096)
-    epochs, patience = (30, 3) if sizes.rows < 3_000_000 else (10, 2)
-    held_out = 0.05 if sizes.rows >= 500_000 and roles.timestamp else 0.1
-    trained = (1 - 2 * held_out) * (sizes.pairs if sizes.repeats > _MANY else sizes.rows - sizes.bad)
+    batch = next((size for most, size in limits if rows < most), 4096)
+    epochs, patience = (30, 3) if rows < 3_000_000 else (10, 2)
+    trained = (1 - 2 * held_out) * (sizes.pairs if drop else sizes.pairs + sizes.report.repeats)
     k = next((k for k in (20, 10, 5, 2) if k * 2 <= sizes.labels), 1)
     ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(sizes.labels, 1)]}\n"
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", clicks[0].stem).lstrip("._-") or "job"
-    source, train = named([path.name for path in clicks]), [os.path.relpath(path.resolve(), folder) for path in clicks]
-    data = [f"train = {_toml(train if len(train) > 1 else train[0])}"]
-    data += [f"{key} = {_toml(os.path.relpath(path.resolve(), folder))}" for key, path in beside.items()]
-    data += _data(log, choices, roles, sizes, tables.get("labels"), held_out)
+    source = named([path.name for path in clicks])
     history = {"name": "history", "kind": "history", "table": roles.label_id, "dim": _WIDTH, "max_length": 50}
     query = ["# What it interacted with before; also what a query that training never saw is known by."]
     label, own = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
@@ -170,7 +218,8 @@ def _recipe(
         "temperature = 0.2\ninit_scale = 0.01"
     )
     newline = "\n"
-    return f"""# {source}: {sizes.rows:,} interactions of {sizes.queries:,} queries with {sizes.labels:,} labels.
+    about = [f"# {source}: {rows:,} rows, {sizes.queries:,} queries × {sizes.labels:,} labels.", *head]
+    return f"""{newline.join(about)}
 # Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
 # Run      longtail-train fit {out.name} --out runs/{name}
 name = {_toml(name)}
@@ -215,10 +264,8 @@ baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
 
 
-def _data(
-    log: pa.Table, choices: pa.Table | None, roles: Roles, sizes: _Sizes, label_table: pa.Table | None, held_out: float
-) -> list[str]:  # fmt: skip
-    """Draft ids, split, weights, repeats, bad rows, and columns that answers show."""
+def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float) -> list[str]:
+    """Draft ids, split, weights and bad rows."""
     guesses = dict.fromkeys(roles.guessed, "  # a guess, by the number of its values")
     lines = [f"{role} = {_toml(getattr(roles, role))}{guesses.get(role, '')}" for role in ("query_id", "label_id")]
     half_life = None
@@ -237,19 +284,37 @@ def _data(
         if choices[IMPRESSIONS].null_count < len(choices):
             lines += ["# What the answers showed. `loss.impressions = 1` makes what was not chosen negatives.",
                       f"impressions = {_toml(IMPRESSIONS)}"]  # fmt: skip
-    lines += [f"# {sizes.repeats:.0%} of the rows are a pair that is there already.",
-              f'repeats = "{"drop" if sizes.repeats > _MANY else "keep"}"']  # fmt: skip
-    lines += [f"# {sizes.bad:,} rows lack an id."] if sizes.bad else []
     lines += ['on_bad_row = "drop"  # up to 5 % of the rows; `longtail-train check` lists them']
     texts = [log[name] for name in (roles.query_id, roles.label_id) if is_text(log.schema.field(name).type)]
     unique = [pc.unique(text.drop_null()).cast(pa.string()) for text in texts]
     nobody = {value for each in unique for value in each.filter(pa.array(like_placeholders(each))).to_pylist()} - {""}
     lines += [f"placeholders = {_toml(sorted(nobody))}  # rows of these are bad, too"] if nobody else []
-    columns = [] if label_table is None else [field.name for field in label_table.schema if is_text(field.type)]
-    shown = [name for name in columns if words_of(name) & _TITLES and name not in (roles.label_id, *RESERVED_COLUMNS)]
-    lines += [f"display = {_toml(shown[:3])}  # shown in answers"] if shown else []
-    unread = [name for name in log.column_names if name not in roles]
-    return [*lines, *([f"# Not read: {', '.join(unread)}."] if unread else [])]
+    return lines
+
+
+def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: str) -> list[str]:
+    """Draft columns that answers show: titles, then those that requests may filter by; name dates of beginning."""
+    looks = [look for look in looks if look.name not in (label_id, *RESERVED_COLUMNS)]
+    kinds = {look.name: filter_kind(table.schema.field(look.name).type) for look in looks}
+    titles = [look.name for look in looks if kinds[look.name] == "string" and words_of(look.name) & _TITLES]
+    shown = titles[:_MOST_TITLES]
+    for look in looks:
+        alike = look.holds in ("nothing", "one value in every row")
+        ordered = kinds[look.name] in ("number", "date", "strings") and not alike
+        few = ordered or look.holds == "category" or kinds[look.name] == "boolean"
+        shown += [look.name] if few and look.name not in titles else []
+    lines = [f"display = {_toml(shown[:_MOST_SHOWN])}  # in answers, and what requests filter by"] if shown else []
+    names = {
+        look.name: " ".join(spelled(look.name)) for look in looks if look.holds == "date" or _is_time(table[look.name])
+    }
+    since = [name for name, words in names.items() if _SINCE.search(words) and not _UNTIL.search(words)]
+    return lines + [f"# By its name, {name} in {where} is since when a label is there." for name in since]
+
+
+def _is_time(column: pa.ChunkedArray) -> bool:
+    """Tell numbers and text that are times."""
+    times_N = as_times(column) if is_text(column.type) or pa.types.is_integer(column.type) else None
+    return times_N is not None and unit_of([times_N], now=datetime.now(UTC)) is not None
 
 
 def _split(
@@ -286,14 +351,7 @@ def _events(
     if roles.event is not None:
         columns = [log[roles.event], *([] if choices is None else [choices[EVENT]])]
         types = pa.chunked_array([chunk for each in columns for chunk in each.cast(pa.string()).chunks])
-        counts = sorted(pc.value_counts(types).to_pylist(), key=lambda found: -found["counts"])
-        shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(types):.0%}" for found in counts[:10])
-        lines.append(f"# Column {roles.event}: {shares}.")
-        weights = {
-            name: max((_EVENT_WEIGHTS[word] for word in words_of(name) & _EVENT_WEIGHTS.keys()), default=1)
-            for found in counts
-            if (name := found["values"])
-        }
+        lines, weights = draft_events(roles.event, types)
         events |= {"column": roles.event, "weights": weights}
     if half_life is not None:
         days, gain = half_life
@@ -306,12 +364,13 @@ def _events(
     return [*lines, f"events = {_toml(events)}"] if events else lines
 
 
-def _features(table: pa.Table | None, id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
+def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
     """Name the columns of a feature table that a tower reads, by no name of `taken`; give reasons for the others."""
     features: list[tuple[str, Column]] = []
     left_out = []
-    columns = [] if table is None else [look_at(each, table[each]) for each in table.column_names if each != id_name]
-    for column in columns:
+    for column in looks:
+        if column.name == id_name:
+            continue
         if column.holds not in KINDS:
             left_out.append(f"{column.name}: {column.holds}")
             continue

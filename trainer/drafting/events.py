@@ -1,0 +1,145 @@
+"""What the rows of a log say of liking: weights of event types, words of rejection, and ratings."""
+
+from __future__ import annotations
+
+import re
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.trainer.drafting.columns import spelled, words_of
+from longtail.trainer.errors import DataError
+
+
+def _forms(verbs: str) -> set[str]:
+    """Return verbs as they are and with -s, -es, -ed and -ing, a last consonant doubled or not."""
+    return {
+        form
+        for verb in verbs.split()
+        for root in (verb, verb.removesuffix("e"), verb + verb[-1])
+        for form in (verb, f"{verb}s", f"{root}es", f"{root}ed", f"{root}ing")
+    }
+
+
+# Gentle: one purchase in twenty that weighs 10 leaves two fifths of the pairs' (Σw)²/Σw².
+_EVENT_WEIGHTS = {
+    form: weight
+    for weight, verbs in ((1, "view click"), (2, "like wishlist cart basket"), (3, "checkout purchase order buy"))
+    for form in _forms(verbs)
+} | {"bought": 3, "transaction": 3, "transactions": 3}
+# An event type says rejection if one of its words does, whatever else is in it: no wish is lost by a weight of 0 that
+# a model should have learnt as one. Whole words count, so that `banner`, `discount`, `hat` and `undergo` say nothing.
+_REJECTING = _forms(
+    "remove delete cancel refund reject decline dismiss complain dispute discard abandon skip mute hide ignore exclude "
+    "hate revoke void deselect deactivate blacklist trash erase snooze ban spam regret withdraw downvote downrank"
+) | {
+    "removal", "deletion", "cancellation", "cancelation", "rejection", "complaint", "complaints", "chargeback",
+    "chargebacks", "abandonment", "hid", "hidden", "withdrawn", "withdrawal", "dismissal", "exclusion", "reversal",
+    "reversed", "abuse", "negative", "denied", "nope",
+}  # fmt: skip
+# Words that turn what follows: `not_interested`; spelled together `unlike` and `dislike`, not `unlock` or `display`, as
+# only words of `_KNOWN` are taken apart. `unblock` turns a rejection, and so is none.
+_TURNING = {"un", "dis", "not", "no", "never", "undo", "dont"}
+# Nouns, too: beside a word of looking (`report_view`, `return_visit`) these say nothing.
+_NOUNS = {
+    "report",
+    "reports",
+    "reported",
+    "return",
+    "returns",
+    "returned",
+    "block",
+    "blocks",
+    "blocked",
+    "flag",
+    "flagged",
+}
+_LOOKING = _forms("view visit click open read download look scroll") | {"impression", "session"}
+_ALONE = {"pass", "passed", "drop", "dropped", "bad", "left", "down", "x"}
+_PHRASES = re.compile(
+    r"\b(thumbs?|voted?) down\b|\bdown voted?\b|\bswiped? left\b|\bopt(ed)? out\b|\b(charged?|sen[dt]) back\b|\bless\b"
+    r"|\b(clear(ed)?|empty|emptied) (cart|basket|wishlist)\b|\b(cart|basket|wishlist) (clear(ed)?|emptied)\b"
+)
+_HARMLESS = re.compile(
+    r"\bskip(ped)? (intro|ads?|recap|credits|tutorial|forward|to)\b"
+    r"|\breturn(ed|s)? (to )?(user|visitor|customer|shopper|buyer|home|page|site|app)s?\b"
+)
+_KNOWN = (
+    (_REJECTING | _TURNING | _NOUNS | {*_EVENT_WEIGHTS}) - {"no"}
+    | _forms("follow subscribe favorite favourite fav save wish love heart star pin bookmark watch install vote upvote "
+             "add match friend join enroll enrol register reserve book interest recommend approve agree select want")
+    | {"happy", "helpful", "satisfied", "item", "product", "from", "to", "list", "thumb", "thumbs", "up", "down",
+       "charge", "back", "opt", "out", "swipe", "left", "clear", "cleared", "empty", "emptied", "dropdown"}
+)  # fmt: skip
+_RATINGS = {"rating", "ratings", "stars", "star", "score"}
+_GOOD = 0.8
+"""Share of the best rating that a good one has: four of five stars."""
+
+
+def rejects(name: str) -> bool:
+    """Tell whether the words of an event type, in any style of spelling, say that something is not wanted.
+
+    Example:
+        >>> [rejects(name) for name in ("RemoveFromCart", "unlike", "thumbs-down", "order_returned", "discount_view")]
+        [True, True, True, True, False]
+    """
+    words = _words(name)
+    text = _HARMLESS.sub("", " ".join(words))
+    if text in _ALONE or _PHRASES.search(text):
+        return True
+    says = _REJECTING if _LOOKING & {*words} else _REJECTING | _NOUNS
+    words = text.split()
+    turned = [before in _TURNING for before in ["", *words]]
+    after = [word in says for word in [*words, ""]]
+    # Either of the two, a turning word or a rejection behind it; both together are none.
+    return any(a != b for a, b in zip(turned, after, strict=True))
+
+
+def _words(name: str) -> list[str]:
+    return [part for word in spelled(re.sub("n['’]t(?![a-z])", " not", name)) for part in _parted(word) or [word]]
+
+
+def _parted(word: str) -> list[str]:
+    """Take `removefromcart` apart, if it is put together from known words."""
+    if word in _KNOWN:
+        return [word]
+    for at in range(len(word) - 1, 1, -1):
+        if word[:at] in _KNOWN and (rest := _parted(word[at:])):
+            return [word[:at], *rest]
+    return []
+
+
+def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[str, int]]:
+    """Return comments about the types of events, and a weight of each, 0 of rejections; refuse rejections alone."""
+    counts = sorted(pc.value_counts(types).to_pylist(), key=lambda found: -found["counts"])
+    shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(types):.0%}" for found in counts[:10])
+    lines = [f"# Column {column}: {shares}."]
+    names = [found["values"] for found in counts if found["values"]]
+    weights = {
+        name: 0 if rejects(name) else max((_EVENT_WEIGHTS.get(part, 1) for part in _words(name)), default=1)
+        for name in names
+    }
+    rejected = [name for name in names if not weights[name]]
+    if names and len(rejected) == len(names):
+        raise DataError(
+            f"column {column!r}: expected an event type of something wanted, found only words of rejection: "
+            f"{', '.join(rejected)}; --event names another column"
+        )
+    if rejected:
+        lines.append(f"# Words of rejection, no wish: 0 leaves the rows of {', '.join(rejected)} out.")
+    return lines, weights
+
+
+def draft_ratings(log: pa.Table) -> list[str]:
+    """Return comments about columns of ratings, with a filter that takes good ones only."""
+    lines = []
+    for field in log.schema:
+        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        if not (number and words_of(field.name) & _RATINGS):
+            continue
+        given = [float(each) for each in pc.unique(log[field.name].drop_null()).to_pylist() if each == each]
+        if len(given) > 1 and max(given) > 0:
+            least = min(each for each in given if each >= _GOOD * max(given))
+            lines += [f"# Column {field.name}, {min(given):g} to {max(given):g}: low ones are positives, too, without",
+                      f'# filter = [["{field.name}", ">=", {least:g}]]']  # fmt: skip
+    return lines
