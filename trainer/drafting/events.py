@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.trainer.data.times import as_numbers
 from longtail.trainer.drafting.columns import spelled, words_of
 from longtail.trainer.errors import DataError
 
@@ -41,19 +43,7 @@ _REJECTING = _forms(
 # only words of `_KNOWN` are taken apart. `unblock` turns a rejection, and so is none.
 _TURNING = {"un", "dis", "not", "no", "never", "undo", "dont"}
 # Nouns, too: beside a word of looking (`report_view`, `return_visit`) these say nothing.
-_NOUNS = {
-    "report",
-    "reports",
-    "reported",
-    "return",
-    "returns",
-    "returned",
-    "block",
-    "blocks",
-    "blocked",
-    "flag",
-    "flagged",
-}
+_NOUNS = _forms("report return block flag") - {"reporting", "returning", "blocking"}
 _LOOKING = _forms("view visit click open read download look scroll") | {"impression", "session"}
 _ALONE = {"pass", "passed", "drop", "dropped", "bad", "left", "down", "x"}
 _PHRASES = re.compile(
@@ -133,13 +123,11 @@ def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[s
 def draft_ratings(log: pa.Table) -> list[str]:
     """Return comments about columns of ratings, with a filter that takes good ones only."""
     lines = []
-    for field in log.schema:
-        number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
-        if not (number and words_of(field.name) & _RATINGS):
-            continue
-        given = [float(each) for each in pc.unique(log[field.name].drop_null()).to_pylist() if each == each]
-        if len(given) > 1 and max(given) > 0:
-            least = min(each for each in given if each >= _GOOD * max(given))
-            lines += [f"# Column {field.name}, {min(given):g} to {max(given):g}: low ones are positives, too, without",
-                      f'# filter = [["{field.name}", ">=", {least:g}]]']  # fmt: skip
+    for name in log.column_names:
+        values_N = as_numbers(log[name]) if words_of(name) & _RATINGS else None
+        given = np.empty(0) if values_N is None else np.unique(values_N[np.isfinite(values_N)])
+        if len(given) > 1 and given[-1] > 0:
+            least = given[given >= _GOOD * given[-1]][0]
+            lines += [f"# Column {name}, {given[0]:g} to {given[-1]:g}: low ones are positives, too, without",
+                      f'# filter = [["{name}", ">=", {least:g}]]']  # fmt: skip
     return lines

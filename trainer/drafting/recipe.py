@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,12 +21,12 @@ from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.feedback import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.files import DataFile, find_files, joined, names_in, read_columns
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.likeness import lookalikes
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.problems import RowReport
 from longtail.trainer.data.times import UNITS, as_times, implausible, in_words, unit_of
 from longtail.trainer.drafting.columns import (
     KINDS,
@@ -47,10 +47,8 @@ from longtail.trainer.errors import DataError, RecipeError
 _WIDTH = 64
 """Width of embeddings and of the model."""
 _SECONDS_A_DAY = 86_400
-_MANY = 0.05
-"""Share of repeated pairs from which on they are dropped."""
-_BAD = 0.05
-"""Share of bad rows that `fit` leaves out where a recipe says no other."""
+_MANY, _BAD = 0.05, 0.05
+"""Shares of repeated pairs from which on they are dropped, and of bad rows that `fit` leaves out by default."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
 _MOST_TITLES, _MOST_SHOWN = 3, 10
 _SINCE = re.compile(r"creat|added|\badd\b|avail|publi[sc]|releas|launch|listed|first ?seen|since|introduc|onboard"
@@ -96,107 +94,80 @@ def draft_recipe(
         if key in tables and name not in names[key]:
             found = ", ".join(names[key])
             raise DataError(f"{beside[key]}: expected a column {name!r}, the ids of {where}, found {found}: rename it")
-    text = _recipe(
-        out,
-        log,
-        joined(choices, where) if choices else None,
-        roles,
-        tables,
-        places,
-        {key: path for key, path in beside.items() if path},
-    )
+    paths = {"train": places, **{key: [path] for key, path in beside.items() if path}}
+    text = _recipe(out, log, joined(choices, where) if choices else None, roles, tables, paths)
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     load_recipe(out)  # what is written is a recipe
     return roles
 
 
-class _Sizes(NamedTuple):
-    """Counts, by the rules of `fit`, that rates, batches and epochs go by; `median` pairs of a query."""
-
-    report: RowReport
-    queries: int
-    labels: int
-    pairs: int
-    median: float
-    alike: list[str]
-
-    @property
-    def repeats(self) -> float:
-        return self.report.repeats / (self.pairs + self.report.repeats)
-
-
-def _sizes(
-    data: list[str], places: Mapping[str, Sequence[Path]], roles: Roles, tables: Mapping[str, pa.Table]
-) -> _Sizes:
+def _read(data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles) -> Dataset:
     """Read the data as `fit` does by the lines drafted so far, whatever share of the rows is bad."""
-    read = tomllib.loads("\n".join(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
-    read |= {key: [str(path.resolve()) for path in of] for key, of in places.items()}
+    settings = tomllib.loads("\n".join(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
+    settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
     label = {"features": [{"name": roles.label_id, "kind": "id"}]}
-    recipe = Recipe.model_validate({"name": "draft", "data": read, "query": query, "label": label})
-    dataset = read_dataset(recipe)
-    splits = (dataset.train, dataset.valid, dataset.test)
-    pairs_Q = np.bincount(np.concatenate([split.queries for split in splits]))
-    median = float(np.median(pairs_Q[pairs_Q > 0]))
-    alike = []
-    sides = (("queries", dataset.query_ids, roles.query_id), ("labels", dataset.label_ids, roles.label_id))
-    for side, ids, name in sides:
-        without, every = dataset.report.unlisted.get(side, (0, 0))
-        if without:
-            _, pair = lookalikes(ids[:every], _texts(tables[side][name]))
-            beside = f", such as {pair[0]!r}, where it has {pair[1]!r}" if pair else ""
-            alike.append(f"# {without:,} of the {every:,} {side} have no row in {named([*places[side]])}{beside}.")
-    sizes = len(dataset.query_ids), len(dataset.label_ids), sum(map(len, splits)), median
-    return _Sizes(dataset.report, *sizes, alike)
+    return read_dataset(Recipe.model_validate({"name": "draft", "data": settings, "query": query, "label": label}))
 
 
-def _texts(ids: pa.ChunkedArray) -> pa.Array:
-    """Return distinct ids as strings, integers that a null has made floats among them."""
-    ids = pc.unique(ids.drop_null())
-    return (ids.filter(pc.is_finite(ids)).cast(pa.int64()) if pa.types.is_floating(ids.type) else ids).cast(pa.string())
+def _unlisted(
+    dataset: Dataset, roles: Roles, tables: Mapping[str, pa.Table], paths: Mapping[str, Sequence[Path]]
+) -> list[str]:  # fmt: skip
+    """Say how many ids of the log have no row in their table, with one that nearly has."""
+    lines = []
+    sides = {"queries": (dataset.query_ids, roles.query_id), "labels": (dataset.label_ids, roles.label_id)}
+    for side, (without, every) in dataset.report.unlisted.items():
+        ids, name = sides[side]
+        listed = pc.unique(tables[side][name].drop_null())
+        if pa.types.is_floating(listed.type):  # integers, of which one is missing
+            listed = listed.filter(pc.is_finite(listed)).cast(pa.int64())
+        _, pair = lookalikes(ids[:every], listed.cast(pa.string()))
+        beside = f", such as {pair[0]!r}, where it has {pair[1]!r}" if pair else ""
+        lines.append(f"# {without:,} of the {every:,} {side} have no row in {named([*paths[side]])}{beside}.")
+    return lines
 
 
 def _recipe(
     out: Path, log: pa.Table, choices: pa.Table | None, roles: Roles, tables: Mapping[str, pa.Table],
-    clicks: Sequence[Path], beside: Mapping[str, Path],
+    paths: Mapping[str, Sequence[Path]],
 ) -> str:  # fmt: skip
-    folder = out.parent.resolve()
     if not _is_feature(roles.label_id):
         raise DataError(f"column {roles.label_id!r}: expected a name of letters, digits and _ for label ids: rename it")
-    places = {"train": clicks, **{key: [path] for key, path in beside.items()}}
     data = []
-    for key, paths in places.items():
-        relative = [os.path.relpath(path.resolve(), folder) for path in paths]
+    for key, of in paths.items():
+        relative = [os.path.relpath(path.resolve(), out.parent.resolve()) for path in of]
         data.append(f"{key} = {_toml(relative if len(relative) > 1 else relative[0])}")
     held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
     data += _data(log, choices, roles, held_out)
-    sizes, taken = _sizes(data, places, roles, tables), {"history", roles.query_id, roles.label_id}
-    rows, drop = sizes.report.read, sizes.repeats > _MANY
+    dataset, taken = _read(data, paths, roles), {"history", roles.query_id, roles.label_id}
+    report, queries, labels = dataset.report, len(dataset.query_ids), len(dataset.label_ids)
+    kept_Q = np.bincount(np.concatenate([each.queries for each in (dataset.train, dataset.valid, dataset.test)]))
+    median, pairs = np.median(kept_Q[kept_Q > 0]), int(kept_Q.sum())
+    repeats = report.repeats / (pairs + report.repeats)
+    drop = repeats > _MANY
     looks = {key: [look_at(name, table[name]) for name in table.column_names] for key, table in tables.items()}
     of_queries, left_out = _features(looks.get("queries", []), roles.query_id, taken)
     of_labels, no_label = _features(looks.get("labels", []), roles.label_id, taken)
     described = bool(of_labels)
-    if sizes.report.dropped > _BAD * rows:
-        data.append(
-            f"# {sizes.report.dropped / rows:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows."
-        )
-    data += [f"# {sizes.repeats:.0%} of the rows are a pair that is there already.",
-             f'repeats = "{"drop" if drop else "keep"}"', *sizes.alike]  # fmt: skip
+    bad = f"{report.dropped / report.read:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows"
+    data += [*([f"# {bad}."] if report.dropped > _BAD * report.read else []),
+             f"# {repeats:.0%} of the rows are a pair that is there already.",
+             f'repeats = "{"drop" if drop else "keep"}"', *_unlisted(dataset, roles, tables, paths)]  # fmt: skip
     if "labels" in tables:
-        data += _label_columns(tables["labels"], looks["labels"], roles.label_id, named([*places["labels"]]))
+        data += _label_columns(tables["labels"], looks["labels"], roles.label_id, named([*paths["labels"]]))
     unread = [name for name in log.column_names if name not in roles]
     data += [*draft_ratings(log), *([f"# Not read: {', '.join(unread)}."] if unread else [])]
-    left = (sizes.report if drop else replace(sizes.report, repeats=0)).lines()[:1]
+    left = (report if drop else replace(report, repeats=0)).lines()[:1]
     head = [f"# {each}" for each in left if each.startswith("Left out")]
     limits = ((50_000, 512), (300_000, 1024), (3_000_000, 2048))
-    batch = next((size for most, size in limits if rows < most), 4096)
-    epochs, patience = (30, 3) if rows < 3_000_000 else (10, 2)
-    trained = (1 - 2 * held_out) * (sizes.pairs if drop else sizes.pairs + sizes.report.repeats)
-    k = next((k for k in (20, 10, 5, 2) if k * 2 <= sizes.labels), 1)
-    ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(sizes.labels, 1)]}\n"
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", clicks[0].stem).lstrip("._-") or "job"
-    source = named([path.name for path in clicks])
+    batch = next((size for most, size in limits if report.read < most), 4096)
+    epochs, patience = (30, 3) if report.read < 3_000_000 else (10, 2)
+    trained = (1 - 2 * held_out) * (pairs if drop else pairs + report.repeats)
+    k = next((k for k in (20, 10, 5, 2) if k * 2 <= labels), 1)
+    ks = "" if k == 20 else f"ks = {[each for each in (1, 2, 5, 10, 20) if each <= max(labels, 1)]}\n"
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", paths["train"][0].stem).lstrip("._-") or "job"
+    source = named([path.name for path in paths["train"]])
     history = {"name": "history", "kind": "history", "table": roles.label_id, "dim": _WIDTH, "max_length": 50}
     query = ["# What it interacted with before; also what a query that training never saw is known by."]
     label, own = [], {"name": roles.label_id, "kind": "id", "dim": _WIDTH}
@@ -207,10 +178,10 @@ def _recipe(
         own["unknown_rate"] = 0.05
     query.append(f"{_toml(history)},")
     label.append(f"{_toml(own)},")
-    if sizes.median >= 3 and _is_feature(roles.query_id):
+    if median >= 3 and _is_feature(roles.query_id):
         query.insert(0, f"{_toml({'name': roles.query_id, 'kind': 'id', 'dim': _WIDTH})},")
     else:
-        few = f"half of the queries have {sizes.median:g} pairs or fewer, too few for a row"
+        few = f"half of the queries have {median:g} pairs or fewer, too few for a row"
         left_out.insert(0, f"{roles.query_id}: {few}")
     # Where a vector's length counts, scores are smaller than log-odds, and popularity's share may have to be larger.
     dot = (
@@ -218,7 +189,7 @@ def _recipe(
         "temperature = 0.2\ninit_scale = 0.01"
     )
     newline = "\n"
-    about = [f"# {source}: {rows:,} rows, {sizes.queries:,} queries × {sizes.labels:,} labels.", *head]
+    about = [f"# {source}: {report.read:,} rows, {queries:,} queries × {labels:,} labels.", *head]
     return f"""{newline.join(about)}
 # Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
 # Run      longtail-train fit {out.name} --out runs/{name}
@@ -304,17 +275,16 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
         few = ordered or look.holds == "category" or kinds[look.name] == "boolean"
         shown += [look.name] if few and look.name not in titles else []
     lines = [f"display = {_toml(shown[:_MOST_SHOWN])}  # in answers, and what requests filter by"] if shown else []
-    names = {
-        look.name: " ".join(spelled(look.name)) for look in looks if look.holds == "date" or _is_time(table[look.name])
-    }
-    since = [name for name, words in names.items() if _SINCE.search(words) and not _UNTIL.search(words)]
-    return lines + [f"# By its name, {name} in {where} is since when a label is there." for name in since]
+    for look in looks:
+        words = " ".join(spelled(look.name))
+        if _SINCE.search(words) and not _UNTIL.search(words) and _is_time(look, table[look.name]):
+            lines.append(f"# By its name, {look.name} in {where} is since when a label is there.")
+    return lines
 
 
-def _is_time(column: pa.ChunkedArray) -> bool:
-    """Tell numbers and text that are times."""
-    times_N = as_times(column) if is_text(column.type) or pa.types.is_integer(column.type) else None
-    return times_N is not None and unit_of([times_N], now=datetime.now(UTC)) is not None
+def _is_time(look: Column, column: pa.ChunkedArray) -> bool:
+    times_N = as_times(column) if look.holds != "date" else None
+    return look.holds == "date" or (times_N is not None and unit_of([times_N], now=datetime.now(UTC)) is not None)
 
 
 def _split(
@@ -323,8 +293,7 @@ def _split(
     """Draft the split by time, and compute how fast popularity passes; None where times are no dates."""
     times_N = as_times(log[timestamp])
     if times_N is None or not np.isfinite(times_N).any():
-        kind = log.schema.field(timestamp).type
-        raise DataError(f"column {timestamp!r}: expected times as numbers, dates or ISO 8601 text, found {kind}")
+        return [f"timestamp = {_toml(timestamp)}"], None  # which reading refuses
     now = datetime.now(UTC)
     unit = unit_of([times_N], now=now)
     good_N = np.isfinite(times_N) if unit is None else ~implausible(times_N, unit, now=now)
