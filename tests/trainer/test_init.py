@@ -286,6 +286,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 REJECTED = """
+    not_for_me did_not_finish do_not_recommend not_now NotBought never_show_again undo undo_like swipe_no
     remove_from_cart RemoveFromCart removefromcart REMOVE_FROM_CART order-cancelled canceled CANCELLED cancellation
     dislike disliked Un-Like unlike unfollow unsubscribed unfavourite unstarred unpin unmatch refund refunded return
     order_returned purchase_return not_interested notInterested notinterested don't_like no_thanks show_less skip
@@ -294,6 +295,7 @@ REJECTED = """
     negative_feedback pass
 """
 WANTED = """
+    checkout_no_account guest_not_signed_in_purchase not_logged_in_view notable formyself un_conference_view
     view click purchase like love discover display unlock unbox return_visit returning_user ReturnVisit
     discount_view undergo report_view download_report skipless wireless banner_click hat notify notification_open
     note download scroll_down dropdown_select blockbuster_view unique_view under unblock unmute undo_remove

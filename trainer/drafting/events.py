@@ -15,12 +15,8 @@ from longtail.trainer.errors import DataError
 
 def _forms(verbs: str) -> set[str]:
     """Return verbs as they are and with -s, -es, -ed and -ing, a last consonant doubled or not."""
-    return {
-        form
-        for verb in verbs.split()
-        for root in (verb, verb.removesuffix("e"), verb + verb[-1])
-        for form in (verb, f"{verb}s", f"{root}es", f"{root}ed", f"{root}ing")
-    }
+    roots = [(verb, root) for verb in verbs.split() for root in (verb, verb.removesuffix("e"), verb + verb[-1])]
+    return {form for verb, root in roots for form in (verb, f"{verb}s", f"{root}es", f"{root}ed", f"{root}ing")}
 
 
 # Gentle: one purchase in twenty that weighs 10 leaves two fifths of the pairs' (Σw)²/Σw².
@@ -29,8 +25,8 @@ _EVENT_WEIGHTS = {
     for weight, verbs in ((1, "view click"), (2, "like wishlist cart basket"), (3, "checkout purchase order buy"))
     for form in _forms(verbs)
 } | {"bought": 3, "transaction": 3, "transactions": 3}
-# An event type says rejection if one of its words does, whatever else is in it: no wish is lost by a weight of 0 that
-# a model should have learnt as one. Whole words count, so that `banner`, `discount`, `hat` and `undergo` say nothing.
+# An event type says rejection if one of its words does, whatever else it says (`view_skipped`): an event too few is better
+# than a rejection learnt as a wish. Whole words count, so that `banner`, `discount`, `hat` and `undergo` say nothing.
 _REJECTING = _forms(
     "remove delete cancel refund reject decline dismiss complain dispute discard abandon skip mute hide ignore exclude "
     "hate revoke void deselect deactivate blacklist trash erase snooze ban spam regret withdraw downvote downrank"
@@ -39,9 +35,16 @@ _REJECTING = _forms(
     "chargebacks", "abandonment", "hid", "hidden", "withdrawn", "withdrawal", "dismissal", "exclusion", "reversal",
     "reversed", "abuse", "negative", "denied", "nope",
 }  # fmt: skip
-# Words that turn what follows: `not_interested`; spelled together `unlike` and `dislike`, not `unlock` or `display`, as
-# only words of `_KNOWN` are taken apart. `unblock` turns a rejection, and so is none.
+# Words that turn a word of `_WISHED` behind them, or stand last: `not_interested`, `unlike`, `dislike`; not `unlock` or
+# `display`, as only words of `_KNOWN` are taken apart. `unblock` turns a rejection, and is none.
 _TURNING = {"un", "dis", "not", "no", "never", "undo", "dont"}
+_WISHED = (
+    {*_EVENT_WEIGHTS}
+    | _forms("follow subscribe favorite favourite fav save wish love heart star pin bookmark watch install vote upvote "
+             "add match friend join enroll enrol register reserve book interest recommend approve agree select want")
+    | {"happy", "helpful", "satisfied", "relevant", "useful", "finish", "finished", "show", "for", "my", "now", "again",
+       "thanks"}
+)  # fmt: skip
 # Nouns, too: beside a word of looking (`report_view`, `return_visit`) these say nothing.
 _NOUNS = _forms("report return block flag") - {"reporting", "returning", "blocking"}
 _LOOKING = _forms("view visit click open read download look scroll") | {"impression", "session"}
@@ -54,13 +57,10 @@ _HARMLESS = re.compile(
     r"\bskip(ped)? (intro|ads?|recap|credits|tutorial|forward|to)\b"
     r"|\breturn(ed|s)? (to )?(user|visitor|customer|shopper|buyer|home|page|site|app)s?\b"
 )
-_KNOWN = (
-    (_REJECTING | _TURNING | _NOUNS | {*_EVENT_WEIGHTS}) - {"no"}
-    | _forms("follow subscribe favorite favourite fav save wish love heart star pin bookmark watch install vote upvote "
-             "add match friend join enroll enrol register reserve book interest recommend approve agree select want")
-    | {"happy", "helpful", "satisfied", "item", "product", "from", "to", "list", "thumb", "thumbs", "up", "down",
-       "charge", "back", "opt", "out", "swipe", "left", "clear", "cleared", "empty", "emptied", "dropdown"}
-)  # fmt: skip
+_KNOWN = (_REJECTING | _TURNING | _NOUNS | _WISHED) - {"no"} | {
+    "item", "product", "from", "to", "list", "thumb", "thumbs", "up", "down", "charge", "back", "opt", "out", "swipe",
+    "left", "clear", "cleared", "empty", "emptied", "dropdown",
+}  # fmt: skip
 _RATINGS = {"rating", "ratings", "stars", "star", "score"}
 _GOOD = 0.8
 """Share of the best rating that a good one has: four of five stars."""
@@ -79,10 +79,11 @@ def rejects(name: str) -> bool:
         return True
     says = _REJECTING if _LOOKING & {*words} else _REJECTING | _NOUNS
     words = text.split()
-    turned = [before in _TURNING for before in ["", *words]]
-    after = [word in says for word in [*words, ""]]
-    # Either of the two, a turning word or a rejection behind it; both together are none.
-    return any(a != b for a, b in zip(turned, after, strict=True))
+    for before, word in zip(["", *words], [*words, ""], strict=True):
+        turned = before in _TURNING and (not word or word in _WISHED or word in says)
+        if turned != (word in says):
+            return True
+    return False
 
 
 def _words(name: str) -> list[str]:
