@@ -228,6 +228,18 @@ def test_a_dirty_log_is_read_by_what_it_is_in_most_rows(tmp_path: Path, columns:
     assert "".join(f"# {row}\n" for row in found.rows if row.startswith("Left out")) in text
 
 
+def test_names_of_several_lines_stay_in_their_comments(tmp_path: Path) -> None:
+    clicks = dirty(tmp_path, event=["a\nb", "c\x07d"] * 200, **{"e\nf": EVENTS, 'my "rating"\n': [1, 2, 3, 5] * 100})
+    table = {"item_id": [f"i{item}" for item in range(30)], "g\nh": ["x", "y", None] * 10, "i\nj": [None] * 30}
+    pq.write_table(pa.table(table), tmp_path / "items.parquet")
+    draft_recipe(clicks, tmp_path / "r.toml", labels=tmp_path / "items.parquet")
+
+    assert check(tmp_path / "r.toml").problems == []
+    text = (tmp_path / "r.toml").read_text()
+    (tmp_path / "r.toml").write_text(text.replace("# filter", "filter"))
+    assert "300 by data.filter" in check(tmp_path / "r.toml").rows[0]
+
+
 def test_it_never_overwrites(tmp_path: Path) -> None:
     clicks, out = shop(tmp_path), tmp_path / "recipe.toml"
     out.write_text("mine")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -25,7 +26,7 @@ _EVENT_WEIGHTS = {
     for weight, verbs in ((1, "view click"), (2, "like wishlist cart basket"), (3, "checkout purchase order buy"))
     for form in _forms(verbs)
 } | {"bought": 3, "transaction": 3, "transactions": 3}
-# An event type says rejection if one of its words does, whatever else it says (`view_skipped`): an event too few is better
+# An event type says rejection if one of its words does, whatever else it says (`view_skipped`): better an event too few
 # than a rejection learnt as a wish. Whole words count, so that `banner`, `discount`, `hat` and `undergo` say nothing.
 _REJECTING = _forms(
     "remove delete cancel refund reject decline dismiss complain dispute discard abandon skip mute hide ignore exclude "
@@ -130,5 +131,5 @@ def draft_ratings(log: pa.Table) -> list[str]:
         if len(given) > 1 and given[-1] > 0:
             least = given[given >= _GOOD * given[-1]][0]
             lines += [f"# Column {name}, {given[0]:g} to {given[-1]:g}: low ones are positives, too, without",
-                      f'# filter = [["{name}", ">=", {least:g}]]']  # fmt: skip
+                      f'# filter = [[{json.dumps(name)}, ">=", {least:g}]]']  # fmt: skip
     return lines

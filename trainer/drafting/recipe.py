@@ -104,7 +104,7 @@ def draft_recipe(
 
 def _read(data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles) -> Dataset:
     """Read the data as `fit` does by the lines drafted so far, whatever share of the rows is bad."""
-    settings = tomllib.loads("\n".join(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
+    settings = tomllib.loads(_joined(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
     settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
     label = {"features": [{"name": roles.label_id, "kind": "id"}]}
@@ -188,15 +188,14 @@ def _recipe(
         'similarity = "dot"  # a query of which little is known has a short vector, and popularity decides\n'
         "temperature = 0.2\ninit_scale = 0.01"
     )
-    newline = "\n"
     about = [f"# {source}: {report.read:,} rows, {queries:,} queries × {labels:,} labels.", *head]
-    return f"""{newline.join(about)}
+    return f"""{_joined(about)}
 # Written by `longtail-train init`: what it saw is in the comments; change what it could not know.
 # Run      longtail-train fit {out.name} --out runs/{name}
 name = {_toml(name)}
 
 [data]
-{newline.join(data)}
+{_joined(data)}
 
 [query]
 {_tower(of_queries, left_out, query)}
@@ -369,13 +368,17 @@ def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[
         lines.append(f"{_toml(keys)},  # {seen}{f', {column.nulls:,} missing' if column.nulls else ''}")
     why = "features of one width add up" if equal else "side by side, then one linear layer: no id is forgotten"
     combine = [f'combine = "{"sum" if equal else "concat"}"  # {why}', "features = ["]
-    return "\n".join(
-        [*(f"# Left out: {reason}." for reason in left_out), *combine, *(f"    {line}" for line in lines), "]"]
-    )
+    reasons = [f"# Left out: {reason}." for reason in left_out]
+    return _joined([*reasons, *combine, *(f"    {line}" for line in lines), "]"])
 
 
 def _is_feature(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) is not None
+
+
+def _joined(lines: Sequence[str]) -> str:
+    """Join lines, without control characters, which names in comments may have."""
+    return "\n".join(re.sub(r"[\x00-\x1f\x7f]", " ", line) for line in lines)
 
 
 def _toml(value: Any) -> str:
