@@ -53,7 +53,7 @@ class Feature(Record):
     | `history` with `times` | the same, or an object of `ids`, `times` and `now` | `name__time` int32 [B, P] besides |
     | `audience` | ids of queries that chose the label, all of which count | the same |
     | `bag` | a list of ids, or an object id → weight | the same |
-    | `text` | a string, split at non-word characters, lower-cased, hashed | the same |
+    | `text` | a string, split into words by `tokenize`, hashed | the same |
     | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
     | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |
     | `vector` | a list of `dims` numbers | `name` float32 [B, dims], `name__missing` float32 [B] |

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unicodedata import category, normalize
 
 import numpy as np
 import pyarrow as pa
@@ -70,12 +71,30 @@ class Vocabulary:
         return vocabulary
 
 
-_WORD = re.compile(r"\w+")
+_PLANES_WITH_MARKS = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))
+"""Code points among which Unicode has its combining marks."""
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-cased runs of word characters: `"Toy Story (1995)"` → `["toy", "story", "1995"]`."""
-    return _WORD.findall(text.lower())
+    """Split a text into words, in lower case and NFC.
+
+    A word is a run of letters, digits and `_`, with the combining marks after and the zero-width joiners between them.
+    `++` after it belongs to it, and so does a `+` or `#` that no such character follows.
+
+    Example:
+        >>> tokenize("Toy Story (1995), C++ & C#")
+        ['toy', 'story', '1995', 'c++', 'c#']
+    """
+    return _word().findall(normalize("NFC", text.lower()))
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Compile the pattern of a word; `\\w` has no marks, which Hindi, Thai or pointed Hebrew are written with."""
+    marks = "".join(mark for mark in map(chr, _PLANES_WITH_MARKS) if category(mark) in ("Mn", "Mc"))
+    # A class of this size is slow, so what Latin words end in is ruled out first.
+    more = rf"(?![\0-\u02ff])(?:[{marks}]|[\u200c\u200d](?=[\w{marks}]))\w*"
+    return re.compile(rf"\w+(?:{more})*(?:\+\++|[+#](?!\w))?")
 
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

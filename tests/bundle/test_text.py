@@ -1,3 +1,5 @@
+from unicodedata import normalize
+
 import pytest
 
 from longtail.bundle import hash_token, tokenize
@@ -13,6 +15,45 @@ from longtail.bundle import hash_token, tokenize
 )
 def test_words_are_lower_cased_runs_of_word_characters(text: str, words: list[str]) -> None:
     assert tokenize(text) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("हिन्दी किताब", ["हिन्दी", "किताब"]),
+        ("தமிழ், తెలుగు; বাংলা", ["தமிழ்", "తెలుగు", "বাংলা"]),
+        ("ภาษาไทย หนังสือ", ["ภาษาไทย", "หนังสือ"]),
+        ("שָׁלוֹם מُحَمَّد", ["שָׁלוֹם", "מُحَمَّد"]),
+        ("می\u200cخواهم", ["می\u200cخواهم"]),
+        ("क्\u200dष \u200d।", ["क्\u200dष"]),
+        ("İstanbul", ["i\u0307stanbul"]),
+    ],
+)
+def test_marks_and_joiners_belong_to_their_word(text: str, words: list[str]) -> None:
+    assert tokenize(text) == words
+
+
+@pytest.mark.parametrize("text", ["Café Müller", "İzmir", "ÅNGSTRÖM", "한국어", "が", "नुक़्ता", "Việt Nam"])
+def test_composed_and_decomposed_texts_have_the_same_words(text: str) -> None:
+    assert tokenize(normalize("NFD", text)) == tokenize(normalize("NFC", text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("C++ primer", ["c++", "primer"]),
+        ("C# primer, F#", ["c#", "primer", "f#"]),
+        ("C++17 (C)", ["c++", "17", "c"]),
+        ("Disney+ 18+", ["disney+", "18+"]),
+        ("Romeo + Juliet, Q+A, No #5, #1, 1#2", ["romeo", "juliet", "q", "a", "no", "5", "1", "1", "2"]),
+    ],
+)
+def test_plus_and_hash_belong_to_the_word_that_they_end(text: str, words: list[str]) -> None:
+    assert tokenize(text) == words
+
+
+def test_an_emoji_is_no_word() -> None:
+    assert tokenize("I ❤\ufe0f this 👨\u200d👩\u200d👧") == ["i", "this"]
 
 
 def test_a_token_hashes_to_the_row_that_it_always_has() -> None:
