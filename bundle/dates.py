@@ -7,6 +7,7 @@ up to 60.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from typing import Literal
@@ -23,10 +24,22 @@ MISSING_DATE = int(np.iinfo(np.int64).min)
 _DAY = 86_400
 
 
+_BEFORE_ZONE = re.compile(r"\s+(?=[+-]\d\d(?::?\d\d)?$|Z$)")
+_UTC = re.compile(r"\s*(?:UTC|GMT)$")
+
+
+def time_of(text: str) -> datetime:
+    """Read a date or time in ISO 8601, or as databases print it; without a zone it is in UTC. Raises ValueError.
+
+    These have a blank before the zone, `UTC` as its name, or more than six digits of a second, which are cut off.
+    """
+    at = datetime.fromisoformat(_BEFORE_ZONE.sub("", _UTC.sub("Z", text.strip())))
+    return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+
+
 def seconds_of(text: str) -> int:
-    """Seconds since 1970 of a date or time in ISO 8601; one without a zone is in UTC."""
-    at = datetime.fromisoformat(text)
-    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() // 1)
+    """Get the seconds since 1970 of a date or time, rounded down; raises ValueError or OverflowError."""
+    return int(time_of(text).timestamp() // 1)
 
 
 def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:

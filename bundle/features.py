@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.bundle.elapsed import NO_TIME
 from longtail.bundle.errors import describe
+from longtail.bundle.ids import id_text, parts_of, respelled
 from longtail.bundle.manifest import Feature
 from longtail.bundle.values import (
     feature_error,
@@ -104,21 +105,36 @@ class FeatureReader:
         if isinstance(ids, int):
             row = [row for row, value in enumerate(values_B) if value is not None][ids]
             raise refused(row, feature.name, "id", values_B[row])
-        rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
+        rows = self._rows(feature, ids)
         if len(rows) == len(values_B):
             return np.array(rows, np.int32)
         rows_B = np.full(len(values_B), OUT_OF_VOCABULARY, np.int32)
         rows_B[[value is not None for value in values_B]] = rows
         return rows_B
 
+    def _rows(self, feature: Feature, ids: list[str]) -> list[int]:
+        """Look ids up; one that is unknown also as the boolean or whole number that it spells, as in training."""
+        vocabulary = self._vocabularies[str(feature.vocabulary)]
+        rows = vocabulary.lookup_all(ids)
+        unknown = [place for place, row in enumerate(rows) if row == OUT_OF_VOCABULARY]
+        others = {place: other for place in unknown if (other := respelled(ids[place])) != ids[place]}
+        for place, row in zip(others, vocabulary.lookup_all(others.values()), strict=True):
+            rows[place] = row
+        return rows
+
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
-        """Rows and weights of each value's last `max_length` entries, of a text with a vocabulary the first, [B, P]."""
+        """Get rows and weights of each value's last `max_length` entries, or a vocabulary's first words, [B, P]."""
         kept = slice(None) if feature.max_length is None else slice(-feature.max_length, None)
         ids: list[str] = []
         lengths: list[int] = []
         weighted: list[tuple[int, list[float]]] = []
         for row, value in enumerate(values_B):
             before = len(ids)
+            if feature.kind == "text":
+                value = id_text(value) or value
+            elif feature.kind == "bag" and isinstance(value, str):
+                parts = parts_of(value, feature.separator)
+                value = value if parts is None else [*parts]
             if feature.standardize is not None and isinstance(value, str):
                 ids += words_of(value, feature.standardize)[: feature.max_length]
             elif feature.kind == "text" and isinstance(value, str):
@@ -140,7 +156,7 @@ class FeatureReader:
         if feature.hash_rows is not None:
             rows = [hash_token(token, feature.hash_rows) for token in ids]
         else:
-            rows = self._vocabularies[str(feature.vocabulary)].lookup_all(ids)
+            rows = self._rows(feature, ids)
         shape = len(lengths), width or max([1, *lengths])
         if len(rows) == shape[0] * shape[1]:
             rows_BP, weights_BP = np.array(rows, np.int32).reshape(shape), np.ones(shape, np.float32)
@@ -169,7 +185,7 @@ def _strings(values: list[JsonValue]) -> list[str] | int:
         return cast("list[str]", values)
     ids = []
     for place, value in enumerate(values):
-        if not isinstance(value, str | int) or isinstance(value, bool):
+        if (id_ := id_text(value)) is None:
             return place
-        ids.append(str(value))
+        ids.append(id_)
     return ids

@@ -16,10 +16,10 @@ SCHEMA_VERSION = 1
 TextStandard = Literal["none", "lower", "strip_punctuation", "lower_and_strip_punctuation"]
 FeatureKind = Literal["id", "history", "audience", "bag", "text", "number", "vector", "date"]
 FEATURE_VALUE_TYPES = {
-    "id": "an id (a string or an integer)",
-    "history": "a list of ids (strings or integers), oldest first",
-    "audience": "a list of ids (strings or integers) of queries that chose the label",
-    "bag": "a list of ids (strings or integers), or an object of id to weight",
+    "id": "an id (a string, number or boolean)",
+    "history": "a list of ids (strings, numbers or booleans), oldest first",
+    "audience": "a list of ids (strings, numbers or booleans) of queries that chose the label",
+    "bag": "a list of ids (strings, numbers or booleans), or an object of id to weight",
     "text": "a string",
     "number": "a finite number",
     "vector": "a list of finite numbers",
@@ -48,11 +48,11 @@ class Feature(Record):
 
     | kind | value in a request | tower inputs |
     |---|---|---|
-    | `id` | a string or an integer | `name` int32 [B] |
+    | `id` | a string, number or boolean, as `id_text` reads it | `name` int32 [B] |
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
     | `history` with `times` | the same, or an object of `ids`, `times` and `now` | `name__time` int32 [B, P] besides |
     | `audience` | ids of queries that chose the label, all of which count | the same |
-    | `bag` | a list of ids, or an object id → weight | the same |
+    | `bag` | a list of ids, an object id → weight, or a string as `parts_of` reads it | the same |
     | `text` | a string, split into words by `tokenize`, hashed | the same |
     | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
     | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |
@@ -72,6 +72,8 @@ class Feature(Record):
     max_length: int | None = Field(default=None, ge=1)
     """Longest history, bag or token list that is read; of longer ones the last entries count, of a text with a
     vocabulary the first."""
+    separator: str | None = Field(default=None, min_length=1)
+    """What stands between a bag's ids in a string of several."""
     hash_rows: int | None = Field(default=None, ge=2)
     """Rows of a text feature's table; row 0 stays out-of-vocabulary."""
     standardize: TextStandard | None = None
@@ -117,7 +119,9 @@ class Feature(Record):
         value = FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
         if self.times is not None:
             value += f", or an object of such ids, as many times, each {TIME_VALUE_TYPES[self.times]}, and now"
-        return value if self.of_label is None else f"{value}, or a label's id (a string or an integer)"
+        if self.separator is not None:
+            value += f", or a string of ids with {self.separator!r} between them"
+        return value if self.of_label is None else f"{value}, or a label's id (a string or a whole number)"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -136,6 +140,7 @@ class Feature(Record):
         allowed = {
             "of_label belongs to vector": (self.of_label, self.kind == "vector"),
             "times belongs to history": (self.times, self.kind == "history"),
+            "separator belongs to bag": (self.separator, self.kind == "bag"),
             "boundaries belongs to number": (self.boundaries, self.kind == "number"),
             "standardize belongs to text with a vocabulary": (self.standardize, text and self.vocabulary is not None),
         }

@@ -6,6 +6,7 @@ Legend: `B` queries (or labels) in the batch, `D` numbers of a vector.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -21,6 +22,7 @@ from longtail.bundle.manifest import FEATURE_VALUE_TYPES, TIME_VALUE_TYPES, Feat
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _NUMBERS = {int, float}
+_DECIMAL = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
 _TIMED = ("ids", "times", "now")
 """Keys of a history with times."""
 _LONGEST_KEY = 100
@@ -34,13 +36,11 @@ def bucket_rows(values: npt.NDArray[np.floating], boundaries: Sequence[float]) -
 
 
 def read_numbers(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
-    """The inputs of a `number`, [B]."""
+    """Get the inputs of a `number`, [B], of numbers, booleans or text of numbers."""
     missing = feature.missing if feature.boundaries is None else float("nan")
+    values_B = [_number(feature, value, row) for row, value in enumerate(values_B)]
     numbers_B = np.array(
-        [
-            (missing or 0.0) if value is None else read_number(value, row, feature.name)
-            for row, value in enumerate(values_B)
-        ],
+        [(missing or 0.0) if value is None else value for value in values_B],
         np.float32,
     )
     if feature.boundaries is not None:
@@ -61,13 +61,12 @@ def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
     """The input of a `date`, int32 [B, parts]."""
     seconds_B = np.full(len(values_B), MISSING_DATE, np.int64)
     for row, value in enumerate(values_B):
-        if isinstance(value, str):
-            try:
-                seconds_B[row] = seconds_of(value)
-            except (ValueError, OverflowError):
-                raise refused(row, feature.name, "date", value) from None
-        elif value is not None:
-            raise refused(row, feature.name, "date", value)
+        if value is None or value == "":
+            continue
+        try:
+            seconds_B[row] = seconds_of(value)  # type: ignore[arg-type]
+        except (AttributeError, ValueError, OverflowError):
+            raise refused(row, feature.name, "date", value) from None
     return date_rows(seconds_B, feature.parts or (), feature.reference or datetime.fromtimestamp(0, UTC))
 
 
@@ -95,6 +94,27 @@ def read_number(value: JsonValue, row: int, name: str) -> float:
             row, name, f"expected {FEATURE_VALUE_TYPES['number']} that float32 can hold, received {describe(value)}"
         )
     return float(value)
+
+
+def number_of(text: str) -> float | None:
+    """Read the number that a text is, None of blanks; raises ValueError."""
+    if not text.strip():
+        return None
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError(text)
+    return float(text)
+
+
+def _number(feature: Feature, value: JsonValue, row: int) -> float | None:
+    """Read the value of a `number`; raises FeatureError."""
+    if isinstance(value, str):
+        try:
+            value = number_of(value)
+        except ValueError:
+            raise refused(row, feature.name, "number", value) from None
+    if isinstance(value, bool):
+        value = float(value)
+    return None if value is None else read_number(value, row, feature.name)
 
 
 def refused(row: int, name: str, kind: str, value: JsonValue) -> FeatureError:

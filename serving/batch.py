@@ -11,6 +11,8 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import date
+from decimal import Decimal
 from itertools import chain, groupby
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,8 @@ from pydantic import ValidationError
 
 from longtail.bundle import LabelChanges
 from longtail.bundle.errors import describe
+from longtail.bundle.ids import as_float64, id_text
+from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import LabelId, Query, RequestModel
@@ -303,11 +307,33 @@ def _queries(
 
 
 def _as_json(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column as JSON would have them."""
-    kind = column.type
+    """Get the values of a column as a request gives them."""
+    array = in_one_piece(column)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
     if pa.types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    values: list[Any] = column.to_pylist()
-    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return [None if value is None else value.isoformat() for value in values]
-    return [None if value is None else dict(value) for value in values] if pa.types.is_map(kind) else values
+        array = array.cast(pa.timestamp("us", kind.tz), safe=False)
+    values: list[Any] = as_float64(array).to_pylist()
+    lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    plain = pa.types.is_string(kind) or (
+        lists and not (pa.types.is_nested(kind.value_type) or _is_odd(kind.value_type))
+    )
+    return values if plain else [*map(_json_value, values)]
+
+
+def _is_odd(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return id_text(value)
+    if isinstance(value, dict):
+        return {name: _json_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        pairs = value and isinstance(value[0], tuple)  # of a map
+        return {str(id_text(key)): _json_value(each) for key, each in value} if pairs else [*map(_json_value, value)]
+    return None if value != value else value

@@ -205,19 +205,34 @@ def _query_features(releases: str | Path) -> dict[str, Feature]:
 
 def _value_of(feature: Feature) -> str:
     """Return the SQL that takes a feature out of the JSON, in the type that the trainer reads."""
-    value = f"json_extract(features, '$.{feature.name}')"
+    value, text = f"json_extract(features, '$.{feature.name}')", f"features ->> '$.{feature.name}'"
     if feature.kind == "number":
         return f"TRY_CAST({value} AS DOUBLE)"
     if feature.kind == "vector" and feature.of_label is None:
         return f"TRY_CAST({value} AS DOUBLE[])"
     if feature.kind in ("history", "audience", "bag"):
         # An object holds ids as keys, each with its weight; of a history with times, the ids have a key of their own.
+        joined = "NULL"
+        if feature.separator is not None:
+            separator = feature.separator.replace("'", "''")
+            joined = f"[trim(part) FOR part IN string_split({text}, '{separator}') IF trim(part) <> '']"
+        ids = f"TRY_CAST(json_extract({value}, '$.ids') AS JSON[])"
         return (
-            f"CASE json_type({value}) WHEN 'ARRAY' THEN TRY_CAST({value} AS VARCHAR[]) "
-            f"WHEN 'OBJECT' THEN coalesce(TRY_CAST(json_extract({value}, '$.ids') AS VARCHAR[]), json_keys({value})) "
-            "END"
+            f"CASE json_type({value}) WHEN 'ARRAY' THEN {_ids(f'TRY_CAST({value} AS JSON[])')} "
+            f"WHEN 'OBJECT' THEN coalesce({_ids(ids)}, json_keys({value})) "
+            f"WHEN 'VARCHAR' THEN coalesce(TRY_CAST({text} AS VARCHAR[]), {joined}) END"
         )
-    return f"features ->> '$.{feature.name}'"
+    return _id(value) if feature.kind == "id" else text
+
+
+def _id(value: str) -> str:
+    """Return the SQL of a JSON value as an id: a whole float is its integer."""
+    text = f"{value} ->> '$'"
+    return rf"CASE json_type({value}) WHEN 'DOUBLE' THEN regexp_replace({text}, '\.0+$', '') ELSE {text} END"
+
+
+def _ids(values: str) -> str:
+    return f"[{_id('id')} FOR id IN {values}]"
 
 
 def _seconds(option: str, text: str, now: float) -> float:

@@ -28,6 +28,7 @@ from pydantic import JsonValue
 
 from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Bools
+from longtail.bundle.dates import time_of
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import FilterKind, filter_kind
@@ -325,8 +326,7 @@ def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
             return value
         case "date", str():
             try:
-                at = datetime.fromisoformat(value)
-                since = (at if at.tzinfo is not None else at.replace(tzinfo=UTC)) - _EPOCH
+                since = time_of(value) - _EPOCH
             except (ValueError, OverflowError):
                 pass
             else:

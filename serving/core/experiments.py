@@ -19,6 +19,7 @@ from typing import Annotated, Any
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from longtail.bundle.errors import describe
+from longtail.bundle.ids import id_text
 from longtail.serving.core.queries import Query, QueryInArm, RequestModel, SearchOptions
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
@@ -164,7 +165,7 @@ class Experiment(RequestModel):
 
     def _unit_in(self, query: Query) -> str | None:
         value = None if self.unit is None else (query.features or {}).get(self.unit)
-        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None
+        return id_text(value) or None
 
 
 class _File(RequestModel):

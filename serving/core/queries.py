@@ -54,16 +54,26 @@ class _OneError:
         return self._schema
 
 
+def _whole(value: float) -> int:
+    """Return a whole float as an integer, as training reads it; raises ValueError."""
+    if not value.is_integer():
+        raise ValueError(value)
+    return int(value)
+
+
 LabelId = Annotated[
     str | int,
     _OneError(
         "id_type",
-        "Input should be an id (a string or an integer)",
+        "Input should be an id (a string or a whole number)",
         core_schema.str_schema(strict=True),
         core_schema.int_schema(strict=True),
+        core_schema.no_info_after_validator_function(
+            _whole, core_schema.float_schema(strict=True, allow_inf_nan=False)
+        ),
     ),
 ]
-"""A label's id; `1` and `"1"` are the same label."""
+"""A label's id; `1`, `1.0` and `"1"` are the same label."""
 _Display = Annotated[
     bool | list[str],
     _OneError(

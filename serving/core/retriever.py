@@ -20,6 +20,7 @@ from pydantic import JsonValue
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError
 from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
@@ -228,7 +229,7 @@ class Retriever:
                 return self._encoder.embed(inputs), inputs
             others_B = [dict(given) for given in features_B]
             ids = [
-                (row, feature, str(others.pop(feature.name)))
+                (row, feature, str(id_text(others.pop(feature.name))))
                 for feature in self._of_labels
                 for row, others in enumerate(others_B)
                 if _is_id(others.get(feature.name))
@@ -425,4 +426,4 @@ class Retriever:
 
 
 def _is_id(value: JsonValue) -> bool:
-    return isinstance(value, str | int) and not isinstance(value, bool)
+    return id_text(value) is not None and not isinstance(value, bool)

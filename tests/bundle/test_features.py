@@ -2,12 +2,14 @@
 
 import zlib
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary
+from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Vocabulary, seconds_of
+from longtail.bundle.ids import ids_of, parts_of
 from longtail.bundle.vocabulary import words_of
 
 FEATURES = [
@@ -121,14 +123,20 @@ def test_ids_are_strings_or_integers_side_by_side() -> None:
     [
         ({"usr": 1}, "features.usr", "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received"),
         ({"u" * 200: 1}, f"features.{'u' * 100}", "expected one of the features"),
-        ({"user": 1.5}, "features.user", "expected an id (a string or an integer), received 1.5"),
-        ({"user": True}, "features.user", "expected an id (a string or an integer), received true"),
-        ({"seen": "north"}, "features.seen", "expected a list of ids (strings or integers), oldest first, received"),
-        ({"seen": ["a", False, "b", "c"]}, "features.seen.1", "expected an id (a string or an integer), received"),
+        ({"user": ["north"]}, "features.user", "expected an id (a string, number or boolean), received a list of 1"),
+        ({"user": float("inf")}, "features.user", "expected an id (a string, number or boolean), received Infinity"),
+        ({"seen": "north"}, "features.seen", "expected a list of ids (strings, numbers or booleans), oldest first, re"),
+        ({"seen": "['north']"}, "features.seen", "expected a list of ids (strings, numbers or booleans), oldest first"),
+        ({"tags": "north"}, "features.tags", "expected a list of ids (strings, numbers or booleans), or an object"),
+        ({"seen": ["a", None, "b", "c"]}, "features.seen.1", "expected an id (a string, number or boolean), received"),
         ({"tags": {"a": "1"}}, "features.tags.a", 'expected a finite number, received "1"'),
         ({"tags": {"a": 1, "b" * 200: 1e39}}, f"features.tags.{'b' * 100}", "expected a finite number that float32"),
         ({"words": ["north"]}, "features.words", "expected a string, received a list of 1"),
         ({"age": float("nan")}, "features.age", "expected a finite number that float32 can hold, received NaN"),
+        ({"age": "1e39"}, "features.age", "expected a finite number that float32 can hold, received 1e+39"),
+        ({"age": "nan"}, "features.age", 'expected a finite number, received "nan"'),
+        ({"age": "1_000"}, "features.age", 'expected a finite number, received "1_000"'),
+        ({"age": [1]}, "features.age", "expected a finite number, received a list of 1"),
     ],
 )  # fmt: skip
 def test_other_values_are_refused_by_row_and_feature(features: Features, field: str, message: str) -> None:
@@ -178,10 +186,12 @@ def test_times_may_be_numbers(unit: str, per_tick: int) -> None:
 @pytest.mark.parametrize(
     ("value", "unit", "field", "message"),
     [
-        ("north", "date", "", "expected a list of ids (strings or integers), oldest first, or an object of such ids, "
-         'as many times, each a date or time in ISO 8601, such as "2026-11-22T08:30:00Z", and now, received "north"'),
+        ("north", "date", "", "expected a list of ids (strings, numbers or booleans), oldest first, or an object of "
+         'such ids, as many times, each a date or time in ISO 8601, such as "2026-11-22T08:30:00Z", and now, received '
+         '"north"'),
         ({"ids": ["a"], "time": []}, "date", ".time", 'expected one of ids, times, now, received "time"'),
-        ({"times": []}, "date", ".ids", "expected a list of ids (strings or integers), oldest first, received null"),
+        ({"times": []}, "date", ".ids",
+         "expected a list of ids (strings, numbers or booleans), oldest first, received null"),
         ({"ids": ["a"]}, "date", ".times", "expected a list of 1, a time for each of the ids, received null"),
         ({"ids": ["a"], "times": []}, "date", ".times",
          "expected a list of 1, a time for each of the ids, received a list of 0"),
@@ -204,7 +214,7 @@ def test_times_may_be_numbers(unit: str, per_tick: int) -> None:
         ({"ids": ["a"], "times": [3]}, "number", ".now",
          "expected a number, in the unit of the training data's times, since no clock says it, received null"),
         ({"ids": [["a"]], "times": [3], "now": 3}, "number", ".0",
-         "expected an id (a string or an integer), received a list of 1"),
+         "expected an id (a string, number or boolean), received a list of 1"),
     ],
 )  # fmt: skip
 def test_a_bad_time_is_refused_with_its_place(value: object, unit: str, field: str, message: str) -> None:
@@ -218,3 +228,99 @@ def test_times_are_of_histories_that_have_them() -> None:
         read({"seen": {"ids": ["north"], "times": ["2026-01-01"]}})
     with pytest.raises(ValueError, match="times belongs to history, and only to it"):
         Feature(name="age", kind="number", times="date")
+
+
+def test_ids_of_requests_are_those_of_columns() -> None:
+    """Of a column and of a request, 39.0 is 39, true is `true`, and a number is its shortest decimal text."""
+    columns = [
+        pa.array([39.0, 0.1, 1e22, 1e-7, -0.0]),
+        pa.array([39.0, 0.1], pa.float32()),
+        pa.array([Decimal("39.00"), Decimal("0.10")]),
+        pa.array([True, False]),
+        pa.array([39, -7]),
+    ]
+    ids = pa.concat_arrays([ids_of(column) for column in columns]).to_pylist()
+    assert ids == ["39", "0.1", "1" + 22 * "0", "0.0000001", "0", "39", "0.1", "39", "0.1", "true", "false", "39", "-7"]
+    assert ids_of(pa.array([1.0, None, float("nan")])).to_pylist() == ["1", None, None]
+    with pytest.raises(TypeError, match="finite"):
+        ids_of(pa.array([1.0, float("inf")]))
+    vocabulary = Vocabulary(pa.array(["39", "0.1", "true", "café"]))
+    reader = FeatureReader([Feature(name="id", kind="id", vocabulary="v")], {"v": vocabulary})
+    values = [39.0, 39, "39", "39.0", 0.1, "0.1", True, "true", "True", "café", "cafe\u0301", False]
+    assert reader.read([{"id": value} for value in values])["id"].tolist() == [1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "ids"),
+    [
+        (["True", None, "False"], ["true", None, "false"]),
+        (["TRUE", "true"], ["true", "true"]),
+        (["True", "maybe"], ["True", "maybe"]),
+        (["39.0", "7", None], ["39", "7", None]),
+        (["39.0", "7.5"], ["39.0", "7.5"]),
+        (["007.0", "39.0"], ["007.0", "39.0"]),
+        (["", "39.0"], ["", "39.0"]),
+        ([None, None], [None, None]),
+    ],
+)  # fmt: skip
+def test_a_text_column_of_booleans_or_whole_numbers_has_their_ids(
+    column: list[str | None], ids: list[str | None]
+) -> None:
+    assert ids_of(pa.array(column, pa.string())).to_pylist() == ids
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "parts"),
+    [
+        ("red, blue", ",", ["red", "blue"]),
+        (" red |  | light blue|", "|", ["red", "light blue"]),
+        ("", ",", []),
+        ("['red', 'blue']", None, ["red", "blue"]),
+        ('["red", "it\'s"]', ",", ["red", "it's"]),
+        ("['a, b' 'c']", ",", ["a, b", "c"]),
+        (r'["\u00e9", "a\/b"]', None, ["é", "a/b"]),
+        ("[1, 2.0, True, nan, None]", None, ["1", "2", "true"]),
+        ("[1 2\n 3]", None, ["1", "2", "3"]),
+        ("[]", None, []),
+        ("[REC]", None, None),
+        ("[REC], red", ",", ["[REC]", "red"]),
+        ("[007]", None, None),
+        (r"['\x']", None, None),
+        ("red, blue", None, None),
+    ],
+)  # fmt: skip
+def test_joined_values_and_lists_as_text_are_their_parts(
+    text: str, separator: str | None, parts: list[str] | None
+) -> None:
+    assert parts_of(text, separator) == parts
+
+
+def test_a_bag_with_a_separator_takes_text() -> None:
+    tags = Feature(name="tags", kind="bag", vocabulary="users", separator="|", max_length=3)
+    reader = FeatureReader([tags], VOCABULARIES)
+    inputs = reader.read([{"tags": value} for value in ("north | east|", "['east']", "", ["east"], {"north": 2})])
+    assert inputs["tags"].tolist() == [[1, 2], [2, 0], [0, 0], [2, 0], [1, 0]]
+    assert inputs["tags__weight"].tolist() == [[1, 1], [1, 0], [0, 0], [1, 0], [2, 0]]
+    assert tags.expects.endswith("or a string of ids with '|' between them")
+    assert read({"tags": "['north' 'east']"})["tags"] == [[1, 2]]
+    with pytest.raises(ValueError, match="separator belongs to bag"):
+        Feature(name="age", kind="number", separator="|")
+
+
+def test_a_number_may_be_a_boolean_or_text() -> None:
+    values = [True, False, "9.5", " -1e2 ", "", None, 3]
+    assert read(*({"age": value} for value in values))["age"] == [1, 0, 9.5, -100, 7.5, 7.5, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-01-01T01:03:49Z", "2026-01-01 01:03:49", "2026-01-01 01:03:49.000000+00", "2026-01-01 01:03:49+0000",
+        "2026-01-01 01:03:49.123 +0000", "2026-01-01 01:03:49 UTC", "2026-01-01 01:03:49.999999999 UTC",
+        "2026-01-01T01:03:49.1234567Z", "2026-01-01T01:03:49.123456789", "2026-01-01 02:33:49.1234567 +01:30",
+        "2025-12-31 22:03:49-03", " 2026-01-01 01:03:49 ",
+    ],
+)  # fmt: skip
+def test_a_date_is_read_as_databases_print_it(text: str) -> None:
+    assert seconds_of(text) == datetime(2026, 1, 1, 1, 3, 49, tzinfo=UTC).timestamp()
+    assert seconds_of("2026-01-01") == datetime(2026, 1, 1, tzinfo=UTC).timestamp()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +209,51 @@ def test_no_release_and_no_parquet(tmp_path: Path) -> None:
         answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
     with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable Parquet file"):
         answer(tmp_path, tmp_path / "queries.parquet", tmp_path / "out", Asked({}), release="some")
+
+
+def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> None:
+    """Booleans, decimals, joined text, whole floats, categories and times as text are read as `fit` reads them."""
+    rng = np.random.default_rng(0)
+    pairs = {"user_id": rng.integers(0, USERS, 600), "item_id": rng.integers(0, ITEMS, 600)}
+    rates = [None if user == 3 else Decimal(user % 3) / 2 for user in range(USERS)]
+    users = {
+        "user_id": pa.array([float(user) for user in range(USERS)]),
+        "premium": [None if user == 5 else user % 2 == 0 for user in range(USERS)],
+        "rate": pa.array(rates, pa.decimal128(9, 2)),
+        "score": pa.array([user / 7 for user in range(USERS)], pa.float32()),
+        "likes": [["music , sport", "sport,", None, "['music', 'art']"][user % 4] for user in range(USERS)],
+        "segment": pa.array(["a" if user % 3 else "b" for user in range(USERS)]).dictionary_encode(),
+        "joined": [f"2026-01-{1 + user % 28:02} 01:03:49.1234567+00" for user in range(USERS)],
+    }
+    kinds = {"user_id": "id", "premium": "id", "rate": "id", "score": "number", "likes": "bag", "segment": "id"}
+    features = [
+        f'{{ name = "{name}", kind = "{kind}", dim = 4 }}' for name, kind in (kinds | {"joined": "date"}).items()
+    ]
+    features.append('{ name = "paid", column = "rate", kind = "number" }')
+    text = RECIPE.replace('labels = "items.parquet"\ndisplay = ["brand"]\n', "")
+    text = text[: text.index("features = [")] + f"features = [{', '.join(features)}]\n" + text[text.index("[label]") :]
+    text = text.replace(', { name = "brand", kind = "id", dim = 2 }', "")
+    text = text.replace('name = "likes", kind = "bag"', 'name = "likes", kind = "bag", separator = ","')
+    pq.write_table(pa.table(pairs), tmp_path / "pairs.parquet")
+    pq.write_table(pa.table(users), tmp_path / "users.parquet")
+    (tmp_path / "recipe.toml").write_text(text)
+    fitted_and_published(tmp_path, "--set", "training.refit=false")
+    pq.write_table(pa.table(users | {"paid": users["rate"]}), tmp_path / "asked.parquet")
+    answer(tmp_path / "releases", tmp_path / "asked.parquet", tmp_path / "out", Asked({"k": 5}))
+    with served(tmp_path) as client:
+        found = answers(tmp_path / "out").to_pylist()
+        for user in range(0, USERS, 7):
+            given = {
+                "user_id": user,
+                "premium": users["premium"][user],
+                "rate": None if user == 3 else str(float(user % 3) / 2).removesuffix(".0"),
+                "paid": None if user == 3 else user % 3 / 2,
+                "score": user / 7,
+                "likes": [["music", "sport"], ["sport"], None, ["music", "art"]][user % 4],
+                "segment": "a" if user % 3 else "b",
+                "joined": f"2026-01-{1 + user % 28:02}T01:03:49Z",
+            }
+            asked = {"queries": [{"k": 5, "features": given}]}
+            expected = client.post("/v1/retrieve", json=asked).json()["results"][0]["labels"]
+            assert found[user]["labels"] == [label["id"] for label in expected]
+            assert found[user]["scores"] == pytest.approx([label["score"] for label in expected], rel=1e-6)

@@ -146,7 +146,7 @@ def test_kinds_that_take_other_values() -> None:
     number = user.model_copy(update={"kind": "number", "vocabulary": None})
     # A bag takes every history, a history not every bag; a number is no id if it has a fraction.
     assert refused(history, bag) == []
-    assert "found a list of ids (strings or integers), oldest first" in refused(bag, history)[0]
+    assert "found a list of ids (strings, numbers or booleans), oldest first" in refused(bag, history)[0]
     assert "expected a finite number" in refused(number, user)[0]
     assert "expected an id" in refused(user, number)[0]
     # A vector is refused whole if its length is another.
@@ -159,7 +159,7 @@ def test_kinds_that_take_other_values() -> None:
     # A history with times takes ids alone, and times in its own unit.
     dated, counted = (history.model_copy(update={"times": unit}) for unit in ("date", "seconds"))
     assert refused(history, dated) == refused(dated, dated) == []
-    assert "found a list of ids (strings or integers), oldest first" in refused(dated, history)[0]
+    assert "found a list of ids (strings, numbers or booleans), oldest first" in refused(dated, history)[0]
     assert "each a number of seconds since 1970" in refused(dated, counted)[0]
     # More features are no loss.
     assert refused_features(manifest.model_copy(update={"query_features": [user]}), manifest) == []

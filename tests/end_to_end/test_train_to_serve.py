@@ -357,7 +357,7 @@ def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:
     said = {feature["name"]: feature for feature in answer["query_features"]}
     assert (said["taste"]["kind"], said["taste"]["dims"]) == ("vector", DIMS)
     assert said["taste"]["expects"] == "a list of 6 finite numbers"
-    assert said["looked_at"]["expects"] == "a list of 6 finite numbers, or a label's id (a string or an integer)"
+    assert said["looked_at"]["expects"] == "a list of 6 finite numbers, or a label's id (a string or a whole number)"
     assert "an object of such ids, as many times, each a date or time" in said["seen"]["expects"]
     assert said["hour"]["kind"] == "number"
     assert shop.scores(answer["example"])

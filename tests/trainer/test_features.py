@@ -1,3 +1,4 @@
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.bundle import hash_token
+from longtail.bundle import FeatureReader, hash_token
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.encode import Encoding
@@ -78,6 +79,51 @@ def test_bags_are_lists_maps_or_separated_strings() -> None:
     assert found["tags__weight"][:2] == [[1, 1], [1, 0]]
 
 
+@pytest.mark.parametrize(
+    ("tags", "separator"),
+    [
+        (["a, b", "c,", " ", None], ","),
+        (["a b", "c", "", None], " "),
+        (["['a', 'b']", "['c']", "[]", None], None),
+        (["['a' 'b']", "['c']", "[]", None], ","),
+        (['["a", "b"]', '["c"]', "", None], None),
+    ],
+)
+def test_joined_values_are_trimmed_and_lists_as_text_are_lists(tags: list[str | None], separator: str | None) -> None:
+    feature = {"name": "tags", "kind": "bag", "separator": separator}
+    encoding = encode(with_queries(tags=tags), feature)
+
+    assert encoding.vocabularies["tags"].ids.to_pylist() == ["a", "b", "c"]
+    assert encoding.query_features[0].separator == separator
+    assert inputs(with_queries(tags=tags), feature)["tags"] == [[1, 2], [3, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("job", "ids"),
+    [
+        ([39.0, 0.5, None, 1.0], ["39", "0.5"]),
+        (np.float32([0.1, 39, np.nan, 1]), ["0.1", "39"]),
+        ([Decimal("1.50"), Decimal("2.00"), None, Decimal(1)], ["1.5", "2"]),
+        ([True, False, None, True], ["true", "false"]),
+        (["True", "False", None, "True"], ["true", "false"]),
+        (["39.0", "7.0", None, "1"], ["39", "7"]),
+    ],
+)
+def test_ids_of_any_column_are_text_that_requests_find(job: Any, ids: list[str]) -> None:
+    encoding = encode(with_queries(job=job), {"name": "job", "kind": "id"})
+    reader = FeatureReader(encoding.query_features, encoding.vocabularies)
+    requests = [each if isinstance(each, str | bool) else float(str(each)) for each in job[:2]]
+
+    assert encoding.vocabularies["job"].ids.to_pylist() == ids
+    assert reader.read([{"job": each} for each in requests])["job"].tolist() == [1, 2]
+
+
+def test_entries_of_lists_are_ids_as_other_values_are() -> None:
+    encoding = encode(with_queries(tags=[[39.0, 0.5], [], None, []]), {"name": "tags", "kind": "bag"})
+
+    assert encoding.vocabularies["tags"].ids.to_pylist() == ["39", "0.5"]
+
+
 def test_text_is_hashed_as_the_service_hashes_it() -> None:
     dataset = with_queries(title=["Toy STORY", "toy", "", None])
     found = inputs(dataset, {"name": "title", "kind": "text", "hash_rows": 50})
@@ -119,13 +165,18 @@ def test_features_of_one_table_share_its_vocabulary() -> None:
 BAD_COLUMNS = {
     "no table": ({}, {"name": "job", "kind": "id"}, "expected a column 'job', found none"),
     "no column": ({"age": [1, 2, 3, 4]}, {"name": "job", "kind": "id"}, "expected a column 'job', found age"),
-    "float category": ({"job": [1.5] * 4}, {"name": "job", "kind": "id"}, "expected strings or integers, found double"),
+    "date category": (
+        {"job": pa.array([1] * 4, pa.date32())}, {"name": "job", "kind": "id"}, "expected strings, numbers or booleans"
+    ),
     "text as number": ({"age": ["a"] * 4}, {"name": "age", "kind": "number"}, "expected numbers, found string"),
     "infinity": (
         {"age": [1.0, float("inf"), 1, 1]}, {"name": "age", "kind": "number"}, "finite numbers or nulls, found inf"
     ),
     "string as bag": ({"tags": ["a|b"] * 4}, {"name": "tags", "kind": "bag"}, "strings with a separator, found string"),
-    "bag of floats": ({"tags": [[0.5]] * 4}, {"name": "tags", "kind": "bag"}, "strings or integers, found double"),
+    "not only lists as text": (
+        {"tags": ["['a']", None, "b", ""]}, {"name": "tags", "kind": "bag"}, "found string, such as 'b' of 'u2'"
+    ),
+    "bag of bytes": ({"tags": [[b"x"]] * 4}, {"name": "tags", "kind": "bag"}, "numbers or booleans, found binary"),
     "NaN in a bag": (
         {"tags": pa.array([[("a", float("nan"))]] * 4, pa.map_(pa.string(), pa.float32()))},
         {"name": "tags", "kind": "bag"}, "expected finite weights, found nan",

@@ -1,6 +1,7 @@
 """Numbers, vectors and dates, from a column and from a request, by hand. Of queries u0 … u3, u0 and u1 train."""
 
 import datetime as dt
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -98,18 +99,48 @@ def test_a_model_s_means_ranges_and_dates_are_kept_for_other_data() -> None:
     assert found["born"][:, 3].tolist() == [44, 44]
 
 
+def test_numbers_are_read_out_of_text_and_booleans() -> None:
+    for column in (["1", " 0.0 ", "", None], [True, False, None, None], [Decimal("1.0"), Decimal(0), None, None]):
+        assert inputs(with_queries(age=column), AGE) == {"age": [1, 0, 0.5, 0.5]}
+
+
+@pytest.mark.parametrize("value", [0.1, 3e38, 1e-40])
+@pytest.mark.parametrize("transform", ["standard", "log"])
+def test_a_column_of_one_number_has_no_deviation(value: float, transform: str) -> None:
+    encoding = encode(with_queries(age=[value] * 4), AGE | {"transform": transform})
+    assert encoding.numbers["age"][1] == 1
+
+
+@pytest.mark.parametrize("values", [[1e-37, 3e-37], [-8e37, 8e37], [1e30, 1e30, 1e38]])
+def test_numbers_that_float32_standardises_are_taken(values: list[float]) -> None:
+    dataset = tiny.dataset(
+        tiny.pairs(*[(query, 0) for query in range(len(values))]), queries=len(values), labels=1,
+        query_table=pa.table({"age": values}),
+    )  # fmt: skip
+    mean, std = encode(dataset, AGE).numbers["age"]
+    got = np.float32(values) * np.float32(1 / std) + np.float32(-mean / std)
+    assert got.tolist() == pytest.approx(((np.array(values) - mean) / std).tolist(), abs=1e-5)
+
+
 BAD = {
     "another length": ({"image": [[1.0, 2], [1.0], None, None]}, VECTOR, "lists of 2 numbers, found one of 1 of 'u1'"),
     "no vector": ({"image": [1.0] * 4}, VECTOR, "lists of 2 numbers, found double"),
     "words": ({"image": [["a", "b"]] * 4}, VECTOR, "lists of 2 numbers, found list<.*string>"),
-    "NaN inside": ({"image": [None, None, [1, np.nan], None]}, VECTOR, "finite numbers, found nan of 'u2'"),
-    "null inside": ({"image": [None, [None, 1.0], None, None]}, VECTOR, "finite numbers, found nan of 'u1'"),
-    "beyond float32": ({"image": [[0, 1e39]] * 4}, VECTOR, "finite numbers, found inf of 'u0'"),
+    "NaN inside": ({"image": [None, None, [1, np.nan], None]}, VECTOR, "finite numbers up to .* found nan of 'u2'"),
+    "null inside": ({"image": [None, [None, 1.0], None, None]}, VECTOR, "finite numbers up to .* found nan of 'u1'"),
+    "beyond float32": ({"image": [[0, 1e39]] * 4}, VECTOR, "finite numbers up to .* found inf of 'u0'"),
     "a word among numbers": ({"age": ["1", "2", "n/a", None]}, AGE, "numbers, found string, such as 'n/a' of 'u2'"),
-    "numbers as text": ({"age": ["1", "2", "3", None]}, AGE, "numbers, found numbers as string"),
+    "a number with underscores": ({"age": ["1_000", "2", "3", None]}, AGE, "numbers, found string, such as '1_000'"),
+    "squares beyond float32": ({"image": [[0, 2e19]] * 4}, VECTOR, "finite numbers up to 1.8e.19, whose squares"),
+    "a subnormal deviation": ({"age": [0, 1e-40, 0, 0]}, AGE, "numbers that float32 can standardise"),
+    "a deviation near the end": ({"age": [-3e38, 3e38, 0, 0]}, AGE, "numbers that float32 can standardise"),
     "infinity": ({"age": [1.0, np.inf, 1, 1]}, AGE, "finite numbers or nulls, found inf of 'u1'"),
     "numbers as dates": ({"born": [1.0] * 4}, DATE, "timestamps, dates, or strings in ISO 8601, found double"),
-    "no date": ({"born": ["2026-01-01", "soon", None, None]}, DATE, ".*strings in ISO 8601, found 'soon' of 'u1'"),
+    "no date": (
+        {"born": ["2026-01-01", "soon", None, None]},
+        DATE,
+        ".*strings in ISO 8601, found string, such as 'soon' of 'u1'",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Feature, Vocabulary, hash_token, tokenize
 from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.bundle.ids import ids_of, parts_of
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.measures import Measured, encode_measured
 from longtail.trainer.errors import DataError
@@ -109,27 +110,27 @@ class FeatureTable:
 
 
 def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
-    """Return a column of ids as strings, one per id; DataError if it holds neither strings nor integers."""
+    """Return a column of ids as strings, one per row; DataError if it holds none."""
     column = source.column(feature)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return column.cast(pa.string())
-    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
-        return column.cast(pa.string())
-    raise source.wrong(feature, "strings or integers", column.type)
+    try:
+        return column if feature.name == source.id_name else ids_of(column)
+    except TypeError:
+        raise source.wrong(feature, "strings, numbers or booleans", column.type) from None
 
 
 def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
     """Return offsets int64 [R + 1], ids (strings or integers) and weights float32 of a bag or text column."""
     column = source.column(feature)
+    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if feature.kind == "text":
-        words = [tokenize(text) if text else [] for text in strings_of(feature, source).to_pylist()]
+        texts = column if is_text else strings_of(feature, source)
+        words = [tokenize(text) if text else [] for text in texts.to_pylist()]
         column = pa.array(words, pa.list_(pa.string()))
-    elif feature.separator is not None:
-        texts = strings_of(feature, source)
-        column = pc.split_pattern(pc.if_else(pc.equal(texts, ""), None, texts), feature.separator)
+    elif is_text or feature.separator is not None:
+        column = _split(feature, source, column if is_text else strings_of(feature, source))
     if isinstance(column, pa.MapArray):
         kind = column.type.item_type
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
             raise source.wrong(feature, "weights as numbers", kind)
         lengths = np.diff(column.offsets.to_numpy())
         keys, weights = column.keys, column.items.cast(pa.float32())
@@ -137,13 +138,28 @@ def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Arr
         lengths = np.asarray(pc.fill_null(pc.list_value_length(column), 0))
         keys, weights = pc.list_flatten(column), None
     else:
-        raise source.wrong(feature, "lists, maps id → weight, or strings with a separator", column.type)
+        raise source.wrong(feature, "lists, maps id → weight, lists as text, or strings with a separator", column.type)
     if not (pa.types.is_string(keys.type) or pa.types.is_large_string(keys.type) or pa.types.is_integer(keys.type)):
-        raise source.wrong(feature, "ids as strings or integers", keys.type)
+        try:
+            keys = ids_of(keys)
+        except TypeError:
+            raise source.wrong(feature, "ids as strings, numbers or booleans", keys.type) from None
     values = np.ones(len(keys), np.float32) if weights is None else weights.to_numpy(zero_copy_only=False)
     if not np.isfinite(values).all():
         raise source.wrong(feature, "finite weights", f"{values[~np.isfinite(values)][0]}")
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), keys, values
+
+
+def _split(feature: FeatureConfig, source: FeatureTable, texts: pa.Array) -> pa.Array:
+    """Return lists of the ids in every text; null where it is empty. DataError for one that is no list of ids."""
+    distinct = texts.dictionary_encode()
+    parts = []
+    for text in distinct.dictionary.to_pylist():
+        parts.append(parts_of(text, feature.separator) if text else [])
+        if parts[-1] is None:
+            expected = "lists, maps id → weight, lists as text, or strings with a separator"
+            raise source.wrong(feature, expected, f"{texts.type}, such as {text!r}", pc.index(texts, text).as_py())
+    return pa.array(parts, pa.list_(pa.string())).take(distinct.indices)
 
 
 def encode_column(

@@ -207,6 +207,7 @@ def _described(feature: FeatureConfig, column: Encoded | None, unit: TimeUnit) -
         kind=feature.kind,
         vocabulary=feature.table_name if feature.kind in ("id", "history", "audience", "bag") else None,
         max_length=feature.max_length if feature.bagged and feature.kind != "audience" else None,
+        separator=feature.separator,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         of_label=feature.of_label,
         times=unit if feature.reads_times else None,
@@ -226,7 +227,10 @@ def encode_by_label(
     """
     column = source.column(feature)
     if not (
-        pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_integer(column.type)
+        pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+        or pa.types.is_integer(column.type)
+        or pa.types.is_floating(column.type)
     ):
         return None
     ids = strings_of(feature, source)

@@ -5,6 +5,7 @@ Legend: `R` rows of a feature table, `L` labels, `B` batch, `D` numbers of a vec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,16 @@ import pyarrow.compute as pc
 
 from longtail.bundle import MISSING_DATE, DatePart, Feature, Inputs, bucket_rows, date_rows, seconds_of
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.values import number_of
 from longtail.trainer.config import FeatureConfig
 
 if TYPE_CHECKING:
     from longtail.trainer.data.columns import FeatureTable
 
 _MICRO = 1_000_000
+_LARGEST_FLOAT32, _LEAST_STD = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
+_MOST_STD = 1 / _LEAST_STD
+_LARGEST_SQUARED = _LARGEST_FLOAT32**0.5
 _YEAR_1, _YEAR_10_000 = -62_135_596_800, 253_402_300_800
 """Seconds since 1970, as dates are read in a request."""
 
@@ -150,6 +155,15 @@ def encode_measured(
     logarithmic = feature.transform == "log"
     measured = np.sign(known) * np.log1p(np.abs(known)) if logarithmic else known
     mean, std = (float(measured.mean()), float(measured.std())) if len(known) else (0.0, 0.0)
+    if len(known) and known.min() == known.max():
+        std = 0.0  # not what rounding makes of it
+    if exported is None and std and not _standardisable(measured, mean, std):
+        raise source.wrong(
+            feature,
+            f"numbers that float32 can standardise, of standard deviations from {_LEAST_STD:.2g} to {_MOST_STD:.2g} "
+            '(use other units, or transform = "quantile")',
+            f"numbers of {known.min():.4g} to {known.max():.4g}, standard deviation {std:.4g}",
+        )
     fill = float(np.sign(mean) * np.expm1(abs(mean))) if logarithmic else mean
     if feature.has_flag:
         fill = 0.0
@@ -158,6 +172,11 @@ def encode_measured(
     absent = np.isnan(values)
     values[absent] = fill
     return Numbers(values, mean, std or 1.0, fill, absent.astype(np.float32) if feature.has_flag else None)
+
+
+def _standardisable(values: Float64, mean: float, std: float) -> bool:
+    """Return whether a tower's float32 holds what it multiplies by, adds, and gets of some values [n]."""
+    return _LEAST_STD <= std <= _MOST_STD and max(abs(mean), float(np.abs(values).max())) / std <= _LARGEST_FLOAT32
 
 
 def boundaries_of(known: Float64, buckets: int) -> list[float]:
@@ -169,15 +188,15 @@ def boundaries_of(known: Float64, buckets: int) -> list[float]:
 
 
 def _numbers_of(feature: FeatureConfig, source: FeatureTable) -> Float32:
-    """Return a column of numbers, [R]; NaN where a row has none."""
+    """Return a column of numbers, booleans or text of numbers, [R]; NaN where a row has none."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        for row, text in enumerate(column.to_pylist()):
-            if text is not None and not _is_number(text):
-                raise source.wrong(feature, "numbers", f"{column.type}, such as {text!r}", row)
-        raise source.wrong(feature, "numbers", f"numbers as {column.type}")
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
-        raise source.wrong(feature, "numbers", column.type)
+        column = _distinct_values(feature, source, number_of, pa.float64(), "numbers")
+    elif pa.types.is_boolean(column.type):
+        column = column.cast(pa.int8())
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
+        raise source.wrong(feature, "numbers", kind)
     values: Float32 = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False).copy()
     if np.isinf(values).any():
         row = int(np.isinf(values).argmax())
@@ -185,12 +204,20 @@ def _numbers_of(feature: FeatureConfig, source: FeatureTable) -> Float32:
     return values
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _distinct_values(
+    feature: FeatureConfig, source: FeatureTable, read: Callable[[str], Any], kind: pa.DataType, expected: str
+) -> pa.Array:
+    """Return a text column as what `read` makes of each distinct text; DataError names the first that it refuses."""
+    column = source.column(feature)
+    texts = column.dictionary_encode()
+    found = []
+    for text in texts.dictionary.to_pylist():
+        try:
+            found.append(read(text) if text else None)
+        except (ValueError, OverflowError):
+            row = pc.index(column, text).as_py()
+            raise source.wrong(feature, expected, f"{column.type}, such as {text!r}", row) from None
+    return pa.array(found, kind).take(texts.indices)
 
 
 def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
@@ -208,11 +235,11 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
         raise source.wrong(feature, f"lists of {dims} numbers", f"one of {lengths[worst]}", int(rows[worst]))
     flat = pc.list_flatten(column.filter(pa.array(given))).cast(pa.float32(), safe=False)
     vectors = flat.to_numpy(zero_copy_only=False).reshape(-1, dims)
-    finite = np.isfinite(vectors).all(axis=1)
-    if not finite.all():
-        worst = int(finite.argmin())
-        found = vectors[worst][~np.isfinite(vectors[worst])][0]
-        raise source.wrong(feature, "finite numbers", found, int(rows[worst]))
+    usual = np.abs(vectors) <= _LARGEST_SQUARED
+    if not usual.all():
+        worst = int(usual.all(axis=1).argmin())
+        expected = f"finite numbers up to {_LARGEST_SQUARED:.2g}, whose squares float32 holds"
+        raise source.wrong(feature, expected, vectors[worst][~usual[worst]][0], int(rows[worst]))
     values = np.zeros((len(column), dims), np.float32)
     values[given] = vectors
     return Vectors(values, 1 - given.astype(np.float32))
@@ -235,16 +262,8 @@ def _seconds_of(feature: FeatureConfig, source: FeatureTable) -> Int64:
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        texts = column.dictionary_encode()
-        found = []
-        for text in texts.dictionary.to_pylist():
-            try:
-                found.append(seconds_of(text) if text else MISSING_DATE)
-            except (ValueError, OverflowError):
-                row = pc.index(column, text).as_py()
-                raise source.wrong(feature, expected, repr(text), row) from None
-        at = pc.fill_null(texts.indices, len(found)).to_numpy()
-        seconds: Int64 = np.array([*found, MISSING_DATE], np.int64)[at]
+        found = _distinct_values(feature, source, seconds_of, pa.int64(), expected)
+        seconds: Int64 = pc.fill_null(found, MISSING_DATE).to_numpy()
         return seconds
     if not (pa.types.is_timestamp(column.type) or pa.types.is_date(column.type)):
         raise source.wrong(feature, expected, column.type)

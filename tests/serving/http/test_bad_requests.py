@@ -28,8 +28,9 @@ def in_vector(vector: object, message: str, within: str = "") -> Case:
     return {"queries": [{"vector": vector, "k": 1}]}, f"queries.0.vector{within}", message
 
 
-AN_ID = "expected an id (a string or an integer), received "
-IDS = "expected a list of ids (strings or integers), oldest first, received "
+A_FEATURE_ID = "expected an id (a string, number or boolean), received "
+AN_ID = "expected an id (a string or a whole number), received "
+IDS = "expected a list of ids (strings, numbers or booleans), oldest first, received "
 FLOAT32 = "expected a finite number that float32 can hold, received "
 EITHER = "expected either queries or labels, received "
 DIAL = "expected -1.0 <= bias_removal <= 2.0, received "
@@ -124,13 +125,12 @@ INVALID: dict[str, Case] = {
         "queries.1.features.usr",
         "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received \"usr\"",
     ),
-    "id as a list": in_feature("user", ["u"], f"{AN_ID}a list of 1"),
-    "id as a fraction": in_feature("user", 1.5, f"{AN_ID}1.5"),
+    "id as a list": in_feature("user", ["u"], f"{A_FEATURE_ID}a list of 1"),
     "history as a string": in_feature("seen", "u", f'{IDS}"u"'),
-    "null in a history": in_feature("seen", ["u", None], f"{AN_ID}null", within=".1"),
+    "null in a history": in_feature("seen", ["u", None], f"{A_FEATURE_ID}null", within=".1"),
     "weight as a string": in_feature("tags", {"u": "1"}, 'expected a finite number, received "1"', within=".u"),
-    "text as a number": in_feature("words", 3, "expected a string, received 3"),
-    "number as a string": in_feature("age", "42", 'expected a finite number, received "42"'),
+    "text as a list": in_feature("words", ["a"], "expected a string, received a list of 1"),
+    "number as a word": in_feature("age", "old", 'expected a finite number, received "old"'),
     "number beyond float32": in_feature("age", 1e39, f"{FLOAT32}1e+39"),
     "huge integer": in_feature("age", 10**400, f"{FLOAT32}an integer of 401 digits"),
     "fraction in exclude": in_query("exclude.1", f"{AN_ID}1.5", exclude=["a", 1.5]),
@@ -268,7 +268,7 @@ def test_unknown_routes_and_methods(client: httpx.Client) -> None:
         ({"ids": list("abcabc")}, 422, "ids", "expected at most 5 ids, received 6"),
         ({"id": "zz"}, 404, "id", 'expected the id of a label of this release, received "zz"'),
         ({"ids": ["a", 17]}, 404, "ids.1", "expected the id of a label of this release, received 17"),
-        ({"id": 1.5}, 422, "id", "expected an id (a string or an integer), received 1.5"),
+        ({"id": 1.5}, 422, "id", "expected an id (a string or a whole number), received 1.5"),
         ({"id": "a", "k": 0}, 422, "k", "expected greater than or equal to 1, received 0"),
         ({"id": "a", "k": 5}, 422, "k", "expected k <= 4, the labels of this release, received 5"),
         ({"id": "a", "k": 1, "bias_removal": 9}, 422, "bias_removal", f"{DIAL}9.0"),

@@ -99,9 +99,9 @@ def test_release(client: httpx.Client) -> None:
         "query_features": [
             {"name": name, "kind": kind, "expects": expects, "max_length": longest, "dims": None}
             for name, kind, expects, longest in (
-                ("user", "id", "an id (a string or an integer)", None),
-                ("seen", "history", "a list of ids (strings or integers), oldest first", 2),
-                ("tags", "bag", "a list of ids (strings or integers), or an object of id to weight", 3),
+                ("user", "id", "an id (a string, number or boolean)", None),
+                ("seen", "history", "a list of ids (strings, numbers or booleans), oldest first", 2),
+                ("tags", "bag", "a list of ids (strings, numbers or booleans), or an object of id to weight", 3),
                 ("words", "text", "a string", 3),
                 ("age", "number", "a finite number", None),
             )

@@ -1,0 +1,99 @@
+"""Ids as text, by one rule for the columns of training, for requests and for batches."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BOOLEAN, _WHOLE = r"^(?i:true|false)$", r"^-?(0|[1-9]\d*)(\.0+)?$"
+_ENTRY = (
+    r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|-?(?:0|[1-9]\d*)(?:\.\d*)?(?:[eE][+-]?\d+)?"""
+    "|[Tt]rue|[Ff]alse|None|null|nan"
+)
+_LIST = re.compile(rf"\s*\[\s*(?:(?:{_ENTRY})(?:\s*,\s*|\s+|(?=\])))*\]\s*", re.DOTALL)
+_ENTRIES = re.compile(_ENTRY, re.DOTALL)
+
+
+def id_text(value: object) -> str | None:
+    """Get the id that a value is: `true`, `39` of 39.0, the shortest decimal text of a number; None of anything else.
+
+    Example:
+        >>> [id_text(value) for value in ("39.0", 39.0, 0.10, True, None)]
+        ['39.0', '39', '0.1', 'true', None]
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int):
+        return str(value).lower()
+    if not isinstance(value, float | Decimal) or not math.isfinite(value):
+        return None
+    text = format(Decimal(str(value)), "f")
+    return "0" if value == 0 else text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def ids_of(column: pa.Array) -> pa.Array:
+    """Get a column's ids, string [n]; null and NaN are null. Raises TypeError if its type has none.
+
+    A text column of booleans, or of whole numbers such as `39.0`, has the ids of the values that it spells.
+    """
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        text = column.cast(pa.string())
+        if _all(text, _BOOLEAN):
+            return pc.utf8_lower(text)
+        return pc.replace_substring_regex(text, r"\.0+$", "") if _all(text, _WHOLE) else text
+    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        return column.cast(pa.string())
+    if not (pa.types.is_floating(column.type) or pa.types.is_decimal(column.type)):
+        raise TypeError(f"expected strings, numbers or booleans, found {column.type}")
+    coded = as_float64(column).dictionary_encode()
+    values = coded.dictionary.to_pylist()
+    if infinite := [value for value in values if math.isinf(value)]:
+        raise TypeError(f"expected strings, finite numbers or booleans, found {infinite[0]}")
+    return pa.array(map(id_text, values), pa.string()).take(coded.indices)
+
+
+def as_float64(column: pa.Array) -> pa.Array:
+    """Get a column with its floats as float64 that print as they do; the float32 0.1 is 0.1."""
+    narrow = pa.types.is_floating(column.type) and column.type != pa.float64()
+    return column.cast(pa.float32()).cast(pa.string()).cast(pa.float64()) if narrow else column
+
+
+def respelled(id_: str) -> str:
+    """Get the id of the boolean or whole number that a text spells, as `ids_of` has it; of another, the text."""
+    return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_WHOLE, id_) else id_
+
+
+def parts_of(text: str, separator: str | None) -> list[str] | None:
+    """Split text into ids: a list as Python, NumPy or JSON print it, else parts between separators, trimmed, not empty.
+
+    None of text that is no list, without a separator.
+
+    Example:
+        >>> parts_of("red, blue,", ","), parts_of("['red', 'blue']", None), parts_of("red", None)
+        (['red', 'blue'], ['red', 'blue'], None)
+    """
+    if _LIST.fullmatch(text):
+        try:
+            return [str(id_) for entry in _ENTRIES.findall(text) if (id_ := id_text(_entry(entry))) is not None]
+        except (ValueError, SyntaxError):  # an escape that neither language has
+            pass
+    return None if separator is None else [part for part in map(str.strip, text.split(separator)) if part]
+
+
+def _entry(text: str) -> object:
+    """Get the value of a list's entry; a string in double quotes has JSON's escapes if it can."""
+    try:
+        return None if text == "nan" else json.loads(text)
+    except ValueError:
+        return ast.literal_eval(text)
+
+
+def _all(text: pa.Array, pattern: str) -> bool:
+    """Return whether every text matches, and there is one."""
+    return bool(pc.all(pc.match_substring_regex(text, pattern)).as_py())
