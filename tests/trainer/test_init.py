@@ -152,13 +152,13 @@ def column(values: object, kind: pa.DataType | None = None) -> pa.ChunkedArray:
         (
             "genres",
             column(["['Action', 'Comedy']", "['Drama']", "Horror"]),
-            "lists in text, but not in every row: 'Horror'",
+            "lists in text, but not of ids in every row: 'Horror'",
         ),
-        ("vectors", column(["[0.1, 0.2]", "[0.3, 0.4]"]), "lists in text, but not in every row: '[0.1, 0.2]'"),
+        ("vectors", column(["[0.1, 0.2]", "[0.3, 0.4]"]), "lists in text, but not of ids in every row: '[0.1, 0.2]'"),
         (
             "about",
             column(['{"a": 1, "b": 2}', '{"a": 1, "b": 3}']),
-            'lists in text, but not in every row: \'{"a": 1, "b": 2}\'',
+            'lists in text, but not of ids in every row: \'{"a": 1, "b": 2}\'',
         ),
         ("title", column(["[REC] 2", "Saw", "Alien"]), "category"),
         ("opens", column([1, 2], pa.time32("s")), "values of type time32[s], which no feature reads"),
@@ -392,6 +392,16 @@ def test_what_requests_filter_by_is_displayed(tmp_path: Path) -> None:
     many = {f"number_{at}": np.arange(90) + at for at in range(20)}
     draft_recipe(dirty(tmp_path), tmp_path / "s.toml", labels=described(tmp_path, **many, name=table["title"]))
     assert load_recipe(tmp_path / "s.toml").data.display == ["name", *(f"number_{at}" for at in range(9))]
+
+
+@pytest.mark.parametrize("form", ["{0}, {1}", "{0} | {1}", "['{0}', '{1}']", '["{0}","{1}"]', "['{0}' '{1}']"])
+def test_values_joined_in_text_are_those_values(tmp_path: Path, form: str) -> None:
+    genres = ["Action", "Comedy", "Drama", "Horror"]
+    joined = [form.format(genres[row % 4], genres[row // 4 % 4]) for row in range(90)]
+    draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, genres=joined))
+
+    (rows,) = [feature.rows for feature in check(tmp_path / "r.toml").features if feature.name == "genres"]
+    assert rows == 1 + len(genres), "one of what is unknown"
 
 
 SINCE = ["created_at", "dateAdded", "available_from", "published", "release_date", "launch", "first_seen", "listed_at"]

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.ids import parts_of
 from longtail.trainer.data.files import DataFile, decoded, joined, read_columns
 from longtail.trainer.data.times import as_times
 from longtail.trainer.errors import DataError
@@ -20,9 +21,8 @@ KINDS = {
 }  # fmt: skip
 """Kind of feature that reads a column, by what it holds; what is not here no feature reads."""
 
-_ENTRY = r"""('([^'\\]|\\.)*'|"([^"\\]|\\.)*"|-?\d+)"""
-_FRAMED, _LIST = r"^\s*[\[{][\s\S]*[\]}]\s*$", rf"^\s*\[\s*({_ENTRY}(\s*,\s*{_ENTRY})*)?\s*\]\s*$"
-"""What begins and ends as a list or an object; and lists of ids in text, as pandas and JSON write them."""
+_FRAMED, _VECTOR = r"^\s*[\[{][\s\S]*[\]}]\s*$", re.compile(r"[\[\]\s\d.,eE+-]*\d\.[\[\]\s\d.,eE+-]*")
+"""Text that begins and ends as a list or an object, and a list of numbers that are not whole."""
 _SAMPLE = 20_000
 """Values of a string column that are looked into."""
 _FEW = 64
@@ -132,10 +132,10 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
     if pc.mean(pc.starts_with(sample, "http").cast(pa.float64())).as_py() > 0.5:
         return Column(name, "addresses", distinct, nulls)
     if pc.mean(pc.match_substring_regex(sample, _FRAMED).cast(pa.float64())).as_py() > 0.5:
-        known = column.drop_null()
-        others = known.filter(pc.invert(pc.match_substring_regex(known, _LIST)))
-        reason = f"lists in text, but not in every row: {others[0].as_py()[:40]!r}" if len(others) else "bag"
-        return Column(name, reason, 0, nulls)
+        texts = pc.unique(column.drop_null()).to_pylist()
+        other = next((each for each in texts if _VECTOR.fullmatch(each) or parts_of(each, None) is None), None)
+        holds = "bag" if other is None else f"lists in text, but not of ids in every row: {other[:40]!r}"
+        return Column(name, holds, 0, nulls)
     some = pc.count_distinct(sample).as_py()
     for separator in ("|", ";", ","):
         parts = pc.split_pattern(sample, separator)

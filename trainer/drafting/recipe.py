@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import tomlkit
 
 from longtail.bundle.filterable import filter_kind
+from longtail.bundle.ids import ids_of
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
@@ -119,10 +120,8 @@ def _unlisted(
     sides = {"queries": (dataset.query_ids, roles.query_id), "labels": (dataset.label_ids, roles.label_id)}
     for side, (without, every) in dataset.report.unlisted.items():
         ids, name = sides[side]
-        listed = pc.unique(tables[side][name].drop_null())
-        if pa.types.is_floating(listed.type):  # integers, of which one is missing
-            listed = listed.filter(pc.is_finite(listed)).cast(pa.int64())
-        _, pair = lookalikes(ids[:every], listed.cast(pa.string()))
+        listed = pc.unique(ids_of(tables[side][name].combine_chunks()).drop_null())
+        _, pair = lookalikes(ids[:every], listed)
         beside = f", such as {pair[0]!r}, where it has {pair[1]!r}" if pair else ""
         lines.append(f"# {without:,} of the {every:,} {side} have no row in {named([*paths[side]])}{beside}.")
     return lines
