@@ -345,7 +345,7 @@ def test_low_ratings_are_named(tmp_path: Path, ratings: list[float], span: str, 
     draft_recipe(dirty(tmp_path, rating=ratings * 80), tmp_path / "r.toml")
 
     text = (tmp_path / "r.toml").read_text()
-    assert f"# Column rating, {span}: low ones are positives" in text
+    assert f"# Column rating, {span}: low ones count as positives" in text
     line = f'# filter = [["rating", ">=", {least}]]'
     assert line in text
     (tmp_path / "r.toml").write_text(text.replace(line, line[2:]))

@@ -130,6 +130,6 @@ def draft_ratings(log: pa.Table) -> list[str]:
         given = np.empty(0) if values_N is None else np.unique(values_N[np.isfinite(values_N)])
         if len(given) > 1 and given[-1] > 0:
             least = given[given >= _GOOD * given[-1]][0]
-            lines += [f"# Column {name}, {given[0]:g} to {given[-1]:g}: low ones are positives, too, without",
+            lines += [f"# Column {name}, {given[0]:g} to {given[-1]:g}: low ones count as positives; the good alone:",
                       f'# filter = [[{json.dumps(name)}, ">=", {least:g}]]']  # fmt: skip
     return lines
