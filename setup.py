@@ -7,7 +7,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "trainer")
+ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "tables", "trainer")
 COMMANDS = {"trainer": "longtail-train", "index": "longtail-index", "serving": "longtail-serve"}
 
 present = [room for room in ROOMS if Path(room, "__init__.py").exists()]

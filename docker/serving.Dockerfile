@@ -13,6 +13,7 @@ COPY commands commands
 COPY index index
 COPY serving serving
 COPY state state
+COPY tables tables
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m pip --python /opt/longtail/bin/python install --no-deps --no-index /wheels/*.whl
 

@@ -14,6 +14,7 @@ COPY bundle bundle
 COPY commands commands
 COPY index index
 COPY state state
+COPY tables tables
 COPY trainer trainer
 RUN python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && python -m pip --python /opt/longtail/bin/python install --no-deps --no-index /wheels/*.whl

@@ -13,15 +13,16 @@ import pytest
 from tests.conftest import HERE, LONG_FILES
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "trainer")
+ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "tables", "trainer")
 MAY_IMPORT = {
     "bundle": {"bundle"},
     "client": {"client"},
     "commands": {"commands"},
-    "index": {"bundle", "index", "state"},
-    "serving": {"bundle", "index", "serving", "state"},
+    "index": {"bundle", "index", "state", "tables"},
+    "serving": {"bundle", "index", "serving", "state", "tables"},
     "state": {"bundle", "state"},
-    "trainer": {"bundle", "trainer"},
+    "tables": {"bundle", "tables"},
+    "trainer": {"bundle", "tables", "trainer"},
 }
 
 

@@ -20,7 +20,7 @@ from tests.trainer import tiny
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "trainer")
+ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "tables", "trainer")
 BUILD_FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 

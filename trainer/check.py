@@ -24,7 +24,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import in_words
-from longtail.trainer.errors import TrainerError
+from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
 from longtail.trainer.limits import check_choice, check_sizes
@@ -94,7 +94,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
         made = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
         name = made.name
         dataset = read_dataset(made)
-    except TrainerError as error:
+    except (TrainerError, DataError) as error:
         return Check(name, str(error).split("\n"))
     problems, features, cost = [], [], {}
     try:
@@ -102,7 +102,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
         check_choice(made, dataset)
         encoding = Encoding.fit(made, dataset)
         features, cost = _features(made, dataset, encoding), cost_of(made, dataset, encoding)
-    except TrainerError as error:
+    except (TrainerError, DataError) as error:
         problems.append(str(error))
     splits, counts_L = _splits(made, dataset), dataset.label_counts()
     buckets_L, buckets = buckets_for(made.evaluation, counts_L).assign(counts_L), {}

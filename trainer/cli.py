@@ -316,14 +316,14 @@ def main() -> None:
     another process exit code 3, unless JAX has ended this one before."""
     from longtail.bundle import BundleError
     from longtail.trainer.devices import number_of_processes, of_lost_process
-    from longtail.trainer.errors import TrainerError
+    from longtail.trainer.errors import DataError, TrainerError
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and announces that at every start
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         app()
-    except (TrainerError, BundleError, OSError) as error:
+    except (TrainerError, DataError, BundleError, OSError) as error:
         print(f"longtail-train: {error}", file=sys.stderr, flush=True)
         if number_of_processes() > 1:
             os._exit(2)  # at once: the others wait for this process, and it would wait for them

@@ -1,16 +1,16 @@
 """What can be wrong with a training job. Every message says what was expected, what was found, and where."""
 
+from longtail.tables.errors import DataError
+
+__all__ = ["CheckpointError", "DataError", "DeviceError", "ExportError", "RecipeError", "TrainerError"]
+
 
 class TrainerError(Exception):
-    """Base of everything this package raises for its user."""
+    """Base of what this package raises for its user, but for `DataError` of the tables that it reads."""
 
 
 class RecipeError(TrainerError):
     """The recipe has an unknown key, an impossible value, or a combination that is not defined."""
-
-
-class DataError(TrainerError):
-    """A data file is missing, unreadable, or does not hold what the recipe says."""
 
 
 class CheckpointError(TrainerError):

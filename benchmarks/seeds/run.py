@@ -78,7 +78,7 @@ class Bench:
     def dataset(self) -> Dataset:
         """Train, valid and test pairs; the split and the cap are by seed 0 whatever the run's seed."""
         recipe = self.recipe(self.study.methods[1], {}, 0)
-        dataset = load_dataset(recipe.data, seed=0, strings=recipe.string_columns)
+        dataset = load_dataset(recipe.data, seed=0)
         if self.study.hold_out == "rows":
             rng = np.random.default_rng(0)
             rows = np.unique(dataset.train.queries)

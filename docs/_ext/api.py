@@ -19,7 +19,7 @@ from typing import Any
 import griffe
 from sphinx.util import logging as sphinx_logging
 
-_ROOMS = ("bundle", "client", "index", "serving", "state", "trainer")
+_ROOMS = ("bundle", "client", "index", "serving", "state", "tables", "trainer")
 _ROOT = Path(__file__).resolve().parents[2]
 _PARSER = griffe.Parser.google
 _OPTIONS: dict[str, Any] = {"warnings": True, "warn_missing_types": False, "warn_unknown_params": True}

@@ -16,7 +16,6 @@ from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.requests import Versions
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
@@ -132,12 +131,6 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     # Label 0 is seen by query 0 and hidden in both of its contexts: first are 1, 2 and, of query 1, label 0.
     assert point.metrics["recall@1"].value == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert point.metrics["recall@2"].value == pytest.approx((1 + 1 + 0) / 3)
-
-
-def test_attributes_are_those_of_the_last_row_that_is_not_later() -> None:
-    versions = Versions(np.int32([0, 0, 2]), np.array([10.0, 20.0, 5.0]))
-    queries, times = np.int32([0, 0, 0, 0, 1, 2, 2]), np.array([9.0, 10.0, 19.0, 25.0, 50.0, 4.0, 6.0])
-    assert versions.as_of(queries, times).tolist() == [3, 0, 0, 1, 3, 3, 2]
 
 
 USERS = {"user": ["b", "a", "a"], "since": [4, 2, 6], "tier": ["new", "basic", "gold"], "age": [30.0, 40.0, 50.0]}

@@ -237,7 +237,7 @@ def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) ->
     (tmp_path / "users.csv").write_text("query_id,zip,age\na,007,30\nb,7,40\n")
     data = DataConfig(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
 
-    table = load_dataset(data, seed=0, strings=["zip"]).query_table
+    table = load_dataset(data, seed=0).query_table
 
     assert table is not None
     assert table["zip"].to_pylist() == ["007", "7"]
@@ -249,7 +249,7 @@ def test_an_empty_cell_of_a_csv_feature_table_is_missing_and_na_is_a_value(tmp_p
     (tmp_path / "users.csv").write_text("query_id,country,age\na,,30\nb,NA,\nc,DE,40\n")
     data = DataConfig(train=tmp_path / "pairs.csv", queries=tmp_path / "users.csv")
 
-    table = load_dataset(data, seed=0, strings=["country"]).query_table
+    table = load_dataset(data, seed=0).query_table
 
     assert table is not None
     assert table["country"].to_pylist() == [None, "NA", "DE"]

@@ -74,6 +74,6 @@ def test_what_is_prepared_is_ready_to_train(
     prepare(name, tmp_path / "out", raw, say=pytest.fail)
 
     recipe = load_recipe(tmp_path / "out" / "recipe.toml")
-    dataset = load_dataset(recipe.data, seed=0, strings=recipe.string_columns)
+    dataset = load_dataset(recipe.data, seed=0)
     pairs = {"smallest": 2, "sample": 3}[recipe.data.reduction]  # of rows {0, 3} and {1}
     assert (len(dataset.train) + len(dataset.valid), len(dataset.test)) == (pairs, 1)

@@ -129,7 +129,7 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
     assert shown == {0: [x, y], 1: [y, x], 2: [x, x]}, "z is in no catalogue; places left over hold the positive"
 
     pq.write_table(pa.table(log | {"shown": ["x|y", "", ""]}), tmp_path / "log.parquet")
-    with pytest.raises(DataError, match="column 'shown': expected lists of ids, strings or integers, found string"):
+    with pytest.raises(DataError, match="column 'shown': expected lists of ids, strings or integers, found text"):
         read_dataset(recipe)
 
 

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from longtail.tables.engine import Opened
 from longtail.trainer.config import DataConfig, load_recipe
-from longtail.trainer.data import files
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
@@ -120,20 +120,20 @@ def test_feature_tables_may_be_many_files(tmp_path: Path, logs: Path) -> None:
 def test_only_needed_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny.write_job(tmp_path)
     read: dict[str, list[str]] = {}
-    reading = files._read
+    column = Opened.column
 
-    def watched(file: files.DataFile, *arguments: Any) -> pa.Table:
-        table = reading(file, *arguments)
-        read[Path(file.path).name] = table.column_names
-        return table
+    def watched(opened: Opened, name: str) -> tuple[str, str]:
+        names = read.setdefault(Path(opened.file.path).name, [])
+        names += [name] if name not in names else []
+        return column(opened, name)
 
-    monkeypatch.setattr(files, "_read", watched)
+    monkeypatch.setattr(Opened, "column", watched)
     for name in ("interactions", "items"):
         table = pq.read_table(tmp_path / f"{name}.parquet")
         pq.write_table(table.append_column("wide", pa.array([0] * table.num_rows)), tmp_path / f"{name}.parquet")
     recipe = load_recipe(job)
 
-    load_dataset(recipe.data, seed=0, strings=recipe.string_columns, columns=recipe.table_columns)
+    load_dataset(recipe.data, seed=0, columns=recipe.table_columns)
 
     assert read == {
         "interactions.parquet": ["user_id", "item_id", "timestamp"],
@@ -172,7 +172,7 @@ BAD = {
     "unknown column": ({"filter": [["gone", "=", 1]]}, "expected a column 'gone', found user, item"),
     "another type": (
         {"filter": [["item", "=", "seven"]]},
-        r"column 'item': expected what can be compared with 'seven' \(data.filter\), found int64",
+        r"column 'item': expected what can be compared with 'seven' \(data.filter\), found bigint",
     ),
     "nothing left": (
         {"filter": [["item", ">", 7]]},

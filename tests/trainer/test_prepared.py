@@ -201,7 +201,10 @@ def test_a_job_that_comes_second_takes_what_the_first_has_written(rich: Path, mo
 def test_a_remote_file_of_the_same_size_is_read_again_where_it_is_another(tmp_path: Path) -> None:
     store = fsspec.filesystem("memory")
     recipe = tiny.write_job(tmp_path)
-    remote = load_recipe(recipe, ["data.train=memory://kept/log.csv", "data.prepared=kept", "data.timestamp=time"])
+    remote = load_recipe(
+        recipe,
+        ["data.train=memory://kept/log.csv", "data.prepared=kept", "data.timestamp=time", "data.split.strategy=random"],
+    )
     labels = []
     for label in ("3", "4"):
         rows = "".join(f"u{user},{label},{user}\n" for user in range(9))

@@ -23,9 +23,8 @@ from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.pairs import Pairs, once_each
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.split import without_repeats
 from longtail.trainer.methods import KnownPositives
 from longtail.trainer.methods.queries import ByObjective
 from longtail.trainer.model.objectives import ObjectiveMaps
@@ -165,8 +164,8 @@ def test_maps_come_along_with_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
 def test_repeats_are_of_a_pair_and_its_objective() -> None:
     """A label that was clicked twice and bought once is two pairs."""
     log = tiny.pairs((0, 1), (0, 1), (0, 1), weights=[1, 2, 3])
-    assert without_repeats(log).weights.tolist() == [3]
-    kept = without_repeats(replace(log, objectives=np.int32([0, 1, 0])))
+    assert once_each(log).weights.tolist() == [3]
+    kept = once_each(replace(log, objectives=np.int32([0, 1, 0])))
     assert (kept.objectives.tolist(), kept.weights.tolist()) == ([1, 0], [2, 3])
 
 

@@ -290,13 +290,3 @@ class Recipe(Section):
         kinds = [feature.own for side in sides for feature in side.features]
         towers = [("tower", side.tower.name) for side in sides if side.tower is not None]
         return [*towers, *(("feature", kind.name) for kind in kinds if kind is not None)]
-
-    @property
-    def string_columns(self) -> list[str]:
-        """Return columns of features that are text, also where a text format makes them look like numbers."""
-        features = (*self.query.features, *self.label.features)
-        return [
-            feature.source
-            for feature in features
-            if feature.kind not in ("number", "vector", *NEIGHBOURS) or feature.of_label is not None
-        ]

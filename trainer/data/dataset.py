@@ -16,23 +16,24 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Array, Float64, Int32, Int64
+from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
+from longtail.tables import DataFile, find_files
+from longtail.tables.engine import Engine, engine
+from longtail.tables.values import quoted
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.columns import Bags
-from longtail.trainer.data.files import DataFile, find_files
-from longtail.trainer.data.ids import distinct_ids
-from longtail.trainer.data.interactions import CONTEXT, nothing_in, read_interactions
-from longtail.trainer.data.pairs import Pairs, Requests, occurrences
+from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
+from longtail.trainer.data.ids import IdTexts
+from longtail.trainer.data.interactions import CONTEXT, Log, check_log, read_log
+from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.problems import RowReport, settle
-from longtail.trainer.data.requests import impressions_of, number_requests, versions_of
-from longtail.trainer.data.scratch import IN_MEMORY, Scratch
-from longtail.trainer.data.split import cut, keep_smallest_label, without_repeats
-from longtail.trainer.data.tables import IdTable, read_feature_table
+from longtail.trainer.data.tables import IdTable, one_chunk, read_feature_table
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
@@ -157,197 +158,346 @@ class Dataset:
     def refit(self) -> Dataset:
         """This data set with valid moved into train."""
         train = self.train.followed_by(self.valid)
-        train = without_repeats(train) if self.repeats == "drop" else train
+        train = once_each(train) if self.repeats == "drop" else train
         return replace(self, train=train, valid=self.valid.take(slice(0)))
 
 
+MOST_SHOWN = 32
+"""Impressions of an interaction that are read, the first of them."""
+_BATCH = 1 << 20
+_SPLITS = ("train", "valid", "test")
+_ARRAYS: dict[str, tuple[str, type[np.generic]]] = {
+    "query": ("queries", np.int32),
+    "label": ("labels", np.int32),
+    "weight": ("weights", np.float32),
+    "time": ("times", np.float64),
+    "event": ("events", np.int32),
+    "request": ("requests", np.int32),
+    "shown": ("shown", np.int32),
+    "objective": ("objectives", np.int32),
+}
+"""Attribute and type of `Pairs` for each column of the table of pairs."""
+
+
 def load_dataset(
-    data: DataConfig, *, seed: int, strings: Sequence[str] = (), columns: Mapping[str, Sequence[str]] | None = None,
-    context: Sequence[str] = (), objectives: Sequence[int] | None = None, scratch: Scratch = IN_MEMORY,
+    data: DataConfig, *, seed: int, columns: Mapping[str, Sequence[str]] | None = None, context: Sequence[str] = (),
+    objectives: Sequence[int] | None = None, folder: Path | None = None,
 ) -> Dataset:  # fmt: skip
     """Read every file the recipe names and cut the splits.
 
     Args:
-        strings: columns of features that text formats must not read as numbers or dates.
         columns: columns that are needed of each feature table, `query` and `label`; None reads all.
         context: columns of the interactions that query features are read from.
         objectives: the objective of each type of `data.events.weights`; None without objectives.
-        scratch: where what is made of interactions is put.
+        folder: where arrays of pairs are written, to be mapped, and reading takes no more than `data.memory`; None
+            keeps all in memory.
 
     Ids match by their text: the integer 7 of one file is the `7` of another.
     """
     read_at = datetime.now(UTC)
-    places = {name: place for name in ("train", "valid", "test") if (place := getattr(data, name)) is not None}
+    places = {name: place for name in _SPLITS if (place := getattr(data, name)) is not None}
     if data.split and len(places) == 3:
         raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
-    report = RowReport()
-    raw, tables = read_files(
-        data, places, report, strings=strings, columns=columns, now=read_at, context=context, scratch=scratch
-    )
-    pa.default_memory_pool().release_unused()  # what it keeps of the files is more than all that is left of them
-    query_table, label_table = tables["query"], tables["label"]
-    query_ids, queries = _ids_of(raw, "query", query_table, report, scratch)
-    label_ids, labels = _ids_of(raw, "label", label_table, report, scratch)
-    pairs = {
-        name: _pairs(table, queries.pop(name), labels.pop(name), objectives, scratch) for name, table in raw.items()
-    }
-    pairs, shown = _with_shown(pairs, raw)
-    versions, attributes = None, None
-    if query_table is not None:
-        attributes = None if data.valid_from else query_table.aligned(query_ids)
-        if data.valid_from:
-            attributes, versions = versions_of(data, query_table, query_ids, list(raw.values()))
-    pairs, requests, contexts = number_requests(
-        pairs, {name: _contexts(table, context) for name, table in raw.items()}, versions
-    )
-    del raw
-    pa.default_memory_pool().release_unused()
-    if data.reduction == "smallest":
-        listed = None if label_table is None else label_table.ids
-        pairs, label_ids = keep_smallest_label(pairs, label_ids, listed)
-    if data.split:
-        pairs = cut(pairs["train"], data.split, given=set(pairs), seed=seed, scratch=scratch) | {
-            name: given for name, given in pairs.items() if name != "train"
-        }
-    nothing = pairs["train"].take(slice(0))
-    for name in ("train", "valid", "test"):  # one after the other, that no more than one is there twice
-        pairs[name] = pairs.pop(name, nothing).sorted(scratch)
-    if data.repeats == "drop":
-        before = sum(map(len, pairs.values()))
-        pairs = {name: without_repeats(split, scratch) for name, split in pairs.items()}
-        report.repeats = before - sum(map(len, pairs.values()))
-    return Dataset(
-        query_ids=query_ids,
-        label_ids=label_ids,
-        train=pairs["train"],
-        valid=pairs["valid"],
-        test=pairs["test"],
-        query_table=attributes,
-        label_table=None if label_table is None else label_table.aligned(label_ids),
-        ordered=data.ordered,
-        requests=requests,
-        contexts=contexts,
-        impressions=None if shown is None else impressions_of(shown, label_ids),
-        read_at=read_at,
-        repeats=data.repeats,
-        report=report,
-    )
+    with engine(folder, None if folder is None else data.memory // 2) as made:
+        return _Loading(made, data, read_at, folder).dataset(places, columns, context, seed, objectives)
 
 
-def _ids_of(
-    raw: dict[str, pa.Table], side: str, table: IdTable | None, report: RowReport, scratch: Scratch
-) -> tuple[pa.Array, dict[str, Int32]]:
-    """Return every id of some interactions and of a feature table, once; and the rows of them that the interactions of
-    each split name, int32 [N]. Notes ids that the table has no row for."""
-    chunks = [chunk for each in raw.values() for chunk in each[side].chunks]
-    listed = [] if table is None else [table.ids]
-    ids, rows_of = distinct_ids([*(chunk.dictionary for chunk in chunks), *listed], scratch)
-    if table is not None:
-        rows_of, of_table = rows_of[:-1], rows_of[-1]
-        without = len(ids) - len(distinct(of_table))
-        every = int(max(rows.max(initial=-1) for rows in rows_of)) + 1
-        if without:
-            report.unlisted["queries" if side == "query" else "labels"] = without, every
-    of_chunks = iter(rows_of)
-    return ids, {
-        name: scratch.column(np.int32, (next(of_chunks)[chunk.indices.to_numpy()] for chunk in each[side].chunks))
-        for name, each in raw.items()
-    }
+class _Loading:
+    """A data set on its way: tables of DuckDB, which each step replaces.
 
-
-def _pairs(
-    table: pa.Table, queries_N: Int32, labels_N: Int32, objectives: Sequence[int] | None, scratch: Scratch
-) -> Pairs:
-    def column(name: str, kind: type[np.generic]) -> Array | None:
-        if name not in table.column_names:
-            return None
-        return scratch.column(kind, (chunk.to_numpy() for chunk in table[name].chunks))
-
-    events = column("event", np.int32)
-    return Pairs(
-        queries_N,
-        labels_N,
-        column("weight", np.float32),
-        column("time", np.float64),
-        events,
-        objectives=None if objectives is None or events is None else np.array(objectives, np.int32)[events],
-    )
-
-
-def _with_shown(pairs: dict[str, Pairs], raw: dict[str, pa.Table]) -> tuple[dict[str, Pairs], pa.ChunkedArray | None]:
-    """Return pairs that say which row of the impressions is theirs, and the impressions of all splits; None without."""
-    tables = {name: table for name, table in raw.items() if "shown" in table.column_names}
-    if not tables:
-        return pairs, None
-    first = 0
-    for name, table in tables.items():
-        rows = np.arange(first, first + table.num_rows, dtype=np.int32)
-        pairs, first = pairs | {name: replace(pairs[name], shown=rows)}, first + table.num_rows
-    return pairs, pa.concat_tables([table.select(["shown"]) for table in tables.values()])["shown"]
-
-
-def _contexts(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    return table.select([CONTEXT + name for name in names]).rename_columns(list(names))
-
-
-def read_files(
-    data: DataConfig, places: dict[str, Places], report: RowReport, *, strings: Sequence[str],
-    columns: Mapping[str, Sequence[str]] | None, now: datetime, context: Sequence[str] = (),
-    scratch: Scratch = IN_MEMORY,
-) -> tuple[dict[str, pa.Table], dict[str, IdTable | None]]:  # fmt: skip
-    """Return interactions by split, and the feature tables by side, `query` and `label`; None without a file.
-
-    Args:
-        report: gets what was read, what was left out, and why.
-        strings: columns of features that text formats must not read as numbers or dates.
-        columns: columns that are needed of each feature table; None reads all.
-        context: columns of the interactions that query features are read from.
+    Attributes:
+        pairs: `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and what else there is of `time`,
+            `weight`, `event`, `objective`, `request` and `shown`; `tie` orders pairs of one time.
     """
-    errors: list[str] = []
-    files: dict[str, list[DataFile]] = {}
-    for name, place in places.items():
-        try:
-            files[name] = find_files(place, data.format)
-        except DataError as error:
-            errors.append(str(error))
-    of_queries: IdTable | None = None
-    if data.format == "xmc":
-        if errors:
-            raise DataError("\n".join(errors))
-        raw, of_queries = _read_xmc(files)
-        report.read = sum(table.num_rows for table in raw.values())
-    else:
-        interactions = read_interactions(
-            files, data, report, now=now, context=context, strings=strings, scratch=scratch
-        )
-        raw = interactions.tables
-        errors += interactions.errors
-    tables: dict[str, IdTable | None] = {"query": of_queries, "label": None}
-    sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
-    for side, table_places, id_column in sides:
-        if table_places is None or (side == "query" and data.format == "xmc"):
-            continue
-        try:
-            table = read_feature_table(
-                table_places,
-                id_column,
-                data,
-                report,
-                strings=strings,
-                columns=None if columns is None else columns[side],
-                valid_from=data.valid_from if side == "query" else None,
+
+    def __init__(self, engine: Engine, data: DataConfig, read_at: datetime, folder: Path | None) -> None:
+        self.engine, self.data, self.read_at, self.folder = engine, data, read_at, folder
+        self.report = RowReport()
+        self.pairs = ""
+
+    def dataset(
+        self, places: dict[str, Places], columns: Mapping[str, Sequence[str]] | None, context: Sequence[str], seed: int,
+        objectives: Sequence[int] | None,
+    ) -> Dataset:  # fmt: skip
+        """Take every step."""
+        engine, data, report = self.engine, self.data, self.report
+        log, tables = self._read(places, columns, context)
+        rows = self._encode(log, tables)
+        query_ids, label_ids = rows["query"], rows["label"]
+        requests, contexts, attributes = self._requests(tables["query"], query_ids, context)
+        if objectives is not None and "event" in self._columns():
+            listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
+            self._replace(f"SELECT *, {listed} AS objective FROM {self.pairs}")
+        if data.reduction == "smallest":
+            listed_ids = None if tables["label"] is None else tables["label"].ids
+            self.pairs, label_ids = keep_smallest_label(engine, self.pairs, label_ids, listed_ids)
+        impressions = self._impressions(label_ids)
+        if data.split:
+            self.pairs = cut(
+                engine, self.pairs, data.split, given={*places}, seed=seed, bounded=self.folder is not None
             )
-        except DataError as error:
-            errors.append(str(error))
         else:
-            tables[side] = table
-    rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
-    settle(report, data, errors, rows=rows)
-    for name, of_split in files.items():
-        if name not in raw:  # every row was bad, and so many may be
-            raise DataError(nothing_in(of_split, report))
-    _check_display(data, tables["label"])
-    return raw, tables
+            self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
+        if data.repeats == "drop":
+            self.pairs, report.repeats = without_repeats(engine, self.pairs)
+        splits = {name: self._split(name, places) for name in _SPLITS}
+        label_table = tables["label"]
+        return Dataset(
+            query_ids=query_ids,
+            label_ids=label_ids,
+            query_table=attributes,
+            label_table=None if label_table is None else label_table.aligned(label_ids),
+            ordered=data.ordered,
+            requests=requests,
+            contexts=contexts,
+            impressions=impressions,
+            read_at=self.read_at,
+            repeats=data.repeats,
+            report=report,
+            **splits,
+        )
+
+    def _read(
+        self, places: dict[str, Places], columns: Mapping[str, Sequence[str]] | None, context: Sequence[str]
+    ) -> tuple[Log, dict[str, IdTable | None]]:
+        """Read the log as texts, and the feature tables by side."""
+        data, report, errors = self.data, self.report, list[str]()
+        files: dict[str, list[DataFile]] = {}
+        for name, place in places.items():
+            try:
+                files[name] = find_files(place, data.format)
+            except DataError as error:
+                errors.append(str(error))
+        tables: dict[str, IdTable | None] = {"query": None, "label": None}
+        if data.format == "xmc":
+            if errors:
+                raise DataError("\n".join(errors))
+            files, tables["query"] = _read_xmc(self.engine, files)
+        log = read_log(self.engine, files, data, report, errors, now=self.read_at, context=context)
+        sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
+        for side, table_places, id_column in sides:
+            if table_places is None or (side == "query" and data.format == "xmc"):
+                continue
+            try:
+                tables[side] = read_feature_table(
+                    self.engine, table_places, id_column, data, report,
+                    columns=None if columns is None else columns[side],
+                    valid_from=data.valid_from if side == "query" else None,
+                )  # fmt: skip
+            except DataError as error:
+                errors.append(str(error))
+        self._errors, self._files = errors, files
+        return log, tables
+
+    def _encode(self, log: Log, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
+        """Number the ids of both sides in the order of their first occurrence, and check every row; return the ids."""
+        engine, data, report, errors = self.engine, self.data, self.report, self._errors
+        listed = {side: self._listed(table) for side, table in tables.items() if table is not None}
+        if not log.table.rows:
+            self._refuse(log, tables)
+        texts = {}
+        for side in ("query", "label"):
+            rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
+            texts[side] = IdTexts.of(engine, rows, listed.get(side))
+        self.pairs = check_log(log, data, report, errors, texts["query"], texts["label"])
+        engine.run(f"DROP TABLE {log.table.name}")
+        self._refuse(log, tables)
+        self._texts = texts["label"].table
+        (kept,) = engine.row(f"SELECT count(*) FROM {self.pairs}")
+        gaps = kept < log.table.rows - report.filtered - report.early
+        made, cells, joins = {}, [], []
+        for side, of in texts.items():
+            rows = of.ids
+            if gaps:
+                rows = of.without_gaps(self.pairs, side)
+                cells.append(f"{rows}.code AS {side}")
+                joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
+            made[side] = one_chunk(engine.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
+            if side in listed:
+                every, without = engine.row(
+                    f"SELECT count(place), count(*) FILTER (place IS NOT NULL AND listed IS NULL) FROM {rows}"
+                )
+                if without:
+                    report.unlisted["queries" if side == "query" else "labels"] = without, every
+                tables[side] = self._canonical(tables[side], of, listed[side])
+        split = f"list_extract({[_SPLITS.index(split) for split in log.splits]}, file + 1) AS split"
+        replaced = f"REPLACE ({', '.join(cells)})" if gaps else ""
+        self._replace(
+            f"SELECT pairs.* EXCLUDE (file) {replaced}, {split} FROM {self.pairs} AS pairs {' '.join(joins)}", gaps
+        )
+        return made
+
+    def _listed(self, table: IdTable) -> str:
+        """Make the ids of a feature table known, with their places."""
+        arrow = self.engine.register(pa.table({"text": table.ids, "place": np.arange(len(table.ids))}))
+        made = self.engine.name("listed")
+        self.engine.run(f"CREATE TABLE {made} AS SELECT text, place FROM {arrow}")
+        return made
+
+    def _canonical(self, table: IdTable | None, texts: IdTexts, listed: str) -> IdTable | None:
+        """Return a feature table with the ids that its texts stand for."""
+        if table is None or not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
+            return table
+        found = self.engine.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
+        return replace(table, ids=one_chunk(found["id"]))
+
+    def _refuse(self, log: Log, tables: dict[str, IdTable | None]) -> None:
+        """Raise DataError for all that is wrong with the data."""
+        data, report, errors = self.data, self.report, self._errors
+        rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
+        left: set[str] = set()
+        if self.pairs:
+            found = self.engine.rows(f"SELECT DISTINCT file FROM {self.pairs}")
+            left = {log.splits[at] for (at,) in found}
+        empty = [of_split for split, of_split in self._files.items() if split not in left]
+        if not errors and empty and not any(problem.fatal for problem in report.problems):
+            errors = [nothing_in(of_split, report) for of_split in empty]
+        settle(report, data, list(dict.fromkeys(errors)), rows=rows)
+        if empty:  # every row was bad, and so many may be
+            raise DataError(nothing_in(empty[0], report))
+        _check_display(data, tables["label"])
+
+    def _requests(
+        self, table: IdTable | None, query_ids: pa.Array, context: Sequence[str]
+    ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
+        """Number the distinct ways in which queries are asked; return them, their contexts and queries' attributes."""
+        engine, contexts, keys = self.engine, None, ["query"]
+        attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
+        if context:
+            contexts = self._contexts(context)
+            keys.append("context")
+        if table is not None and table.since is not None:
+            attributes = self._versions(table, query_ids)
+            keys.append("version")
+        if len(keys) == 1:
+            return None, None, attributes
+        rank = f"(dense_rank() OVER (ORDER BY {', '.join(keys)}) - 1)::INTEGER AS request"
+        ways = engine.name("requests")
+        engine.run(
+            f"CREATE TABLE {ways} AS SELECT *, {rank} FROM (SELECT DISTINCT {', '.join(keys)} FROM {self.pairs})"
+        )
+        self._replace(
+            f"SELECT * EXCLUDE ({', '.join(keys[1:])}) FROM {self.pairs} JOIN {ways} USING ({', '.join(keys)})"
+        )
+        found = engine.arrow(f"SELECT * FROM {ways} ORDER BY request")
+        arrays = {key: found[key].to_numpy().astype(np.int32) for key in keys}
+        return Requests(arrays["query"], arrays.get("context"), arrays.get("version")), contexts, attributes
+
+    def _contexts(self, names: Sequence[str]) -> pa.Table:
+        """Number the distinct contexts, by the first occurrence of each of their values; return them."""
+        engine, made = self.engine, self.engine.name("contexts")
+        columns = [quoted(CONTEXT + name) for name in names]
+        every = ", ".join(columns)
+        distinct = f"SELECT {every}, min(place) AS first FROM {self.pairs} GROUP BY ALL"
+        firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{at}" for at, column in enumerate(columns)]
+        order = ", ".join(f"first_{at}" for at in range(len(columns)))
+        engine.run(
+            f"CREATE TABLE {made} AS SELECT {every}, (row_number() OVER (ORDER BY {order}) - 1)::INTEGER AS context "
+            f"FROM (SELECT *, {', '.join(firsts)} FROM ({distinct}))"
+        )
+        same = " AND ".join(f"pairs.{column} IS NOT DISTINCT FROM contexts.{column}" for column in columns)
+        self._replace(
+            f"SELECT pairs.* EXCLUDE ({every}), contexts.context FROM {self.pairs} AS pairs "
+            f"JOIN {made} AS contexts ON {same}"
+        )
+        table = engine.arrow(f"SELECT {every} FROM {made} ORDER BY context")
+        return table.rename_columns([*names])
+
+    def _versions(self, table: IdTable, query_ids: pa.Array) -> pa.Table:
+        """Find the attributes of a query as of each pair; return all by query, then time, and a last row of none."""
+        engine, data = self.engine, self.data
+        path, name = shown(data.queries or ""), data.valid_from
+        kinds = ("numbers", "timestamps")
+        if "time" in self._columns() and table.dates != self.report.dates:
+            raise DataError(
+                f"{path}: column {name!r}: expected {kinds[self.report.dates]} as in column {data.timestamp!r} of the "
+                f"interactions, found {kinds[table.dates]}"
+            )
+        queries = pc.index_in(table.ids, value_set=query_ids.cast(table.ids.type))
+        arrow = engine.register(pa.table({"query": queries, "since": table.since, "place": np.arange(len(queries))}))
+        made = engine.name("versions")
+        engine.run(
+            f"CREATE TABLE {made} AS SELECT *, "
+            f"(row_number() OVER (ORDER BY query, since, place) - 1)::INTEGER AS version FROM {arrow}"
+        )
+        twice = f"SELECT place, lag(place) OVER (PARTITION BY query, since ORDER BY place) AS before FROM {made}"
+        if again := engine.rows(f"SELECT place FROM ({twice}) WHERE before IS NOT NULL ORDER BY place LIMIT 1"):
+            row = again[0][0]
+            raise DataError(
+                f"{path}: column {name!r}: expected one row of a query at a time, "
+                f"found a second of {table.ids[row].as_py()!r} in row {row}"
+            )
+        time = "pairs.time" if "time" in self._columns() else "0"
+        self._replace(
+            f"SELECT pairs.*, coalesce(versions.version, {len(queries)})::INTEGER AS version "
+            f"FROM {self.pairs} AS pairs ASOF LEFT JOIN {made} AS versions "
+            f"ON pairs.query = versions.query AND {time} >= versions.since"
+        )
+        order = engine.arrow(f"SELECT place FROM {made} ORDER BY version")["place"].to_pylist()
+        return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
+
+    def _impressions(self, label_ids: pa.Array) -> Bags | None:
+        """Return the labels that were shown with each pair, the first `MOST_SHOWN`; unknown ones are left out."""
+        if "shown" not in self._columns():
+            return None
+        engine, lists = self.engine, self.engine.name("shown")
+        engine.run(
+            f"CREATE TABLE {lists} AS SELECT place, (row_number() OVER (ORDER BY place) - 1)::INTEGER AS row, shown "
+            f"FROM {self.pairs} WHERE split < 2"
+        )
+        self._replace(
+            f"SELECT pairs.* REPLACE (lists.row AS shown) FROM {self.pairs} AS pairs "
+            f"LEFT JOIN {lists} AS lists USING (place)"
+        )
+        entries = (
+            f"SELECT row, unnest(shown[:{MOST_SHOWN}]) AS text, generate_subscripts(shown[:{MOST_SHOWN}], 1) AS entry "
+            f"FROM {lists}"
+        )
+        labels = engine.register(pa.table({"id": label_ids, "label": np.arange(len(label_ids), dtype=np.int32)}))
+        found = engine.arrow(
+            f"SELECT row, label FROM ({entries}) JOIN {self._texts} USING (text) JOIN {labels} USING (id) "
+            "ORDER BY row, entry"
+        )
+        (count,) = engine.row(f"SELECT count(*) FROM {lists}")
+        counts = np.bincount(found["row"].to_numpy(), minlength=count)
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        return Bags(offsets, found["label"].to_numpy(), np.ones(len(found), np.float32))
+
+    def _split(self, name: str, places: Mapping[str, Places]) -> Pairs:
+        """Return the pairs of a split, sorted."""
+        engine, there, at = self.engine, self._columns(), _SPLITS.index(name)
+        left_out = "shown" if name == "test" and name in places else ""
+        of = {column: kind for column, kind in _ARRAYS.items() if column in there and column != left_out}
+        (count,) = engine.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {at}")
+        arrays = {}
+        for column, (key, kind) in of.items():
+            path = None if self.folder is None or not count else self.folder / f"{name}.{key}.npy"
+            made = np.empty(count, kind) if path is None else np.lib.format.open_memmap(path, "w+", kind, (count,))
+            arrays[column] = made.view(np.ndarray)
+        time, start = "time, " * ("time" in there), 0
+        query = f"SELECT {', '.join(of)} FROM {self.pairs} WHERE split = {at} ORDER BY query, {time}tie"
+        for batch in engine.connection.sql(query).to_arrow_reader(_BATCH):
+            for column, values in zip(of, batch.columns, strict=True):
+                arrays[column][start : start + len(values)] = values.to_numpy(zero_copy_only=False)
+            start += batch.num_rows
+        return Pairs(**{of[column][0]: array for column, array in arrays.items()})
+
+    def _columns(self) -> list[str]:
+        return [row[0] for row in self.engine.rows(f"DESCRIBE {self.pairs}")]
+
+    def _replace(self, query: str, stored: bool = True) -> None:
+        """Make a query the table of pairs, or, where it costs little, a view of it."""
+        before, self.pairs = self.pairs, self.engine.name("pairs")
+        self.engine.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
+        if stored:
+            self.engine.drop(before)
+
+
+def nothing_in(files: list[DataFile], report: RowReport) -> str:
+    """Return the error about files of which no row is left."""
+    why = "; ".join(report.lines()[:1])
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
 
 
 def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
@@ -363,18 +513,22 @@ def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
             raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
 
 
-def _read_xmc(files: dict[str, list[DataFile]]) -> tuple[dict[str, pa.Table], IdTable]:
-    """Return pairs by split, and all rows' features."""
+def _read_xmc(engine: Engine, files: dict[str, list[DataFile]]) -> tuple[dict[str, list[DataFile]], IdTable]:
+    """Return pairs by split, as tables that DuckDB knows, and all rows' features."""
     every = [file for of_split in files.values() for file in of_split]
     stems = [Path(file.path).stem for file in every]
     if len(set(stems)) < len(stems):
         raise DataError(f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}")
-    raw, features = {}, []
+    made, features = {}, []
     for split, of_split in files.items():
         read = [read_xmc(Path(file.path)) for file in of_split]
-        raw[split] = pa.concat_tables([rows.pairs for rows in read]).unify_dictionaries().combine_chunks()
-        features += [rows.queries for rows in read]
-        if not raw[split].num_rows:
+        if not any(rows.pairs.num_rows for rows in read):
             raise DataError(f"{of_split[0].name}: expected at least one interaction, found none")
+        text = pa.schema([("query", pa.string()), ("label", pa.string())])
+        made[split] = [
+            replace(file, kind="arrow", path=engine.register(rows.pairs.cast(text)))
+            for file, rows in zip(of_split, read, strict=True)
+        ]
+        features += [rows.queries for rows in read]
     table = pa.concat_tables(features)
-    return raw, IdTable(table["query"].combine_chunks(), table.select(["features"]))
+    return made, IdTable(table["query"].combine_chunks(), table.select(["features"]))

@@ -1,158 +1,134 @@
-"""Columns of ids: integers or text, as dictionary-encoded strings, and what in them is no id.
-
-Legend: `N` rows.
-"""
+"""Ids of queries and labels: their texts as numbers, and what in them is no id."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Bools, Int32
-from longtail.trainer.data.files import DataFile
-from longtail.trainer.data.problems import RowChecks
-from longtail.trainer.data.scratch import Scratch
+from longtail.tables.engine import Engine, Opened
+from longtail.tables.values import WHOLE, in_words, is_no_id, literal, matches, text_of
+from longtail.trainer.data.problems import Check
 
-_NOBODY = ("", "undefined", "null", "none", "nan", "nil", "n/a", "unknown")
+NO_IDS = ("", "undefined", "null", "none", "nan", "nil", "n/a", "na", "unknown", "\\n")
 """What looks like a placeholder, in lower case, without blanks around it."""
-_EXACT = 2**53
-"""Up to here a float64 tells one integer from the next."""
-_LOOKED_UP = 128
-"""Bytes beside its text that looking up an id takes, about."""
-_BYTES = 12
-"""Of an id's beginning, and of its end, that tell its share."""
-_TEXT = 1 << 30
-"""Bytes of ids that are put together to be looked up, at most; Arrow's strings end at twice that."""
 
 
-def encode_ids(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.DictionaryArray:
-    """Return a column [N] of ids as dictionary-encoded strings, nulls among them; integers in decimal.
+def id_of(opened: Opened, name: str, value: str, kind: str) -> tuple[str, str]:
+    """Return a column of ids as text; DataError where a value is neither a text nor a whole number."""
+    expected = "ids as strings or integers"
+    try:
+        wrong = is_no_id(value, kind)
+    except TypeError:
+        raise opened.file.wrong(name, expected, in_words(kind)) from None
+    if wrong is not None:
+        found = opened.engine.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")
+        if found:
+            shown = f"{found[0][0]:g}" if isinstance(found[0][0], float) else str(found[0][0])
+            raise opened.file.wrong(name, expected, f"{in_words(kind)}, such as {shown}")
+    return text_of(value, kind), "VARCHAR"
 
-    Floats count as integers: pandas makes them of integers as soon as one is missing.
+
+@dataclass(frozen=True)
+class IdTexts:
+    """Texts of the ids of one side.
+
+    Attributes:
+        table: `text`, `id` and `code` of each, codes in the order of first occurrence in the log, then in the feature
+            table. Where all are whole numbers, `39.0` is the id `39`.
+        ids: `code`, `id`, and the first `place` in the log and in the feature table, `listed`.
+        odd: texts that are listed as placeholders, or look like one, with their codes.
     """
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    numbers, texts = (pa.types.is_integer, pa.types.is_floating), (pa.types.is_string, pa.types.is_large_string)
-    if not any(is_kind(kind) for is_kind in (*numbers, *texts)):
-        raise file.wrong(name, "ids as strings or integers", column.type)
-    encoded = column.combine_chunks()
-    if pa.types.is_dictionary(encoded.type) and (encoded.dictionary.null_count or pa.types.is_floating(kind)):
-        encoded = encoded.dictionary_decode()
-    if pa.types.is_floating(encoded.type):
-        encoded = _integers(encoded, name, file)
-    if not pa.types.is_dictionary(encoded.type):
-        encoded = encoded.dictionary_encode()
-    return pa.DictionaryArray.from_arrays(encoded.indices.cast(pa.int32()), encoded.dictionary.cast(pa.string()))
+
+    engine: Engine
+    table: str
+    ids: str
+    odd: list[tuple[str, int]]
+
+    @classmethod
+    def of(cls, engine: Engine, log: str, listed: str | None) -> IdTexts:
+        """Number distinct texts.
+
+        Args:
+            log: a query of `text` and `place`.
+            listed: a table of the same.
+        """
+        sources = [f"SELECT text, place, NULL::BIGINT AS listed FROM ({log})"]
+        sources += [f"SELECT text, NULL::BIGINT AS place, place AS listed FROM {listed}"] if listed else []
+        distinct, ids, made = engine.name("distinct"), engine.name("ids"), engine.name("texts")
+        engine.run(
+            f"CREATE TABLE {distinct} AS SELECT text, min(place) AS place, min(listed) AS listed "
+            f"FROM ({' UNION ALL '.join(sources)}) WHERE text IS NOT NULL GROUP BY text"
+        )
+        odd = looks_odd("text")
+        whole, decimal = engine.row(
+            f"SELECT bool_and({odd} OR {matches('text', WHOLE)}), bool_or(contains(text, '.')) FROM {distinct}"
+        )
+        canonical = "regexp_replace(text, '\\.0+$', '')" if whole and decimal else "text"
+        grouped = f"SELECT {canonical} AS id, min(place) AS place, min(listed) AS listed FROM {distinct} GROUP BY 1"
+        if canonical == "text":
+            grouped = f"SELECT text AS id, place, listed FROM {distinct}"
+        engine.run(
+            f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY place NULLS LAST, listed) - 1)::INTEGER "
+            f"AS code FROM ({grouped})"
+        )
+        engine.run(f"CREATE VIEW {made} AS SELECT id AS text, id, code FROM {ids}")
+        if canonical != "text":
+            texts = f"SELECT text, {canonical} AS id FROM {distinct}"
+            engine.run(f"CREATE OR REPLACE VIEW {made} AS SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)")
+        return cls(engine, made, ids, engine.rows(f"SELECT text, code FROM {made} WHERE {odd} ORDER BY text"))
+
+    def without_gaps(self, pairs: str, column: str) -> str:
+        """Make a table as `ids` of those that pairs or a feature table still have; `before` are their former codes."""
+        made = self.engine.name("ids")
+        used = f"SELECT {column} AS before, min(place) AS place FROM {pairs} GROUP BY 1"
+        self.engine.run(
+            f"CREATE TABLE {made} AS SELECT id, used.place, listed, code AS before, "
+            f"(row_number() OVER (ORDER BY used.place NULLS LAST, listed) - 1)::INTEGER AS code "
+            f"FROM {self.ids} AS ids LEFT JOIN ({used}) AS used ON ids.code = used.before "
+            f"WHERE used.place IS NOT NULL OR listed IS NOT NULL"
+        )
+        return made
+
+    def checks(self, column: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
+        """Yield checks of a column of codes: rows without an id, and rows whose id names no query or label.
+
+        Args:
+            placeholders: ids that are none; others that look like one are reported, and stay.
+        """
+        yield Check(name, f"{column} IS NULL", _EVERY_ROW, found="null")
+        odd = dict(self.odd)
+        if placeholders:
+            listed = ", ".join(map(literal, placeholders))
+            odd |= dict(self.engine.rows(f"SELECT text, code FROM {self.table} WHERE text IN ({listed})"))
+        for text, code in odd.items():
+            yield _odd(name, f"{column} = {code}", text, placeholders)
 
 
-def _integers(column: pa.Array, name: str, file: DataFile) -> pa.Array:
-    """Integers that are stored as floats, [N]; null where a value is NaN."""
-    values_N = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    wrong_N = ~np.isnan(values_N) & ~((values_N == np.floor(values_N)) & (np.abs(values_N) <= _EXACT))
-    if wrong_N.any():
-        raise file.wrong(name, "ids as strings or integers", f"{column.type}, such as {values_N[wrong_N][0]:g}")
-    return pa.array(np.nan_to_num(values_N).astype(np.int64), mask=np.isnan(values_N))
+_EVERY_ROW = "an id in every row"
 
 
-def like_placeholders(values: pa.Array) -> Bools:
-    """Return which strings, [n], look like ids that name nobody, bool [n]; the empty one among them."""
-    folded = pc.utf8_lower(pc.utf8_trim_whitespace(values))
-    alike: Bools = np.asarray(pc.is_in(folded, value_set=pa.array(_NOBODY)))
-    return alike
+def looks_odd(text: str) -> str:
+    """Return the condition that a text looks like a placeholder."""
+    return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))})"
 
 
-def check_ids(checks: RowChecks, name: str, ids: pa.DictionaryArray, placeholders: Sequence[str]) -> None:
-    """Note rows without an id, and those whose id names nobody.
-
-    Args:
-        ids: encoded, [N].
-        placeholders: ids that are none; others that look it are reported, and stay.
-    """
-    values = ids.dictionary
-    expected = "an id in every row"
-    if ids.indices.null_count:
-        checks.add(name, np.asarray(ids.indices.is_null()), expected=expected, found="null")
-    listed = np.asarray(pc.is_in(values, value_set=pa.array(placeholders, pa.string())))
-    alike = like_placeholders(values)
-    empty = np.asarray(pc.equal(values, ""))
-    if not (listed | alike).any():
-        return
-    at_N = np.asarray(pc.fill_null(ids.indices, len(values)))
-    for at in np.flatnonzero(listed | alike):
-        wrong_N = at_N == at
-        if empty[at]:
-            checks.add(name, wrong_N, expected=expected, found="an empty one")
-        else:
-            value = values[int(at)].as_py()
-            found = f"{value!r}" + ("" if listed[at] else ", which looks like a placeholder (data.placeholders)")
-            checks.add(name, wrong_N, expected=expected, found=found, fatal=bool(listed[at]))
+def checks_of_texts(engine: Engine, table: str, text: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
+    """Yield checks of a column of texts, as `IdTexts.checks` does of codes."""
+    yield Check(name, f"{text} IS NULL", _EVERY_ROW, found="null")
+    listed = f" OR {text} IN ({', '.join(map(literal, placeholders))})" if placeholders else ""
+    for (found,) in engine.rows(f"SELECT DISTINCT {text} FROM {table} WHERE {looks_odd(text)}{listed} ORDER BY 1"):
+        yield _odd(name, f"{text} = {literal(found)}", found, placeholders)
 
 
-def in_use(ids: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Return the same ids [N] with a dictionary of only what occurs, in order of first occurrence."""
-    values, first, inverse = np.unique(ids.indices.to_numpy(), return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    dictionary = ids.dictionary.take(pa.array(values[order]))
-    return pa.DictionaryArray.from_arrays(pa.array(rank[inverse], pa.int32()), dictionary)
+def _odd(name: str, condition: str, text: str, placeholders: Sequence[str]) -> Check:
+    if not text:
+        return Check(name, condition, _EVERY_ROW, found="an empty one")
+    hint = "" if text in placeholders else ", which looks like a placeholder (data.placeholders)"
+    return Check(name, condition, _EVERY_ROW, found=f"{text!r}{hint}", fatal=text in placeholders)
 
 
-def distinct_ids(parts: Sequence[pa.StringArray], scratch: Scratch) -> tuple[pa.StringArray, list[Int32]]:
-    """Return every id of some parts once, in the order of its first occurrence, and the row of each part's ids, int32
-    [n].
-
-    Where they are more than fit in memory, they are looked up share by share.
-
-    Args:
-        parts: of `M` ids together, without nulls.
-    """
-    text = sum(part.nbytes for part in parts)
-    size = text + _LOOKED_UP * sum(map(len, parts))
-    shares = min(max(-(-size // scratch.memory), -(-text // _TEXT)), 1 << 16)
-    ends = np.cumsum([len(part) for part in parts])
-    places = [slice(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-    if shares <= 1:
-        encoded = pa.concat_arrays(parts).dictionary_encode()
-        row_M = encoded.indices.to_numpy()
-        return encoded.dictionary, [row_M[place] for place in places]
-    share_M = scratch.column(np.uint16, (_shares_of(part, shares) for part in parts))
-    first_M = scratch.empty(ends[-1], np.int64)  # where the id of every place occurs first
-    for share in range(shares):
-        at = [np.flatnonzero(share_M[place] == share) for place in places]
-        place_m = np.concatenate([at_n + place.start for at_n, place in zip(at, places, strict=True)])
-        of_share = [part.take(pa.array(at_n)) for part, at_n in zip(parts, at, strict=True)]
-        number_m = pa.concat_arrays(of_share).dictionary_encode().indices.to_numpy()
-        first_d = np.empty(number_m.max(initial=-1) + 1, np.int64)
-        first_d[number_m[::-1]] = place_m[::-1]
-        first_M[place_m] = first_d[number_m]
-        del at, of_share
-        pa.default_memory_pool().release_unused()
-    row_M, rows = scratch.empty(ends[-1], np.int32), 0
-    for place in places:
-        new_n = first_M[place] == np.arange(place.start, place.stop)
-        row_M[place] = np.cumsum(new_n) + (rows - 1)
-        row_M[place] = row_M[first_M[place]]
-        rows += int(new_n.sum())
-    new = (
-        part.filter(pa.array(first_M[place] == np.arange(place.start, place.stop)))
-        for part, place in zip(parts, places, strict=True)
-    )
-    return scratch.texts(new), [row_M[place] for place in places]
-
-
-def _shares_of(ids: pa.StringArray, shares: int) -> npt.NDArray[np.uint16]:
-    """Return which of some shares every id [n] is in, by its length, first and last bytes: the same for the same id."""
-    _, offsets, text = ids.buffers()
-    bounds = np.frombuffer(offsets, np.int32)[ids.offset : ids.offset + len(ids) + 1].astype(np.int64)
-    bytes_ = np.frombuffer(text or b"\0", np.uint8)
-    starts_n, ends_n = bounds[:-1], bounds[1:]
-    hash_n = (ends_n - starts_n).astype(np.uint64)
-    for at_n in [*(starts_n + place for place in range(_BYTES)), *(ends_n - 1 - place for place in range(_BYTES))]:
-        inside_n = (at_n >= starts_n) & (at_n < ends_n)
-        byte_n = np.where(inside_n, bytes_[np.where(inside_n, at_n, 0)], 0).astype(np.uint64)
-        hash_n = hash_n * np.uint64(0x100000001B3) + byte_n
-    return ((hash_n >> np.uint64(16)) % np.uint64(shares)).astype(np.uint16)
+def like_placeholders(values: pa.Array) -> list[str]:
+    """Return the strings that look like ids that name nothing."""
+    return [text for text in values.to_pylist() if text is not None and text.strip().lower() in NO_IDS]

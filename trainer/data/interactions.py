@@ -1,432 +1,381 @@
-"""Interactions of all splits: read, filtered, checked and weighted, as tables of `query`, `label`, `time`, `weight`,
-`shown` and the columns of contexts.
+"""Interactions of all splits as one table in DuckDB: read, filtered, checked and weighted.
 
 Legend: `N` rows.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import date, datetime
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Bools, Float64, Int64
+from longtail.tables import DataError, DataFile
+from longtail.tables.engine import Engine, Opened
+from longtail.tables.table import Part, Table, read_table
+from longtail.tables.values import (
+    as_type,
+    double,
+    in_words,
+    is_integer,
+    is_list_of_ids,
+    is_number,
+    is_text,
+    is_time,
+    literal,
+    micros_of,
+    number_of,
+    quoted,
+    text_of,
+)
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Condition, seconds_of
 from longtail.trainer.data.feedback import IMPRESSIONS, WEIGHT, is_feedback, sources_of
-from longtail.trainer.data.files import DataFile, decoded, joined, names_in, pieces_of, read_columns
-from longtail.trainer.data.ids import check_ids, encode_ids, in_use
-from longtail.trainer.data.lists import read_lists
-from longtail.trainer.data.problems import RowChecks, RowReport
-from longtail.trainer.data.scratch import IN_MEMORY, Scratch
-from longtail.trainer.data.times import UNITS, are_dates, as_numbers, as_times, implausible, in_words, unit_of
-from longtail.trainer.errors import DataError
+from longtail.trainer.data.ids import IdTexts, id_of
+from longtail.trainer.data.problems import Check, RowReport, find_problems
+from longtail.trainer.data.times import UNITS, Clock
+from longtail.trainer.data.times import in_words as time_in_words
 
 CONTEXT = "context:"
 """Before the name of a column that a query feature is read from."""
-_NUMBER, _TIME = "longtail:number", "longtail:time"
-"""Columns of a part: numbers of its rows, and its times as numbers."""
 _LACKING = {
-    WEIGHT: (pa.scalar(1.0), "each weighs 1"),
-    IMPRESSIONS: (pa.scalar(None, pa.list_(pa.string())), "what was shown with them is unknown"),
+    WEIGHT: (("1.0::DOUBLE", "DOUBLE"), "each weighs 1"),
+    IMPRESSIONS: (("NULL::VARCHAR[]", "VARCHAR[]"), "what was shown with them is unknown"),
 }
 """Columns of an export of feedback that a log may lack: what stands there instead, and how that is said."""
-TIMESTAMPS = b"timestamps"
-"""Key of a table's metadata if its times are timestamps, in microseconds then."""
+_FLOAT32 = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True)
-class Interactions:
-    """Interactions by split.
-
-    Attributes:
-        tables: `query` and `label`, dictionary-encoded strings, a dictionary for each chunk; `time` float64 and
-            `weight` float32 where the recipe asks for them, `shown` lists of strings, and a context's columns under
-            `context:NAME`.
-    """
-
-    tables: dict[str, pa.Table] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Rows of a file that count so far, or of a piece of it: their raw columns, their numbers, their times.
+@dataclass
+class Log:
+    """Rows of all files, in their order.
 
     Attributes:
-        dates: whether the times are dates, in microseconds since 1970.
+        table: `file`, `query` and `label` as texts, `number` and `micros` of the time, `weight`, `event`, `shown`,
+            `meets`, and contexts under `context:NAME`; each only where the recipe has it.
+        splits: of each file, by its number.
+        parts: files that could be read, by their numbers.
+        time: expression of the time, a DOUBLE.
+        clock: of the times; None without.
+        alive: condition of the rows that `data.filter` and `data.since` leave.
     """
 
-    split: str
-    file: DataFile
-    table: pa.Table
-    dates: bool
+    engine: Engine
+    table: Table
+    splits: list[str]
+    parts: dict[int, Part]
+    time: str | None = None
+    clock: Clock | None = None
+    alive: str = "true"
 
-    @property
-    def numbers(self) -> Int64:
-        """Return their numbers in the file, int64 [N]."""
-        numbers: Int64 = self.table[_NUMBER].to_numpy()
-        return numbers
+    def has(self, name: str) -> bool:
+        """Return whether there is a column."""
+        return name in self.table.kinds
 
-    @property
-    def times(self) -> Float64 | None:
-        """float64 [N]; None without."""
-        return self.table[_TIME].to_numpy() if _TIME in self.table.column_names else None
-
-    def kept(self, kept_N: Bools) -> _Part:
-        """Return some of the rows."""
-        return self if kept_N.all() else replace(self, table=self.table.filter(pa.array(kept_N)))
+    def column(self, name: str) -> str:
+        """Return the expression of a column."""
+        return self.table.column(name)
 
 
-def read_interactions(files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, *,
-                      now: datetime, context: Sequence[str] = (), strings: Sequence[str] = (),
-                      scratch: Scratch = IN_MEMORY) -> Interactions:  # fmt: skip
-    """Read every file of every split; bad rows are left out and noted, for `settle` to judge.
+def read_log(
+    engine: Engine, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
+    now: datetime, context: Sequence[str] = (),
+) -> Log:  # fmt: skip
+    """Read every file of every split, and find out what its times are and which rows count.
 
     Args:
-        strings: those that text formats must not read as numbers or dates.
-        scratch: where tables are put; what an earlier attempt has read is not read again.
+        errors: takes what is wrong with whole files.
+        context: columns that query features are read from.
     """
-    made = Interactions()
-    parts: deque[_Part] = deque()
-    measured = [name for name in (data.timestamp, data.weight) if name is not None]
-    for split, of_split in files.items():
-        for number, file in enumerate(of_split):
-            try:
-                for piece in pieces_of(file, scratch.rows, measured) if scratch.bounded else [file]:
-                    groups = "" if piece.groups is None else f"-{piece.groups.start}-{piece.groups.stop}"
-                    name = f"{split}-{number:06}{groups}"
-                    table, about = scratch.kept(name, partial(_read, piece, split, data, context, strings))
-                    pa.default_memory_pool().release_unused()
-                    report.read += about["read"]
-                    report.filtered += about["filtered"]
-                    for note in about["notes"]:
-                        report.notes[note] = report.notes.get(note, 0) + about["read"]
-                    parts.append(_Part(split, piece, table, about["dates"]))
-            except DataError as error:
-                made.errors.append(str(error))
-    try:
-        parts = _in_one_unit(parts, now)
-    except DataError as error:
-        made.errors.append(str(error))
-    times = [part.times for part in parts if part.times is not None]
-    report.unit = unit_of(times, now=now) if times else None
-    newest = _newest(times, report.unit, now)
-    del times
-    by_split: dict[str, list[pa.Table]] = {split: [] for split in files}
-    weighty: dict[str, bool] = {}
-    while parts:
-        part = parts.popleft()  # that it is held no longer than it takes
+    every = [(split, file) for split, of_split in files.items() for file in of_split]
+    splits = [split for split, _ in every]
+    notes: dict[int, list[str]] = {}
+
+    def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+        columns, notes[number] = _columns(opened, data, splits[number], context)
+        return {"file": (f"{number}::INTEGER", "INTEGER"), **columns}
+
+    table = read_table(engine, [file for _, file in every], wanted, f"data.{' and data.'.join(files)}", errors)
+    log = Log(engine, table, splits, {part.number: part for part in table.parts})
+    for part in table.parts:
+        report.read += part.rows + len(part.rejected)
+        report.reject(part.opened.file.name, part.rejected)
+        for note in notes[part.number]:
+            report.notes[note] = report.notes.get(note, 0) + part.rows
+    if log.has("meets"):
+        log.alive = log.column("meets")
+        (met,) = engine.row(f"SELECT count(*) FILTER ({log.alive}) FROM {table.name}")
+        report.filtered = table.rows - met
+    if data.timestamp is not None and table.rows:
         try:
-            if data.since is not None:
-                part = _since(part, data.since, newest, report)
-            table, weighs = _checked(part, data, report, newest, now, context)
-            table = scratch.table(table)
+            _set_clock(log, data, report, now)
         except DataError as error:
-            made.errors.append(str(error))
-        else:
-            by_split[part.split].append(table)
-            if weighs is not None:
-                weighty[part.file.name] = weighty.get(part.file.name, False) or weighs
-    made.errors.extend(
-        f"{name}: column {data.weight or 'weight'!r}: expected some weight > 0, found only zeros"
-        for name, some in weighty.items()
-        if not some
-    )
-    made.errors[:] = dict.fromkeys(made.errors)  # of several pieces of a file, once
-    for split, tables in by_split.items():
-        if tables and sum(table.num_rows for table in tables):
-            try:
-                made.tables[split] = joined(tables, f"data.{split}")
-            except DataError as error:
-                made.errors.append(str(error))
-        elif not made.errors and not any(problem.fatal for problem in report.problems):
-            made.errors.append(nothing_in(files[split], report))
-    return made
+            errors.append(str(error))
+    return log
 
 
-def nothing_in(files: list[DataFile], report: RowReport) -> str:
-    """Return the error about files of which no row is left."""
-    why = "; ".join(report.lines()[:1])
-    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-    return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
-
-
-def _read(file: DataFile, split: str, data: DataConfig, context: Sequence[str], strings: Sequence[str]
-          ) -> tuple[pa.Table, dict[str, Any]]:  # fmt: skip
-    """Return the rows of a file that meet the filter, with their numbers and times; and what a report says of them."""
-    if file.kind == "lists":
-        pairs = read_lists(file)
-        numbers = pa.array(np.arange(pairs.num_rows))
-        table = pairs.rename_columns([data.query_id, data.label_id]).append_column(_NUMBER, numbers)
-        return table, {"read": len(numbers), "filtered": 0, "notes": [], "dates": False}
-    events = data.events.column if data.events else None
-    needed = [data.query_id, data.label_id, *filter(None, (data.timestamp, data.weight, events))]
-    shown = [data.impressions] if data.impressions and split != "test" else []
-    wanted = list(dict.fromkeys([*needed, *(column for column, _, _ in data.filter), *context, *shown]))
-    names = names_in(file)
+def _columns(
+    opened: Opened, data: DataConfig, split: str, context: Sequence[str]
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return what is read of a file, by name, and what a report says of all of its rows."""
+    if opened.file.kind in ("lists", "arrow"):
+        return {name: (text_of(*opened.column(name)), "VARCHAR") for name in ("query", "label")}, []
+    file, names = opened.file, opened.names
     feedback = is_feedback(names)
     sources = sources_of(data, [data.query_id, *context], names) if feedback else {}
-    lacking = [name for name in _LACKING if name in (data.weight, *shown) and name not in names]
-    wanted = [name for name in wanted if name not in lacking]
-    stored = [sources.get(name, name) for name in wanted]
-    if missing := next((name for name, own in zip(wanted, stored, strict=True) if own not in names), None):
-        raise DataError(f"{file.name}: expected a column {missing!r}, found {', '.join(names)}")
-    strings = [sources.get(name, name) for name in (*needed, *(each for each in context if each in strings))]
-    table = read_columns(file, stored, strings=strings).select(stored).rename_columns(wanted)
-    for name in lacking:
-        table = table.append_column(name, pa.repeat(_LACKING[name][0], table.num_rows))
+    shown = data.impressions if split != "test" else None
+    events = data.events.column if data.events else None
+    lacking = [name for name in _LACKING if name in (data.weight, shown) and name not in names]
+    needed = [data.query_id, data.label_id, data.timestamp, data.weight, events, *(each[0] for each in data.filter)]
+    for name in filter(None, [*needed, *context, shown]):
+        if sources.get(name, name) not in names and name not in lacking:
+            raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(names)}")
+
+    def column(name: str) -> tuple[str, str]:
+        return _LACKING[name][0] if name in lacking else opened.column(sources.get(name, name))
+
+    def checked(name: str, expected: str, *kinds: Callable[[str], bool]) -> tuple[str, str]:
+        value, kind = column(name)
+        if not any(is_kind(kind) for is_kind in kinds):
+            raise file.wrong(name, expected, in_words(kind))
+        return value, kind
+
+    made = {
+        "query": id_of(opened, data.query_id, *column(data.query_id)),
+        "label": id_of(opened, data.label_id, *column(data.label_id)),
+    }
+    if data.timestamp is not None:
+        value, kind = checked(data.timestamp, "numbers or timestamps", is_text, is_number, is_time)
+        made["number"] = "NULL" if is_time(kind) else str(number_of(value, kind)), "DOUBLE"
+        made["micros"] = micros_of(value, kind) or "NULL", "BIGINT"
+    if data.weight is not None:
+        made["weight"] = str(number_of(*checked(data.weight, "numbers", is_text, is_number))), "DOUBLE"
+    if events is not None:
+        made["event"] = text_of(*checked(events, "event types as strings or integers", is_text, is_integer)), "VARCHAR"
+    if shown is not None:
+        value, kind = checked(shown, "lists of ids, strings or integers", is_list_of_ids)
+        made["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
+    if data.filter:
+        met = [_meets(opened, condition, *column(condition[0])) for condition in data.filter]
+        made["meets"] = " AND ".join(f"coalesce({each}, false)" for each in met), "BOOLEAN"
+    made |= {CONTEXT + name: column(name) for name in context}
     notes = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
     if feedback and sources.get(data.weight or "", data.weight) != WEIGHT:
         notes.append(f"are feedback of a service without its propensities, which data.weight = {WEIGHT!r} takes")
-    ids = (data.query_id, data.label_id)
-    about = {"read": table.num_rows, "notes": notes, "dates": False}
-    table = table.append_column(_NUMBER, pa.array(np.arange(file.first, file.first + table.num_rows)))
-    if data.filter:
-        meets_N = rows_that_meet(data.filter, table, file)
-        table = table if meets_N.all() else table.filter(pa.array(meets_N))
-    about["filtered"] = about["read"] - table.num_rows
-    table = _encoded(table, ids, file)
-    if data.timestamp is not None:
-        times_N = as_times(table[data.timestamp])
-        if times_N is None:
-            raise file.wrong(data.timestamp, "numbers or timestamps", table[data.timestamp].type)
-        table = table.append_column(_TIME, pa.array(times_N))
-        about["dates"] = are_dates(table[data.timestamp])
-    return table, about
+    return made, notes
 
 
-def _in_one_unit(parts: deque[_Part], now: datetime) -> deque[_Part]:
-    """Return parts whose times are all dates, or all numbers: beside numbers, dates are in the unit of these."""
-    numbers = [part for part in parts if part.times is not None and len(part.numbers) and not part.dates]
-    if not numbers or not any(part.dates for part in parts):
-        return parts
-    unit = unit_of([part.times for part in numbers if part.times is not None], now=now)
-    if unit is None and (dated := next((part for part in parts if part.dates and len(part.numbers)), None)):
-        raise DataError(
-            f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
-            f"{numbers[0].file.name}, as there are dates in {dated.file.name}, found other numbers"
-        )
-    scale = UNITS[unit or "microseconds"] / UNITS["microseconds"]
-
-    def as_number(part: _Part) -> _Part:
-        at, times_N = part.table.column_names.index(_TIME), part.table[_TIME].to_numpy() * scale
-        return replace(part, dates=False, table=part.table.set_column(at, _TIME, pa.array(times_N)))
-
-    return deque(as_number(part) if part.dates else part for part in parts)
-
-
-def _encoded(table: pa.Table, ids: Sequence[str], file: DataFile) -> pa.Table:
-    """Return the table with its ids as numbers of distinct strings, which take a part of the memory."""
-    for name in ids:
-        encoded = encode_ids(table[name], name, file)
-        table = table.set_column(table.column_names.index(name), name, encoded)
-    return table
-
-
-def _newest(times: list[Float64], unit: str | None, now: datetime) -> float | None:
-    """Return the latest plausible time of all rows; None without a unit."""
-    if unit is None:
-        return None
-    latest = [part[~implausible(part, unit, now=now)].max(initial=-np.inf) for part in times]
-    return float(max(latest))
-
-
-def _since(part: _Part, since: datetime | str, newest: float | None, report: RowReport) -> _Part:
-    """Return rows from a time on; those without a time stay, for they are judged as bad rows."""
-    if report.unit is None or newest is None or part.times is None:
+def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
+    """Find out which files have dates and which numbers, the unit of all, and which rows `data.since` leaves."""
+    number, micros, file = (log.column(each) for each in ("number", "micros", "file"))
+    counts = log.engine.rows(
+        f"SELECT {file}, count({number}), count({micros}) FROM {log.table.name} WHERE {log.alive} GROUP BY 1 ORDER BY 1"
+    )
+    dated = [at for at, numbers, dates in counts if dates and not numbers]
+    numbered = [at for at, _, _ in counts if at not in dated]
+    for at, numbers, dates in counts:
+        opened = log.parts[at].opened
+        own = data.timestamp if data.timestamp in opened.names else None
+        if own is not None and not numbers and not dates and is_text(opened.column(own)[1]):
+            raise opened.file.wrong(own, "numbers or timestamps", "text")
+    of_dates = f"{micros}::DOUBLE"
+    if dated and numbered:
+        clock = Clock.of(log.engine, number, log.table.name, f"{log.alive} AND {file} IN ({_listed(numbered)})", now)
+        if clock.unit is None:
+            raise DataError(
+                f"data.timestamp: expected seconds, milliseconds, microseconds or nanoseconds since 1970 in "
+                f"{log.parts[numbered[0]].opened.file.name}, as there are dates in "
+                f"{log.parts[dated[0]].opened.file.name}, found other numbers"
+            )
+        of_dates += f" * {double(UNITS[clock.unit] / UNITS['microseconds'])}"
+    log.time = f"CASE WHEN {file} IN ({_listed(dated)}) THEN {of_dates} ELSE {number} END" if dated else number
+    report.dates = bool(dated) and not numbered
+    log.clock = Clock.of(log.engine, log.time, log.table.name, log.alive, now)
+    report.unit = log.clock.unit
+    if data.since is None:
+        return
+    if log.clock.unit is None or log.clock.newest is None:
         raise DataError(
             "data.since: expected data.timestamp as dates, or as seconds, milliseconds, microseconds or nanoseconds "
-            f"since 1970, found other numbers in {part.file.name}"
+            f"since 1970, found other numbers in {log.parts[counts[0][0]].opened.file.name}"
         )
-    per_second = UNITS[report.unit]
-    first = newest - seconds_of(since) * per_second if isinstance(since, str) else since.timestamp() * per_second
-    part_kept = part.kept(~(part.times < first))
-    report.early += len(part.numbers) - len(part_kept.numbers)
-    return part_kept
+    scale = UNITS[log.clock.unit]
+    first = log.clock.newest - seconds_of(data.since) * scale if isinstance(data.since, str) else (
+        data.since.timestamp() * scale
+    )  # fmt: skip
+    early = f"coalesce({log.time} < {double(first)}, false)"
+    (report.early,) = log.engine.row(f"SELECT count(*) FROM {log.table.name} WHERE {log.alive} AND {early}")
+    log.alive = f"{log.alive} AND NOT {early}"
 
 
-def _checked(part: _Part, data: DataConfig, report: RowReport, newest: float | None, now: datetime,
-             context: Sequence[str]) -> tuple[pa.Table, bool | None]:  # fmt: skip
-    """Return the good rows of a part as a table; and whether any weighs something, None where there are no weights or
-    rows."""
-    checks = RowChecks(part.file.name, part.numbers)
-    ids = {"query": data.query_id, "label": data.label_id}
-    columns: dict[str, pa.Array] = {key: encode_ids(part.table[name], name, part.file) for key, name in ids.items()}
-    if data.since is not None:
-        columns = {key: in_use(column) for key, column in columns.items()}
-    for key, name in ids.items():
-        check_ids(checks, name, columns[key], data.placeholders)
-    if part.times is not None and data.timestamp is not None:
-        _check_times(checks, part, data, report.unit, now)
-        columns["time"] = pa.array(part.times)
-    weights_N, unused_N = _weights(checks, part, data, report, newest)
-    if weights_N is not None:
-        columns["weight"] = pa.array(weights_N.astype(np.float32))
-    if data.events and data.events.column:
-        types = part.table[data.events.column].combine_chunks().cast(pa.string())
-        columns["event"] = pc.index_in(types, value_set=pa.array(data.events.weights, pa.string()))
-    if data.impressions and part.split != "test":
-        columns["shown"] = _lists_of(part.table[data.impressions], data.impressions, part.file)
-    of_contexts = decoded(part.table.select(list(context)))
-    columns |= {CONTEXT + name: of_contexts[name] for name in context}
-    report.note(checks.problems)
-    report.dropped += int(checks.fatal.sum())
-    report.unweighted += int((unused_N & ~checks.fatal).sum())
-    kept_N = ~(checks.fatal | unused_N)
-    if not kept_N.all():
-        columns = {name: column.filter(pa.array(kept_N)) for name, column in columns.items()}
-        columns |= {key: in_use(columns[key]) for key in ids}
-    report.dates |= part.dates
-    weighs = None if weights_N is None or not kept_N.any() else bool(weights_N[kept_N].any())
-    return pa.table(columns).replace_schema_metadata({TIMESTAMPS: b"\xc2\xb5s"} if part.dates else None), weighs
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
 
 
-def _lists_of(column: pa.ChunkedArray, name: str, file: DataFile) -> pa.ChunkedArray:
-    """Lists of ids, as strings."""
-    kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not (
-        pa.types.is_string(kind.value_type) or pa.types.is_integer(kind.value_type)
-    ):
-        raise file.wrong(name, "lists of ids, strings or integers", kind)
-    return column.cast(pa.list_(pa.string()))
+def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], queries: IdTexts, labels: IdTexts
+              ) -> str:  # fmt: skip
+    """Number the ids of a log, weigh its rows, and leave the bad ones out, each noted for `settle` to judge.
 
-
-def _check_times(checks: RowChecks, part: _Part, data: DataConfig, unit: str | None, now: datetime) -> None:
-    """Count missing times as bad, implausible ones only where bad rows are dropped."""
-    name, times_N = data.timestamp or "", part.times
-    if times_N is None:
-        return
-    raw, finite_N = part.table[name], np.isfinite(times_N)
-    text = pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)
-    expected = "numbers or timestamps" if text else "finite numbers"
-    checks.add(name, ~finite_N, expected=expected, found=None, values=raw)
-    if unit is None:
-        return
-    odd_N = finite_N & implausible(times_N, unit, now=now)
-    drop = data.on_bad_row == "drop"
-    for other in UNITS:
-        if other != unit and odd_N.any():
-            mixed_N = odd_N & ~implausible(times_N, other, now=now)
-            first = times_N[mixed_N][0] if mixed_N.any() else 0.0
-            found = f"{other} ({first:.0f}, {in_words(first, other)})"
-            checks.add(name, mixed_N, expected=f"{unit} as in most rows", found=found, fatal=drop)
-            odd_N &= ~mixed_N
-    if odd_N.any():
-        found = in_words(float(times_N[odd_N][0]), unit)
-        checks.add(name, odd_N, expected="times since 1990 and not in the future", found=found, fatal=drop)
-
-
-def _weights(
-    checks: RowChecks, part: _Part, data: DataConfig, report: RowReport, newest: float | None
-) -> tuple[Float64 | None, Bools]:
-    """Return weights by column, event type and age, float64 [N]; and rows whose event type weighs 0, bool [N]."""
-    weights_N, unused_N = None, np.zeros(len(part.numbers), bool)
-    if data.weight:
-        raw = part.table[data.weight]
-        weights_N = as_numbers(raw)
-        if weights_N is None:
-            raise part.file.wrong(data.weight, "numbers", raw.type)
-        text = pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type)
-        expected = "numbers" if text else "finite numbers"
-        checks.add(data.weight, ~np.isfinite(weights_N), expected=expected, found=None, values=raw)
-        large_N = np.isfinite(weights_N) & (weights_N > np.finfo(np.float32).max)
-        checks.add(data.weight, weights_N < 0, expected="weights >= 0", found=None, values=weights_N)
-        checks.add(data.weight, large_N, expected="weights that float32 can hold", found=None, values=weights_N)
-        weights_N = np.where(large_N, np.inf, weights_N)
-    if data.events and data.events.column:
-        by_event_N = _event_weights(checks, part, data.events.column, data.events.weights)
-        unused_N = by_event_N == 0
-        weights_N = by_event_N if weights_N is None else weights_N * by_event_N
-    if data.events and data.events.half_life and part.times is not None:
-        if report.unit is None or newest is None:
-            raise DataError(
-                "data.events.half_life: expected data.timestamp as dates, or as seconds, milliseconds, microseconds "
-                f"or nanoseconds since 1970, found other numbers in {part.file.name}"
-            )
-        ages_N = np.maximum(newest - part.times, 0) / (seconds_of(data.events.half_life) * UNITS[report.unit])
-        decay_N = np.exp2(-ages_N)
-        weights_N = decay_N if weights_N is None else weights_N * decay_N
-    return weights_N, unused_N
-
-
-def _event_weights(checks: RowChecks, part: _Part, name: str, weights: dict[str, float]) -> Float64:
-    """Return what every row's event type weighs, float64 [N], NaN of unlisted ones, which are bad rows."""
-    column = part.table[name]
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind)):
-        raise part.file.wrong(name, "event types as strings or integers", column.type)
-    encoded = encode_ids(column, name, part.file)
-    types = encoded.dictionary.to_pylist()
-    by_type = np.array([*(weights.get(each, np.nan) for each in types), np.nan])
-    at_N = np.asarray(pc.fill_null(encoded.indices, len(types)))
-    counts = np.bincount(at_N, minlength=len(types) + 1)
-    others = [f"{each!r} ({counts[at]:,})" for at, each in enumerate(types) if each not in weights]
-    missing = ["null"] if counts[-1] else []
-    checks.add(
-        name,
-        np.isnan(by_type[at_N]),
-        expected=f"one of {', '.join(weights)} (weight 0 leaves a type out)",
-        found=", ".join([*others[:5], *missing]),
-    )
-    found_N: Float64 = by_type[at_N]
-    return found_N
-
-
-_OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "=": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-    "in": lambda column, values: pc.is_in(column, value_set=values),
-    "not in": lambda column, values: pc.invert(pc.is_in(column, value_set=values)),
-}
-
-
-def rows_that_meet(conditions: Sequence[Condition], table: pa.Table, file: DataFile) -> Bools:
-    """Return rows that meet every condition, bool [N]; a null meets none.
-
-    Args:
-        conditions: `(column, operator, value)`.
+    Returns:
+        A table of `place`, `file`, codes `query` and `label`, and `time`, `weight`, `event`, `shown` and contexts where
+        the log has them.
     """
-    meets_N = np.ones(table.num_rows, bool)
-    for name, operator, operand in conditions:
-        column = table[name]
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        many = isinstance(operand, list)
-        try:
-            column, values = _alike(column, operand if many else [operand])
-            found = _OPERATORS[operator](column, values if many else values[0])
-        except (pa.ArrowNotImplementedError, ValueError, TypeError) as error:
-            raise file.wrong(name, f"what can be compared with {operand!r} (data.filter)", column.type) from error
-        meets_N &= np.asarray(pc.fill_null(pc.and_kleene(found, pc.is_valid(column)), False))
-    return meets_N
+    engine, made = log.engine, log.engine.name("checked")
+    cells = {"place": "log.rowid", "file": log.column("file"), "query": "queries.code", "label": "labels.code"}
+    if log.time is not None:
+        cells["time"] = log.time
+    if log.has("weight"):
+        cells["given"] = log.column("weight")
+    if log.has("event"):
+        types = f"[{', '.join(map(literal, _weights(data)))}]"
+        cells["event"] = f"list_position({types}, {log.column('event')})::INTEGER - 1"
+    cells |= {name: log.column(name) for name in log.table.kinds if name == "shown" or name.startswith(CONTEXT)}
+    weight = _weight(log, data, errors)
+    if weight is not None:
+        cells["weight"] = weight
+    engine.run(
+        f"CREATE TABLE {made} AS SELECT {', '.join(f'{cell} AS {quoted(name)}' for name, cell in cells.items())} "
+        f"FROM {log.table.name} AS log "
+        f"LEFT JOIN {queries.table} AS queries ON log.{log.column('query')} = queries.text "
+        f"LEFT JOIN {labels.table} AS labels ON log.{log.column('label')} = labels.text WHERE {log.alive}"
+    )
+    checks = [*queries.checks("query", data.query_id, data.placeholders),
+              *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data),
+              *_weight_checks(log, data)]  # fmt: skip
+    bad = find_problems(engine, made, checks, {at: (part.opened, part.first) for at, part in log.parts.items()}, report)
+    unused = "false"
+    if log.has("event"):
+        nothing = [at for at, each in enumerate(_weights(data).values()) if each == 0]
+        unused = f"coalesce(event IN ({_listed(nothing) or 'NULL'}), false)"
+    dropped, unweighted = engine.row(
+        f"SELECT count(*) FILTER ({bad}), count(*) FILTER (NOT ({bad}) AND {unused}) FROM {made}"
+    )
+    report.dropped += dropped
+    report.unweighted += unweighted
+    if dropped or unweighted:
+        engine.run(f"DELETE FROM {made} WHERE ({bad}) OR {unused}")
+    if weight is not None:
+        zeros = engine.rows(f"SELECT file FROM {made} GROUP BY file HAVING NOT bool_or(weight > 0) ORDER BY file")
+        errors.extend(
+            f"{log.parts[at].opened.file.name}: column {data.weight or 'weight'!r}: expected some weight > 0, "
+            "found only zeros"
+            for (at,) in zeros
+        )
+    if log.has("weight"):
+        engine.run(f"ALTER TABLE {made} DROP given")
+    return made
 
 
-def _alike(column: pa.ChunkedArray, operands: list[Any]) -> tuple[pa.ChunkedArray, pa.Array]:
-    """Return a column and values of one type: text is read as numbers or times where the recipe has such."""
-    kind = column.type
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    if isinstance(operands[0], date):
-        wanted = pa.timestamp("us", kind.tz if pa.types.is_timestamp(kind) else None)
-        if not (text or pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-            raise ValueError("a date beside no times")
-        times = [each if isinstance(each, datetime) else datetime(each.year, each.month, each.day) for each in operands]
-        return column.cast(wanted, safe=False), pa.array(times).cast(wanted)
-    if pa.types.is_null(kind):
-        return column, pa.nulls(len(operands))
-    if text and not isinstance(operands[0], str):
-        return column.cast(pa.float64()), pa.array(operands, pa.float64())
-    if pa.types.is_integer(kind) and any(isinstance(each, float) for each in operands):
-        return column.cast(pa.float64(), safe=False), pa.array(operands, pa.float64())
-    return column, pa.array(operands).cast(kind)
+def _weights(data: DataConfig) -> dict[str, float]:
+    return data.events.weights if data.events and data.events.column else {}
+
+
+def _weight(log: Log, data: DataConfig, errors: list[str]) -> str | None:
+    """Return what a row weighs by its column, its event type and its age; None where all weigh alike."""
+    factors = []
+    if log.has("weight"):
+        given = log.column("weight")
+        factors.append(f"CASE WHEN {given} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {given} END")
+    if weights := _weights(data):
+        of_types, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
+        factors.append(f"list_extract([{of_types}], list_position([{types}], {log.column('event')}))")
+    if data.events and data.events.half_life and log.clock is not None:
+        if log.clock.unit is None or log.clock.newest is None:
+            first = next(iter(log.parts.values())).opened.file.name
+            errors.append(
+                "data.events.half_life: expected data.timestamp as dates, or as seconds, milliseconds, microseconds "
+                f"or nanoseconds since 1970, found other numbers in {first}"
+            )
+        else:
+            half = double(seconds_of(data.events.half_life) * UNITS[log.clock.unit])
+            factors.append(f"pow(2, -greatest({double(log.clock.newest)} - {log.time}, 0) / {half})")
+    return f"({' * '.join(f'({factor})' for factor in factors)})::DOUBLE" if factors else None
+
+
+def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
+    """Yield what may be wrong with times: missing ones always, implausible ones only where bad rows are dropped."""
+    name, clock = data.timestamp, log.clock
+    if name is None or clock is None:
+        return
+    yield Check(name, "NOT isfinite(time) OR time IS NULL", "finite numbers", raw=name, of_text="numbers or timestamps")
+    if clock.unit is None:
+        return
+    drop, odd = data.on_bad_row == "drop", f"isfinite(time) AND NOT {clock.plausible('time', clock.unit)}"
+    for other in UNITS:
+        if other == clock.unit:
+            continue
+
+        def mixed(first: float, other: str = other) -> str:
+            return f"{other} ({first:.0f}, {time_in_words(first, other)})"
+
+        is_other = clock.plausible("time", other)
+        yield Check(
+            name, f"{odd} AND {is_other}", f"{clock.unit} as in most rows", value="time", shown=mixed, fatal=drop
+        )
+        odd += f" AND NOT {is_other}"
+    expected = "times since 1990 and not in the future"
+    yield Check(name, odd, expected, value="time", shown=lambda first: time_in_words(first, clock.unit), fatal=drop)
+
+
+def _weight_checks(log: Log, data: DataConfig) -> Iterator[Check]:
+    """Yield what may be wrong with weights and event types."""
+    if name := data.weight:
+        yield Check(name, "NOT isfinite(given) OR given IS NULL", "finite numbers", raw=name, of_text="numbers")
+        yield Check(name, "given < 0", "weights >= 0", value="given")
+        yield Check(name, f"isfinite(given) AND given > {_FLOAT32!r}", "weights that float32 can hold", value="given")
+    if weights := _weights(data):
+        event = (data.events.column if data.events else None) or ""
+        expected = f"one of {', '.join(weights)} (weight 0 leaves a type out)"
+        yield Check(event, "event IS NULL", expected, counted=lambda file: _unlisted(log, weights, file))
+
+
+def _unlisted(log: Log, weights: Iterable[str], file: int) -> str:
+    """Return the event types of a file that have no weight, and how many rows each has."""
+    event, known = log.column("event"), ", ".join(map(literal, weights))
+    found = log.engine.rows(
+        f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.column('file')} = {file} AND "
+        f"({event} IS NULL OR {event} NOT IN ({known})) GROUP BY 1 ORDER BY min(rowid)"
+    )
+    others = [f"{name!r} ({count:,})" for name, count in found if name is not None]
+    return ", ".join([*others[:5], *(["null"] if any(name is None for name, _ in found) else [])])
+
+
+def _meets(opened: Opened, condition: Condition, value: str, kind: str) -> str:
+    """Return whether a column's value meets a condition; text is compared as numbers or times with such operands."""
+    name, operator, operand = condition
+    operands = operand if isinstance(operand, list) else [operand]
+    first = operands[0]
+    if isinstance(first, str) and is_number(kind):
+        with suppress(ValueError):  # not all of them numbers
+            operands = [float(each) for each in operands]
+            first = operands[0]
+    if isinstance(first, date):
+        left = micros_of(value, kind)
+        of_operand = [f"epoch_us({literal(_utc(each).isoformat(' '))}::TIMESTAMP)" for each in operands]
+    elif isinstance(first, bool):
+        left = value if kind == "BOOLEAN" else f"TRY_CAST({value} AS BOOLEAN)" if is_text(kind) else None
+        of_operand = [str(each).lower() for each in operands]
+    elif isinstance(first, str):
+        left = text_of(value, kind) if is_text(kind) or kind in ("BOOLEAN", "DATE", "UUID") else None
+        of_operand = [literal(each) for each in operands]
+    else:
+        left = number_of(value, kind)
+        of_operand = [double(each) for each in operands]
+    read = left is not None and (
+        left == value or not is_text(kind)
+        or opened.engine.row(f"SELECT count({left}) > 0 OR count({value}) = 0 FROM {opened.relation}")[0]
+    )  # fmt: skip
+    if not read:
+        raise opened.file.wrong(name, f"what can be compared with {operand!r} (data.filter)", in_words(kind))
+    if isinstance(operand, list):
+        return f"({left}) {operator.upper()} ({', '.join(of_operand)})"
+    return f"({left}) {'<>' if operator == '!=' else operator} {of_operand[0]}"
+
+
+def _utc(day: date) -> datetime:
+    """Return a date or time as UTC without a zone."""
+    if not isinstance(day, datetime):
+        return datetime(day.year, day.month, day.day)
+    return day if day.tzinfo is None else day.astimezone(UTC).replace(tzinfo=None)

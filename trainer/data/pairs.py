@@ -5,15 +5,12 @@ Legend: `N` pairs, `Q` queries, `A` requests: a query in one context, with the a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from itertools import pairwise
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
-from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 
 _AT_ONCE = 1 << 24
 
@@ -101,33 +98,13 @@ class Pairs:
             return rows
         return rows * (int(self.objectives.max()) + 1) + self.objectives
 
-    def take(self, rows: npt.NDArray[np.integer] | Bools | slice, scratch: Scratch = IN_MEMORY) -> Pairs:
-        """Return the pairs of some rows.
+    def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
+        """Return the pairs of some rows: numbers int [n], a mask bool [N], or a slice, whose pairs are not copied."""
+        return Pairs(**{name: column[rows] for name, column in self.columns().items()})
 
-        Args:
-            rows: numbers int [n], a mask bool [N], or a slice, whose pairs stay where they are.
-        """
-        columns = self.columns()
-        if isinstance(rows, slice):
-            return Pairs(**{name: column[rows] for name, column in columns.items()})
-        mask = rows.dtype == np.bool_
-        parts = (
-            {name: column[block][rows[block]] if mask else column[rows[block]] for name, column in columns.items()}
-            for block in scratch.blocks(len(rows))
-        )
-        return self.joined(parts, scratch)
-
-    def sorted(self, scratch: Scratch = IN_MEMORY, *, by_time: bool = True) -> Pairs:
-        """Sorted by query, then time; equals keep their order.
-
-        Args:
-            scratch: where they are put; more than it works on at a time are parted by query, and sorted part by part.
-            by_time: False leaves the pairs of a query in their order.
-        """
-        if len(self) > scratch.pairs:
-            return self.joined((part.sorted(by_time=by_time).columns() for part in self._parted(scratch)), scratch)
-        keys = (self.times, self.queries) if by_time and self.times is not None else (self.queries,)
-        return self.take(np.lexsort(keys), scratch)
+    def sorted(self) -> Pairs:
+        """Return the pairs by query, then time; equals keep their order."""
+        return self.take(np.lexsort((self.queries,) if self.times is None else (self.times, self.queries)))
 
     def followed_by(self, later: Pairs) -> Pairs:
         """Both, sorted, as each has to be; where times are equal or absent, `later` comes after."""
@@ -152,42 +129,27 @@ class Pairs:
         """Return start of every query's pairs, int64 [Q + 1]."""
         return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)
 
-    def runs(self, scratch: Scratch) -> Iterator[slice]:
-        """Return slices of what is sorted by query, about as many as are worked on at a time, all pairs of a query in
-        one."""
-        start = 0
-        while start < len(self):
-            last = self.queries[min(start + scratch.pairs, len(self)) - 1]
-            end = int(np.searchsorted(self.queries, last, side="right"))
-            yield slice(start, end)
-            start = end
-
     def columns(self) -> dict[str, Array]:
         """Return those that there are, [N] each, by their names."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 
-    def joined(self, parts: Iterable[Mapping[str, Array]], scratch: Scratch) -> Pairs:
-        """Return pairs of the same columns, of parts of them, [n] each, that come one after the other."""
-        types = {name: column.dtype for name, column in self.columns().items()}
-        return Pairs(**scratch.columns(types, parts))
 
-    def _parted(self, scratch: Scratch) -> Iterator[Pairs]:
-        """Return the pairs of one range of queries after the other, in their order."""
-        counts_Q = self.per_query()
-        range_Q = (np.cumsum(counts_Q) - counts_Q) // scratch.pairs
-        sizes = np.bincount(range_Q, counts_Q).astype(np.int64)
-        ends = np.cumsum(sizes)
-        at, columns = ends - sizes, self.columns()
-        parted = {name: scratch.empty(len(self), column.dtype) for name, column in columns.items()}
-        for block in scratch.blocks(len(self)):
-            range_n = range_Q[self.queries[block]]
-            order_n = np.argsort(range_n, kind="stable")
-            bounds = np.searchsorted(range_n, np.arange(len(sizes) + 1), sorter=order_n)
-            for number, (start, end) in enumerate(pairwise(bounds)):
-                to = slice(at[number], at[number] + end - start)
-                for name, column in columns.items():
-                    parted[name][to] = column[block][order_n[start:end]]
-                at[number] = to.stop
-        for size, end in zip(sizes, ends, strict=True):
-            yield Pairs(**{name: column[end - size : end] for name, column in parted.items()})
+def once_each(pairs: Pairs) -> Pairs:
+    """Return every pair, of every objective, once: the latest, in its place, with the largest weight of all.
+
+    Args:
+        pairs: sorted, as a data set holds them.
+    """
+    keys = pairs.owner_keys * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
+    distinct, last_from_end, inverse = np.unique(keys[::-1], return_index=True, return_inverse=True)
+    if len(distinct) == len(keys):
+        return pairs
+    rows = len(keys) - 1 - last_from_end
+    order = np.argsort(rows)
+    kept = pairs.take(rows[order])
+    if pairs.weights is None:
+        return kept
+    largest = np.zeros(len(distinct), np.float32)
+    np.maximum.at(largest, inverse, pairs.weights[::-1])
+    return replace(kept, weights=largest[order])

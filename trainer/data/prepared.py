@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, fields
 from datetime import datetime
 from pathlib import Path
-from time import time
 from typing import Any
 
 import numpy as np
@@ -23,13 +21,12 @@ import pyarrow as pa
 
 from longtail.bundle import BundleExistsError, atomic_directory
 from longtail.bundle.arrays import Array
+from longtail.tables import find_files
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
-from longtail.trainer.data.files import find_files
 from longtail.trainer.data.pairs import Pairs, Requests
 from longtail.trainer.data.problems import Problem, RowReport
-from longtail.trainer.data.scratch import IN_MEMORY, Scratch
 from longtail.trainer.devices import first_before_others
 from longtail.trainer.errors import DataError
 
@@ -38,8 +35,6 @@ _MANIFEST = "prepared.json"
 _SPLITS = ("train", "valid", "test")
 _TABLES = ("query_table", "label_table", "contexts")
 _IDS = ("query_ids", "label_ids")
-_GIVEN_UP = 86_400
-"""Seconds after which what an attempt has read, and no other has taken up, is removed."""
 _MAPPED = 1 << 16
 """Bytes from which an array is mapped and not read."""
 
@@ -65,33 +60,20 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
     with first_before_others("the prepared data set"):
         if not folder.exists():
-            reading = root / f".{folder.name}.reading"
-            _allow_many_files()
-            dataset = _load(recipe, Scratch(reading, recipe.data.memory))
             with suppress(BundleExistsError), atomic_directory(folder) as working:  # of another job by now
-                _write(dataset, working, files)
-            del dataset
-            shutil.rmtree(reading, ignore_errors=True)
+                _write(_load(recipe, working), working, files)
             _remove_stale(root, kept=folder)
         return _read(folder), folder
 
 
-def _allow_many_files() -> None:
-    """Raise the limit of open files to the most allowed: each mapped file of a log counts as open."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # where no limit is more than the system has
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _load(recipe: Recipe, scratch: Scratch = IN_MEMORY) -> Dataset:
-    return load_dataset(recipe.weighted_data, **_read_by(recipe), scratch=scratch)
+def _load(recipe: Recipe, folder: Path | None = None) -> Dataset:
+    return load_dataset(recipe.weighted_data, **_read_by(recipe), folder=folder)
 
 
 def _read_by(recipe: Recipe) -> dict[str, Any]:
     """Return how `load_dataset` reads, beside the section."""
     return {
         "seed": recipe.seed,
-        "strings": recipe.string_columns,
         "columns": recipe.table_columns,
         "context": recipe.context_columns,
         "objectives": recipe.objective_of_type,
@@ -104,15 +86,12 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
-    """Return name, size and time of change, ns, of every file that a recipe names; of a remote one in place of the time
-    what fsspec makes of all that its store says of it."""
+    """Return name, size and version of every file that a recipe names."""
     data, found = recipe.data, []
     tables = [(places, "table") for places in (data.queries, data.labels)]
     for places, kind in [*((getattr(data, split), data.format) for split in _SPLITS), *tables]:
         for file in [] if places is None else find_files(places, kind):
-            about, handler = file.filesystem.get_file_info(file.path), getattr(file.filesystem, "handler", None)
-            version = about.mtime_ns if handler is None else handler.fs.checksum(file.path)
-            found.append((file.name, about.size, version))
+            found.append((file.name, *file.version()))
     return found
 
 
@@ -127,7 +106,8 @@ def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
 
 def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) -> None:
     for name, array in _arrays_of(dataset):
-        np.save(folder / name, array, allow_pickle=False)
+        if not (folder / name).exists():  # reading has written the larger ones
+            np.save(folder / name, array, allow_pickle=False)
     for name in (*_IDS, *_TABLES):
         table = getattr(dataset, name)
         if table is not None:
@@ -201,9 +181,6 @@ def _table(path: Path) -> pa.Table:
 def _remove_stale(root: Path, *, kept: Path) -> None:
     """Remove data sets of files that `kept` was read from when they were others."""
     files = {name: about for name, *about in json.loads((kept / _MANIFEST).read_text(encoding="utf-8"))["files"]}
-    for path in root.glob(".*.reading"):
-        if time() - path.stat().st_mtime > _GIVEN_UP:
-            shutil.rmtree(path, ignore_errors=True)
     for path in root.glob(f"[!.]*/{_MANIFEST}"):  # those that are being written begin with a dot
         others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
         if any(files.get(name, about) != about for name, about in others.items()):

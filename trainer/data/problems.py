@@ -1,16 +1,13 @@
-"""What is wrong with the rows of files: found everywhere first, then refused or left out, in one report.
-
-Legend: `N` rows.
-"""
+"""What is wrong with the rows of files: found everywhere first, then refused or left out, in one report."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-import numpy as np
-
-from longtail.bundle.arrays import Bools, Int64
+from longtail.tables.engine import Engine, Opened, Rejected
+from longtail.tables.values import is_text
 from longtail.trainer.config import DataConfig
 from longtail.trainer.errors import DataError
 
@@ -23,7 +20,8 @@ class Problem:
 
     Attributes:
         expected, found: what a row should hold, and what the first of these holds.
-        rows: numbers of the first few, from 0, without a header.
+        column: empty where it is lines of a text file that are no rows.
+        rows: numbers of the first few, from 0, without a header; of lines, from 1.
         fatal: whether such a row is refused, or left out; else it is only reported.
     """
 
@@ -45,13 +43,15 @@ class Problem:
 
     def among(self, files: int, count: int) -> str:
         """In words: these rows, and as many in as many files as have the same wrong with them."""
-        where = f"row {self.rows[0]}"
+        unit = "row" if self.column else "line"
+        where = f"{unit} {self.rows[0]}"
         if count > 1:
             more = ", …" if self.count > len(self.rows) else ""
             of = " of the first" if files > 1 else ""
-            where = f"{count:,} rows ({', '.join(map(str, self.rows))}{more}{of})"
+            where = f"{count:,} {unit}s ({', '.join(map(str, self.rows))}{more}{of})"
         others = f" and {files - 1} more" if files > 1 else ""
-        return f"{self.file}{others}: column {self.column!r}: expected {self.expected}, found {self.found} in {where}"
+        column = f"column {self.column!r}: " if self.column else ""
+        return f"{self.file}{others}: {column}expected {self.expected}, found {self.found} in {where}"
 
 
 def in_words(problems: list[Problem]) -> list[str]:
@@ -104,6 +104,14 @@ class RowReport:
             rows = [*old.rows, *new.rows][:_SHOWN]
             self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
 
+    def reject(self, file: str, lines: Sequence[Rejected]) -> None:
+        """Note lines of a text file that are no rows."""
+        kinds: dict[tuple[str, str], list[int]] = {}
+        for line in lines:
+            kinds.setdefault((line.expected, line.found), []).append(line.line)
+        self.dropped += len(lines)
+        self.note(Problem(file, "", *kind, at[:_SHOWN], len(at)) for kind, at in kinds.items())
+
     def lines(self) -> list[str]:
         """In words, for people; empty where every row counts and nothing is wrong."""
         counts = {
@@ -123,42 +131,73 @@ class RowReport:
         return lines
 
 
-class RowChecks:
-    """Finds bad rows of one file and remembers which they are.
+@dataclass(frozen=True)
+class Check:
+    """Rows of a table in DuckDB that are wrong.
 
-    Args:
-        rows_N: numbers of its rows, int64 [N].
-        fatal: rows that a check marks as bad, bool [N].
+    Attributes:
+        condition: of the wrong rows.
+        found: what they hold; or else one of the following says it of the first of them.
+        raw: a column of their file as it is written there; `of_text` is then expected of text.
+        value: an expression, which `shown` puts into words.
+        counted: returns it for a file, by its number.
+        fatal: whether such a row is refused, or left out; else it is only reported.
     """
 
-    def __init__(self, file: str, rows_N: Int64) -> None:
-        self.file, self.rows_N = file, rows_N
-        self.fatal = np.zeros(len(rows_N), bool)
-        self.problems: list[Problem] = []
+    column: str
+    condition: str
+    expected: str
+    found: str | None = None
+    raw: str | None = None
+    of_text: str | None = None
+    value: str = "NULL"
+    shown: Callable[[Any], str] = str
+    counted: Callable[[int], str] | None = None
+    fatal: bool = True
 
-    def add(self, column: str, wrong_N: Bools, *, expected: str, found: str | None, values: object = None,
-            fatal: bool = True) -> None:  # fmt: skip
-        """Note the rows of a mask, if there are any.
 
-        Args:
-            wrong_N: which, bool [N].
-            found: what they hold; None shows the first of `values`.
-            fatal: whether such a row is refused or left out.
-        """
-        at = np.flatnonzero(wrong_N)
-        if not len(at):
-            return
-        if found is None:
-            found = _shown(values[int(at[0])])  # type: ignore[index]
-        rows = self.rows_N[at[:_SHOWN]].tolist()
-        self.problems.append(Problem(self.file, column, expected, found, rows, len(at), fatal))
-        if fatal:
-            self.fatal |= wrong_N
+def find_problems(
+    engine: Engine, table: str, checks: Sequence[Check], files: Mapping[int, tuple[Opened, int]], report: RowReport
+) -> str:
+    """Note the wrong rows of a table, file after file; return the condition of those that are refused or left out.
+
+    Args:
+        table: with `file`, a number, and `place`, a row's number.
+        files: each with the place of its first row, by number.
+    """
+    if not checks:
+        return "false"
+    counts = engine.row(f"SELECT {', '.join(f'count(*) FILTER ({check.condition})' for check in checks)} FROM {table}")
+    checks = [check for check, count in zip(checks, counts, strict=True) if count]
+    if not checks:
+        return "false"
+    cells = ", ".join(
+        f"count(*) FILTER ({check.condition}), min(place, {_SHOWN}) FILTER ({check.condition}), "
+        f"arg_min({check.value}, place) FILTER ({check.condition})"
+        for check in checks
+    )
+    for file, *found in engine.rows(f"SELECT file, {cells} FROM {table} GROUP BY file ORDER BY file"):
+        opened, first = files[file]
+        problems = []
+        for at, check in enumerate(checks):
+            count, places, value = found[3 * at : 3 * at + 3]
+            if not count:
+                continue
+            rows, expected, words = [place - first for place in places], check.expected, check.found
+            if check.raw is not None and check.raw in opened.names:
+                column, kind = opened.column(check.raw)
+                expected = check.of_text or expected if is_text(kind) else expected
+                words = _shown(opened.value(column, rows[0]))
+            elif check.counted is not None:
+                words = check.counted(file)
+            words = check.shown(value) if words is None else words
+            problems.append(Problem(opened.file.name, check.column, expected, words, rows, count, check.fatal))
+        report.note(problems)
+    return " OR ".join(f"({check.condition})" for check in checks if check.fatal) or "false"
 
 
 def _shown(value: object) -> str:
-    plain = value.as_py() if hasattr(value, "as_py") else value
-    return repr(plain) if isinstance(plain, str) else str(plain)
+    return repr(value) if isinstance(value, str) else "null" if value is None else str(value)
 
 
 def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: int) -> None:

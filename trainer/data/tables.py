@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.tables import find_files
+from longtail.tables.engine import Engine, Opened
+from longtail.tables.table import Table, read_table
+from longtail.tables.values import micros_of, number_of
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.files import DataFile, decoded, find_files, joined, read_columns
-from longtail.trainer.data.ids import check_ids, encode_ids
-from longtail.trainer.data.problems import RowChecks, RowReport
-from longtail.trainer.data.times import as_times
+from longtail.trainer.data.ids import checks_of_texts, id_of
+from longtail.trainer.data.problems import Check, Problem, RowReport, find_problems
 from longtail.trainer.errors import DataError
+
+_ID, _SINCE, _DATES, _COLUMN = "id", "since", "dates", "column:"
 
 
 @dataclass(frozen=True)
@@ -24,60 +28,101 @@ class IdTable:
 
     Attributes:
         ids: strings; distinct, but in a table of `data.valid_from`, whose rows are versions.
+        since: from when each row holds, float64; None without `data.valid_from`.
+        dates: whether these are dates, in microseconds.
     """
 
     ids: pa.Array
     table: pa.Table
+    since: pa.Array | None = None
+    dates: bool = False
 
     def aligned(self, ids: pa.Array) -> pa.Table:
         """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
-        rows = pc.index_in(ids, value_set=self.ids)
+        rows = pc.index_in(ids, value_set=self.ids.cast(ids.type))
         values = self.table.combine_chunks()
         in_order = len(ids) == len(values) and rows.equals(pa.array(np.arange(len(ids)), rows.type))
         return values if in_order else values.take(rows)
 
 
 def read_feature_table(
-    places: Places, id_column: str, data: DataConfig, report: RowReport, *, strings: Iterable[str],
+    engine: Engine, places: Places, id_column: str, data: DataConfig, report: RowReport, *,
     columns: Sequence[str] | None, valid_from: str | None = None,
 ) -> IdTable:  # fmt: skip
     """Return a feature table of any number of files; bad rows are left out and noted, for `settle` to judge.
 
     Args:
-        strings: columns that text formats must not read as numbers or dates.
         columns: those that are needed beside the ids; None reads all.
         valid_from: column of times, where an id has a row for each of its versions.
     """
-    tables, ids = [], []
-    wanted = None if columns is None else [id_column, *columns]
-    as_text = [id_column, *strings, *([valid_from] if valid_from else [])]
-    for file in find_files(places, "table"):
-        table = read_columns(file, wanted, strings=as_text)
-        if id_column not in table.column_names:
-            raise DataError(f"{file.name}: expected a column {id_column!r}, found {', '.join(table.column_names)}")
-        of_file = encode_ids(table[id_column], id_column, file)
-        checks = RowChecks(file.name, np.arange(table.num_rows))
-        check_ids(checks, id_column, of_file, data.placeholders)
+    where = shown(places)
+
+    def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+        value, kind = opened.column(id_column)
+        made = {
+            "file": (f"{number}::INTEGER", "INTEGER"),
+            _ID: id_of(opened, id_column, value, kind),
+        }
         if valid_from is not None:
-            _check_times(checks, valid_from, table, file)
-        report.problems += checks.problems
-        report.dropped += int(checks.fatal.sum())
-        table = decoded(table)
-        good = pa.array(~checks.fatal)
-        ids.append(of_file.dictionary_decode().filter(good))
-        tables.append(table if not checks.fatal.any() else table.filter(good))
-    read = IdTable(pa.concat_arrays(ids), joined(tables, shown(places)))
-    return read if valid_from is not None else _distinct(read, id_column, shown(places), data, report)
+            made |= _times(opened, valid_from)
+        names = opened.names
+        if columns is not None and {*columns} <= {*names}:
+            names = [id_column, *columns]
+        return made | {f"{_COLUMN}{name}": opened.column(name) for name in dict.fromkeys(names)}
+
+    table = read_table(engine, find_files(places, "table"), wanted, where)
+    table.find_types([name for name in table.kinds if name.startswith(_COLUMN)])
+    read = _good_rows(table, id_column, data, report, where, valid_from)
+    return read if valid_from is not None else _distinct(read, id_column, where, data, report)
 
 
-def _check_times(checks: RowChecks, name: str, table: pa.Table, file: DataFile) -> None:
-    """Note rows without a time."""
-    if name not in table.column_names:
-        raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(table.column_names)}")
-    times_N = as_times(table[name])
-    if times_N is None:
-        raise file.wrong(name, "numbers or timestamps", table[name].type)
-    checks.add(name, ~np.isfinite(times_N), expected="finite numbers or timestamps", found=None, values=table[name])
+def _times(opened: Opened, name: str) -> dict[str, tuple[str, str]]:
+    value, kind = opened.column(name)
+    number, micros = number_of(value, kind), micros_of(value, kind)
+    if number is None and micros is None:
+        raise opened.file.wrong(name, "numbers or timestamps", kind.lower())
+    if number is not None and micros is not None:  # text
+        numbers, dates = opened.engine.row(f"SELECT count({number}), count({micros}) FROM {opened.relation}")
+        number, micros = (number, None) if numbers or not dates else (None, micros)
+    return {_SINCE: (number or f"({micros})::DOUBLE", "DOUBLE"), _DATES: (str(number is None).lower(), "BOOLEAN")}
+
+
+def _good_rows(
+    table: Table, id_column: str, data: DataConfig, report: RowReport, where: str, valid_from: str | None
+) -> IdTable:
+    """Return the rows that have an id, and a time where they need one."""
+    engine, id_ = table.engine, table.column(_ID)
+    view = engine.name("checked")
+    engine.run(f"CREATE VIEW {view} AS SELECT *, rowid AS place, {table.column('file')} AS file FROM {table.name}")
+    checks = [*checks_of_texts(engine, table.name, id_, id_column, data.placeholders)]
+    if valid_from is not None:
+        since = table.column(_SINCE)
+        wrong = f"{since} IS NULL OR NOT isfinite({since})"
+        checks.append(Check(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
+    parts = {part.number: (part.opened, part.first) for part in table.parts}
+    for part in table.parts:
+        report.reject(part.opened.file.name, part.rejected)
+    bad = find_problems(engine, view, checks, parts, report)
+    report.dropped += engine.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
+    names = [name for name in table.kinds if name.startswith(_COLUMN)]
+    found = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], f"NOT ({bad})")
+    ids, values = (
+        one_chunk(found[_ID]),
+        found.select(names).rename_columns([name.removeprefix(_COLUMN) for name in names]),
+    )
+    if valid_from is None:
+        return IdTable(ids, values)
+    kinds = pc.unique(found[_DATES]).to_pylist()
+    if len(kinds) > 1:
+        raise DataError(f"{where}: column {valid_from!r}: expected numbers or dates in all files, found both")
+    return IdTable(ids, values, found[_SINCE].combine_chunks(), kinds == [True])
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column in one piece; text beyond 2 GiB as `large_string`."""
+    if pa.types.is_string(column.type) and column.nbytes > np.iinfo(np.int32).max:
+        column = column.cast(pa.large_string())
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _distinct(read: IdTable, id_column: str, where: str, data: DataConfig, report: RowReport) -> IdTable:
@@ -94,10 +139,9 @@ def _distinct(read: IdTable, id_column: str, where: str, data: DataConfig, repor
         )
     first_N = np.zeros(len(encoded), bool)
     first_N[np.unique(encoded.indices.to_numpy(), return_index=True)[1]] = True
-    checks = RowChecks(where, np.arange(len(encoded)))
+    again = np.flatnonzero(~first_N)
     found = f"{encoded.dictionary[worst].as_py()!r} {counts[worst]} times, and its like,"
-    checks.add(id_column, ~first_N, expected="distinct ids", found=found)
-    report.problems += checks.problems
-    report.dropped += int((~first_N).sum())
+    report.note([Problem(where, id_column, "distinct ids", found, again[:5].tolist(), len(again))])
+    report.dropped += len(again)
     good = pa.array(first_N)
-    return IdTable(read.ids.filter(good), read.table.filter(good))
+    return replace(read, ids=read.ids.filter(good), table=read.table.filter(good))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.ids import parts_of
-from longtail.trainer.data.files import DataFile, decoded, joined, read_columns
-from longtail.trainer.data.times import as_times
+from longtail.trainer.drafting.reading import times_in
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -50,18 +49,6 @@ class Column(NamedTuple):
     nulls: int
     separator: str | None = None
     dims: int | None = None
-
-
-def read_table(files: Sequence[DataFile], where: str) -> pa.Table:
-    """Read all columns of some files as one table; a column that is text in some files is text in all."""
-    tables = [decoded(read_columns(file, None, strings=())) for file in files]
-    texts = {field.name for table in tables for field in table.schema if pa.types.is_string(field.type)}
-    if any(table.schema.field(name).type != pa.string() for table in tables for name in texts & {*table.column_names}):
-        tables = [decoded(read_columns(file, None, strings=texts)) for file in files]
-    table = joined(tables, where)
-    if table.num_rows == 0:
-        raise DataError(f"{where}: expected at least one row, found none")
-    return table
 
 
 def spelled(name: str) -> list[str]:
@@ -236,8 +223,8 @@ def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
     for name in log.column_names:
         kind, named = log.schema.field(name).type, bool(words_of(name) & TIME_WORDS)
         temporal = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-        times_N = as_times(log[name]) if name not in taken and (temporal or named) else None
-        if times_N is not None and np.isfinite(times_N).mean() > 0.5:
+        times = times_in(log[name]) if name not in taken and (temporal or named) else None
+        if times is not None and np.isfinite(times.values).mean() > 0.5:
             fits[name] = 2 * named + temporal
     return max(fits, key=lambda name: fits[name]) if fits else None
 

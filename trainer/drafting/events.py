@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.trainer.data.times import as_numbers
 from longtail.trainer.drafting.columns import spelled, words_of
 from longtail.trainer.errors import DataError
 
@@ -126,7 +125,9 @@ def draft_ratings(log: pa.Table) -> list[str]:
     """Return comments about columns of ratings, with a filter that takes good ones only."""
     lines = []
     for name in log.column_names:
-        values_N = as_numbers(log[name]) if words_of(name) & _RATINGS else None
+        kind = log.schema.field(name).type
+        numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        values_N = log[name].cast(pa.float64()).to_numpy() if numbers and words_of(name) & _RATINGS else None
         given = np.empty(0) if values_N is None else np.unique(values_N[np.isfinite(values_N)])
         if len(given) > 1 and given[-1] > 0:
             least = given[given >= _GOOD * given[-1]][0]

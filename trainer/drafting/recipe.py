@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,15 @@ import tomlkit
 from longtail.bundle.filterable import filter_kind
 from longtail.bundle.ids import ids_of
 from longtail.bundle.labels import RESERVED_COLUMNS
+from longtail.tables import DataFile, find_files
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.feedback import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
-from longtail.trainer.data.files import DataFile, find_files, joined, names_in, read_columns
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.likeness import lookalikes
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.times import UNITS, as_times, implausible, in_words, unit_of
+from longtail.trainer.data.times import UNITS, in_words
 from longtail.trainer.drafting.columns import (
     KINDS,
     TIME_WORDS,
@@ -36,12 +35,12 @@ from longtail.trainer.drafting.columns import (
     Roles,
     is_text,
     look_at,
-    read_table,
     roles_of,
     spelled,
     words_of,
 )  # fmt: skip
 from longtail.trainer.drafting.events import draft_events, draft_ratings
+from longtail.trainer.drafting.reading import names_in, read_table, times_in
 from longtail.trainer.drafting.recency import half_life_of
 from longtail.trainer.errors import DataError, RecipeError
 
@@ -81,7 +80,7 @@ def draft_recipe(
     for each in find_files([*places], "table"):
         files[is_feedback(names_in(each))].append(each)
     log = read_table(files[False] or files[True], where)
-    choices = [read_columns(file, [EVENT, IMPRESSIONS], strings=()) for file in files[True]]
+    choices = read_table(files[True], where, [EVENT, IMPRESSIONS]) if files[True] else None
     if not files[False]:
         columns = log.column_names
         label_id = label_id or ("label_id" if "label_id" in columns else columns[columns.index("answer") - 1])
@@ -96,7 +95,7 @@ def draft_recipe(
             found = ", ".join(names[key])
             raise DataError(f"{beside[key]}: expected a column {name!r}, the ids of {where}, found {found}: rename it")
     paths = {"train": places, **{key: [path] for key, path in beside.items() if path}}
-    text = _recipe(out, log, joined(choices, where) if choices else None, roles, tables, paths)
+    text = _recipe(out, log, choices, roles, tables, paths)
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
     load_recipe(out)  # what is written is a recipe
@@ -256,7 +255,7 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
     lines += ['on_bad_row = "drop"  # up to 5 % of the rows; `longtail-train check` lists them']
     texts = [log[name] for name in (roles.query_id, roles.label_id) if is_text(log.schema.field(name).type)]
     unique = [pc.unique(text.drop_null()).cast(pa.string()) for text in texts]
-    nobody = {value for each in unique for value in each.filter(pa.array(like_placeholders(each))).to_pylist()} - {""}
+    nobody = {value for each in unique for value in like_placeholders(each)} - {""}
     lines += [f"placeholders = {_toml(sorted(nobody))}  # rows of these are bad, too"] if nobody else []
     return lines
 
@@ -281,20 +280,18 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
 
 
 def _is_time(look: Column, column: pa.ChunkedArray) -> bool:
-    times_N = as_times(column) if look.holds != "date" else None
-    return look.holds == "date" or (times_N is not None and unit_of([times_N], now=datetime.now(UTC)) is not None)
+    times = times_in(column) if look.holds != "date" else None
+    return look.holds == "date" or (times is not None and times.unit is not None)
 
 
 def _split(
     log: pa.Table, roles: Roles, timestamp: str, held_out: float
 ) -> tuple[list[str], tuple[float, float] | None]:
     """Draft the split by time, and compute how fast popularity passes; None where times are no dates."""
-    times_N = as_times(log[timestamp])
-    if times_N is None or not np.isfinite(times_N).any():
+    times = times_in(log[timestamp])
+    if times is None:
         return [f"timestamp = {_toml(timestamp)}"], None  # which reading refuses
-    now = datetime.now(UTC)
-    unit = unit_of([times_N], now=now)
-    good_N = np.isfinite(times_N) if unit is None else ~implausible(times_N, unit, now=now)
+    times_N, good_N, unit = times
     first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
     lines = [

@@ -23,8 +23,11 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Float64, Int32, Int64
-from longtail.trainer.data.files import find_files, read_columns
-from longtail.trainer.data.ids import encode_ids
+from longtail.tables import find_files
+from longtail.tables.engine import Opened, engine
+from longtail.tables.table import read_table
+from longtail.tables.values import number_of
+from longtail.trainer.data.ids import id_of
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives
@@ -173,14 +176,17 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
     if not path.is_file():
         known = ", ".join(NAMED)
         raise DataError(f"target prior: expected {known}, or a file with columns label and share, received {path}")
-    (file,) = find_files(path, "table")
-    table = read_columns(file, ["label", "share"], strings=["label"])
-    if missing := {"label", "share"} - set(table.column_names):
-        raise DataError(f"{file.name}: expected columns label and share, found no {', '.join(sorted(missing))}")
-    try:
-        shares = pc.cast(table["share"].combine_chunks(), pa.float64()).to_numpy(zero_copy_only=False)
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{file.name}: expected numbers as shares: {error}") from error
+    with engine() as reader:
+        table = read_table(reader, find_files(path, "table"), _shares_in, str(path))
+        found = table.arrow(["label", "share"])
+    shares: Float64 = found["share"].combine_chunks().to_numpy(zero_copy_only=False)
     if not (np.isfinite(shares).all() and (shares >= 0).all()):
-        raise DataError(f"{file.name}: expected finite shares >= 0, found others")
-    return encode_ids(table["label"], "label", file).dictionary_decode(), shares
+        raise DataError(f"{path}: column 'share': expected finite numbers >= 0, found others")
+    return found["label"].combine_chunks(), shares
+
+
+def _shares_in(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    value = number_of(*opened.column("share"))
+    if value is None:
+        raise opened.file.wrong("share", "numbers", opened.column("share")[1].lower())
+    return {"label": id_of(opened, "label", *opened.column("label")), "share": (value, "DOUBLE")}

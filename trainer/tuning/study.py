@@ -105,7 +105,7 @@ def tune(
         search.open()
         while (done := len(search.finished())) < wanted:
             reporter.say(f"[bold]Trial {done + 1} of {wanted}[/]")
-            search.study.optimize(search.run, n_trials=1, catch=(TrainerError,))
+            search.study.optimize(search.run, n_trials=1, catch=(TrainerError, DataError))
     except KeyboardInterrupt:
         if any(trial.state.name == "COMPLETE" for trial in search.finished()):
             search.conclude()
@@ -193,7 +193,7 @@ class _Search:
             self._say(f"  {pruned}")
             raise
         except Exception as error:
-            reason = str(error) if isinstance(error, TrainerError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, TrainerError | DataError) else f"{type(error).__name__}: {error}"
             trial.set_user_attr("refused", reason)
             self._say(f"  refused: {escape(reason)}")
             raise

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.json
 
-from longtail.trainer.data.lists import read_lists
+from longtail.tables import find_files
+from longtail.tables.engine import engine
+from longtail.tables.table import all_columns, read_table
 from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.errors import DataError
 
@@ -90,6 +92,12 @@ def _read_columns(path: Path) -> pa.Table:
         return pa.csv.read_csv(path, parse_options=options, read_options=names)
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"{path.name}: expected a head and then two columns, a user and an item: {error}") from error
+
+
+def read_lists(path: Path) -> pa.Table:
+    """Return pairs of `query` and `label` from a file of a line for each query, `query label label …`."""
+    with engine() as reader:
+        return read_table(reader, find_files(path, "lists"), all_columns, str(path)).arrow(["query", "label"])
 
 
 def _pairs(*tables: pa.Table) -> pa.Table:

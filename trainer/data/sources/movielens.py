@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from longtail.trainer.data.lists import read_lists
 from longtail.trainer.data.sources.downloads import Download, Source, Wheel, listing
+from longtail.trainer.data.sources.lists import read_lists
 from longtail.trainer.errors import DataError
 
 SOURCES_100K = (

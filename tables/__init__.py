@@ -1,0 +1,9 @@
+"""Read tables of every kind by one set of rules: find their files, open them in DuckDB, type their columns.
+
+`engine.py` and `table.py` need DuckDB, and are imported by their names.
+"""
+
+from longtail.tables.errors import DataError
+from longtail.tables.files import DataFile, find_files, is_query
+
+__all__ = ["DataError", "DataFile", "find_files", "is_query"]

@@ -1,0 +1,369 @@
+"""DuckDB as the reader of every table: opens files, tells how their text is written, and what of them is rejected."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from longtail.tables.errors import DataError
+from longtail.tables.files import PACKED, DataFile
+from longtail.tables.lake import lake_reader, opened_query
+from longtail.tables.values import TEXT, literal, quoted
+
+_BLOCK = 1 << 24
+_LONGEST_LINE = 1 << 27
+"""Bytes of a row of a text file, at most."""
+_DELIMITERS = (",", ";", "\t", "|")
+_LIKE_ROWS = 6
+"""Delimiters inside one quoted cell, of lines with as many as a row has, from which it has swallowed rows."""
+_STRUCTURAL = {
+    "UNQUOTED VALUE": "quotations that end before a delimiter",
+    "INVALID ENCODING": "UTF-8",
+    "INVALID STATE": "a line of one table, with quotations that end before a delimiter",
+    "LINE SIZE OVER MAXIMUM": f"a line of at most {_LONGEST_LINE:,} bytes",
+}
+"""What is not allowed in a text file, for it may hide other rows, by DuckDB's kind of error."""
+
+
+class Rejected(NamedTuple):
+    """A line of a text file, from 1, that is no row."""
+
+    line: int
+    expected: str
+    found: str
+
+
+class _Text(NamedTuple):
+    """How a text file is written, and where it lies; `lines` are counted without the header."""
+
+    path: str
+    delimiter: str
+    quote: str
+    lines: int
+    names: list[str]
+
+
+class Engine:
+    """A connection to DuckDB; what does not fit in its memory lies in a folder of its own.
+
+    Args:
+        folder: is the connection's alone, and removed after it.
+        memory: bytes; None takes DuckDB's default.
+    """
+
+    def __init__(self, folder: Path, memory: int | None) -> None:
+        self.folder, self._numbers = folder, 0
+        self.connection = duckdb.connect(config={"autoinstall_known_extensions": False})
+        self.run(f"SET temp_directory = {literal(str(folder / 'spilled'))}")
+        self.run("SET TimeZone = 'UTC'")
+        self.run("SET enable_progress_bar = false")
+        if memory is not None:
+            self.run(f"SET memory_limit = '{memory}B'")
+
+    def run(self, sql: str) -> duckdb.DuckDBPyConnection:
+        """Execute a statement."""
+        return self.connection.execute(sql)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """Return all rows of a query."""
+        return self.run(sql).fetchall()
+
+    def row(self, sql: str) -> tuple[Any, ...]:
+        """Return the one row of a query."""
+        (row,) = self.rows(sql)
+        return row
+
+    def arrow(self, sql: str) -> pa.Table:
+        """Return the rows of a query as an Arrow table."""
+        return self.connection.sql(sql).to_arrow_table()
+
+    def drop(self, table: str) -> None:
+        """Free the rows of a table; of a view, those of the table under it stay."""
+        kind = self.row(f"SELECT table_type FROM information_schema.tables WHERE table_name = {literal(table)}")[0]
+        self.run(f"DROP {'VIEW' if kind == 'VIEW' else 'TABLE'} {table}")
+
+    def register(self, table: Any) -> str:
+        """Make an Arrow table, dataset or reader known, and return the name to read it from."""
+        name = self.name("arrow")
+        self.connection.register(name, table)
+        return name
+
+    def name(self, of: str) -> str:
+        """Return a name that nothing has yet."""
+        self._numbers += 1
+        return f"{of}_{self._numbers}"
+
+    @contextmanager
+    def reading(self, file: DataFile) -> Iterator[None]:
+        """Say of which file an error of reading is."""
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+            if isinstance(error, UnicodeDecodeError) or "not utf-8 encoded" in str(error):
+                raise DataError(f"{file.name}: expected UTF-8 text, found other bytes: write it as UTF-8") from error
+            why = str(error).partition("\n")[0]
+            raise DataError(f"{file.name}: expected a readable {file.kind} file: {why}") from error
+
+
+@contextmanager
+def engine(folder: Path | None = None, memory: int | None = None) -> Iterator[Engine]:
+    """Open a connection to DuckDB.
+
+    Args:
+        folder: where it puts what does not fit in memory; None: the system's temporary folder.
+        memory: bytes that it may take; None takes DuckDB's default.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="longtail-", dir=folder) as own:
+        made = Engine(Path(own), memory)
+        try:
+            yield made
+        finally:
+            made.connection.close()
+
+
+class Opened:
+    """A file whose columns are known.
+
+    Attributes:
+        names: of its columns, as they are stored, and then those that only its folders name.
+    """
+
+    def __init__(self, engine: Engine, file: DataFile) -> None:
+        self.engine, self.file = engine, file
+        self._rejects = engine.name("rejects")
+        with engine.reading(file):
+            self._text = _look_at(engine, file) if file.kind in ("csv", "tsv") else None
+            if self._text is not None:
+                self._stored = [(name, TEXT) for name in self._text.names]
+                self._source = _read_csv(self._text, rejects=self._rejects)
+            elif file.kind == "lists":
+                path = _staged(engine, file)[0]
+                self._stored = [("query", TEXT), ("label", TEXT)]
+                self._source = _lists(path)
+            else:
+                self._source, self._stored = self._with_types()
+        stored = [name for name, _ in self._stored]
+        self.names = [*stored, *(name for name in file.partition if name not in stored)]
+
+    def _with_types(self) -> tuple[str, list[tuple[str, str]]]:
+        """Return what reads a file that says its types, and its columns with these."""
+        file = self.file
+        if file.kind == "arrow":
+            source = file.path
+        elif file.kind == "sql":
+            source = opened_query(self.engine, file, lambda of: Opened(self.engine, of).whole)
+        elif file.kind in ("delta", "iceberg"):
+            source = self.engine.register(lake_reader(file))
+        elif file.kind == "jsonl":
+            path = literal(_staged(self.engine, file)[0])
+            source = f"read_json({path}, format = 'newline_delimited', sample_size = -1)"
+        else:
+            path = file.path
+            if file.system is not None:
+                protocol = file.system.protocol if isinstance(file.system.protocol, str) else file.system.protocol[0]
+                if not self.engine.connection.filesystem_is_registered(protocol):
+                    self.engine.connection.register_filesystem(file.system)
+                path = file.system.unstrip_protocol(path)
+            source = f"read_parquet({literal(path)}, hive_partitioning = false)"
+        found = self.engine.rows(f"DESCRIBE SELECT * FROM {source}")
+        names = [row[0] for row in found]
+        if file.kind == "parquet":  # DuckDB tells no case apart, and gives a second column another name
+            with open(file.path, "rb") if file.system is None else file.system.open(file.path) as content:
+                names = pq.read_schema(content).names
+        return source, [(name, row[1]) for name, row in zip(names, found, strict=True)]
+
+    @property
+    def relation(self) -> str:
+        """Return what a query reads the file from; its columns are `c0`, `c1`, …"""
+        if self._text is not None:
+            return self._source
+        columns = ", ".join(f"c{at}" for at in range(len(self._stored)))
+        return f"{self._source} AS stored({columns})"
+
+    @property
+    def whole(self) -> str:
+        """Return a query of all columns by their names."""
+        columns = ", ".join(f"{self.column(name)[0]} AS {quoted(name)}" for name in self.names)
+        return f"SELECT {columns} FROM {self.relation}"
+
+    def column(self, name: str) -> tuple[str, str]:
+        """Return the expression of a column, and its type; DataError where the file lacks it or has it twice."""
+        places = [at for at, (stored, _) in enumerate(self._stored) if stored == name]
+        if len(places) > 1:
+            raise DataError(f"{self.file.name}: expected one column {name!r}, found {len(places)}")
+        if places:
+            at = places[0]
+            if self._text is not None and self._text.quote == "" and self.file.kind == "tsv":
+                inner = f"""nullif(replace(c{at}[2:-2], '""', '"'), '')"""
+                return f"""CASE WHEN length(c{at}) > 1 AND c{at} LIKE '"%"' THEN {inner} ELSE c{at} END""", TEXT
+            return f"c{at}", self._stored[at][1]
+        if name in self.file.partition:
+            value = self.file.partition[name]
+            return "NULL::VARCHAR" if value is None else literal(value), TEXT
+        raise DataError(f"{self.file.name}: expected a column {name!r}, found {', '.join(self.names)}")
+
+    def insert(self, table: str, columns: Sequence[str]) -> tuple[int, list[Rejected]]:
+        """Append expressions of every row to a table; return the number of rows, and the lines that are none."""
+        with self.engine.reading(self.file):
+            (count,) = self.engine.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
+            return count, [] if self._text is None else self._rejected(count)
+
+    def value(self, expression: str, row: int) -> Any:
+        """Return an expression of one row, from 0."""
+        return self.engine.row(f"SELECT {expression} FROM {self.relation} LIMIT 1 OFFSET {row}")[0]
+
+    def _rejected(self, count: int) -> list[Rejected]:
+        """Return the lines that the last reading rejected; DataError where they may hide other rows."""
+        text, found = self._text, []
+        assert text is not None
+        lines = self.engine.rows(
+            f"SELECT line, arg_max(error_type::VARCHAR, error_message), max(error_message), max(csv_line[:80]) FROM "
+            f"{self._rejects} GROUP BY line ORDER BY line"
+        )
+        for table in (self._rejects, f"{self._rejects}_scan"):
+            self.engine.run(f"DROP TABLE IF EXISTS {table}")
+        for line, kind, message, content in lines:
+            if kind in _STRUCTURAL:
+                start = content.partition("\n")[0]
+                raise DataError(f"{self.file.name}: line {line}: expected {_STRUCTURAL[kind]}, found {start!r}")
+            cells = message.rpartition("Found: ")[2].strip()
+            found.append(Rejected(line, f"{len(text.names)} columns", cells if cells.isdigit() else message))
+        if text.quote and text.lines > count + len(found):
+            self._refuse_swallowed(text)
+        return found
+
+    def _refuse_swallowed(self, text: _Text) -> None:
+        """Raise DataError where a quoted cell holds lines that are rows, or, in TSV, any line break."""
+        columns, inner = range(len(text.names)), len(text.names) - 1
+        for at in columns:
+            lines = f"string_split(c{at}, chr(10))"
+            delimiters = f"lambda line: length(line) - length(replace(line, {literal(text.delimiter)}, '')) = {inner}"
+            alike = f"list_bool_and(list_transform({lines}[2:-2], {delimiters}))"
+            whole = (
+                f"length(c{at}) - length(replace(c{at}, {literal(text.delimiter)}, '')) = {inner} * (len({lines}) - 1)"
+            )
+            bad = f"{inner} * (len({lines}) - 1) >= {_LIKE_ROWS} AND coalesce({alike}, true) AND {whole}"
+            condition = f"contains(c{at}, chr(10))" + ("" if self.file.kind == "tsv" else f" AND {bad}")
+            if found := self.engine.rows(f"SELECT c{at}[:60] FROM {_read_csv(text)} WHERE {condition} LIMIT 1"):
+                start = found[0][0].partition("\n")[0]
+                raise DataError(
+                    f"{self.file.name}: column {text.names[at]!r}: expected quotations without rows in them, found one "
+                    f"that begins with {start!r} and goes on for lines: quote it whole, or leave its quotation mark out"
+                )
+
+
+def _look_at(engine: Engine, file: DataFile) -> _Text:
+    """Find out how a text file is written.
+
+    The header has most cells by its delimiter. Quotation marks are text where every line has as many cells without
+    them, and, but in TSV, no cell is quoted whole.
+    """
+    path, lines, quotes = _staged(engine, file)
+    with open(path, encoding="utf-8-sig", newline="") as content:
+        head = content.read(1 << 20)
+    first = head.splitlines()[0] if head else ""
+    if not first.strip():
+        raise DataError(f"{file.name}: expected a header with the names of columns in its first line, found none")
+    cells = {each: next(csv.reader(io.StringIO(head, newline=""), delimiter=each)) for each in _DELIMITERS}
+    delimiter = "\t" if file.kind == "tsv" else max(_DELIMITERS, key=lambda each: len(cells[each]))
+    text = _Text(path, delimiter, '"' if quotes else "", lines - 1, cells[delimiter])
+    if not quotes:
+        return text
+    plain = text._replace(names=first.split(delimiter), quote="")
+    whole = " OR ".join(f"""c{at} LIKE '"%"'""" for at in range(len(plain.names)))
+    found_first = f"SELECT 1 FROM {_read_csv(plain)} WHERE {whole} LIMIT 1"
+    query = f"SELECT 0, count(*) FROM {_read_csv(plain)}" if file.kind == "tsv" else found_first
+    try:
+        found = engine.rows(query)
+    except duckdb.Error:
+        return text
+    return text if '"' in first or (found and found[0][0]) else plain
+
+
+def _read_csv(text: _Text, rejects: str | None = None) -> str:
+    """Return what reads a text file as columns of text.
+
+    Args:
+        rejects: table for the lines that are no rows; None makes one of them an error.
+    """
+    names = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(len(text.names)))
+    kept = (
+        ""
+        if rejects is None
+        else (
+            f", store_rejects = true, rejects_limit = 0, rejects_table = '{rejects}', rejects_scan = '{rejects}_scan'"
+        )
+    )
+    return (
+        f"read_csv({literal(text.path)}, columns = {{{names}}}, delim = {literal(text.delimiter)}, "
+        f"quote = '{text.quote}', escape = '{text.quote}', header = true, auto_detect = false, strict_mode = true, "
+        f"max_line_size = {_LONGEST_LINE}{kept})"
+    )
+
+
+def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
+    """Return where a text file lies on this machine, unpacked and with line breaks of one kind; its lines; whether it
+    has quotation marks."""
+    packed = next((ending for ending in PACKED if file.path.endswith(ending)), None)
+    path = file.path
+    if file.system is not None or packed:
+        path = str(engine.folder / engine.name("text"))
+        with _content(file) as content, open(path, "wb") as copy:
+            while block := content.read(_BLOCK):
+                copy.write(block)
+    lines = breaks = quotes = 0
+    last = b"\n"
+    with open(path, "rb") as content:
+        if content.read(4).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(f"{file.name}: expected UTF-8 text, found UTF-16: write it as UTF-8")
+        content.seek(0)
+        while block := content.read(_BLOCK):
+            lines += block.count(b"\n")
+            breaks += block.count(b"\r\n") + (last == b"\r" and block.startswith(b"\n"))
+            quotes += block.count(b'"')
+            last = block[-1:]
+    if 0 < breaks < lines:
+        path = _with_plain_breaks(engine, path)
+    return path, lines + (last != b"\n"), bool(quotes)
+
+
+def _with_plain_breaks(engine: Engine, path: str) -> str:
+    """Write a copy of a file that has line breaks of two kinds, all as `\\n`; return its path."""
+    plain, rest = str(engine.folder / engine.name("text")), b""
+    with open(path, "rb") as content, open(plain, "wb") as copy:
+        while block := content.read(_BLOCK):
+            block = rest + block
+            rest = b"\r" if block.endswith(b"\r") else b""
+            copy.write((block[:-1] if rest else block).replace(b"\r\n", b"\n"))
+        copy.write(rest)
+    return plain
+
+
+def _content(file: DataFile) -> IO[bytes]:
+    """Open the unpacked bytes of a file."""
+    raw: IO[bytes] = open(file.path, "rb") if file.system is None else file.system.open(file.path, "rb")  # noqa: SIM115
+    ending = Path(file.path).suffix
+    if ending not in PACKED:
+        return raw
+    codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}[ending]
+    unpacked: IO[bytes] = pa.CompressedInputStream(pa.PythonFile(raw), codec)
+    return unpacked
+
+
+def _lists(path: str) -> str:
+    """Return a query of the pairs of a list file: a line for each query, `query label label …`, oldest first."""
+    line = "columns = {'line': 'VARCHAR'}, delim = '\x01', quote = '', escape = '', header = false, auto_detect = false"
+    words = f"SELECT string_split_regex(trim(line, ' \t\r'), '[ \\t]+') AS words FROM read_csv({literal(path)}, {line})"
+    return f"(SELECT words[1], unnest(words[2:]) FROM ({words}))"

@@ -1,0 +1,5 @@
+"""What can be wrong with a table. Every message says what was expected, what was found, and where."""
+
+
+class DataError(Exception):
+    """A data file is missing, unreadable, or does not hold what its reader needs."""

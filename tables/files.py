@@ -1,0 +1,179 @@
+"""Files behind the places of a recipe, in a fixed order."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote
+
+from longtail.tables.errors import DataError
+
+_ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_BY_ENDING = ("auto", "table")
+PACKED = (".gz", ".bz2", ".zst")
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "abfs")
+_NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_QUERY = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One file of a data set, a lake table, or a query over some.
+
+    Attributes:
+        path: of the file; of `sql`, the query.
+        system: the fsspec file system of a remote file; None for a local one.
+        partition: texts of the columns that its folders name, such as `day=2026-01-31`.
+    """
+
+    name: str
+    path: str
+    kind: str
+    system: Any = None
+    partition: dict[str, str | None] = field(default_factory=dict)
+
+    def wrong(self, column: str, expected: str, found: object) -> DataError:
+        """Return an error about one of its columns."""
+        return DataError(f"{self.name}: column {column!r}: expected {expected}, found {found}")
+
+    def version(self) -> tuple[int, int]:
+        """Return its size and what changes with its content: time of change in ns, or what fsspec makes of both."""
+        if self.kind == "sql":
+            return 0, 0
+        if self.system is not None:
+            return self.system.size(self.path) or 0, self.system.checksum(self.path)
+        about = os.stat(self.path)
+        return about.st_size, about.st_mtime_ns
+
+
+def is_query(place: Path | str) -> bool:
+    """Tell whether a place is a query: `SELECT …`, `WITH …` or `FROM …`."""
+    return isinstance(place, str) and _QUERY.match(place) is not None
+
+
+def find_files(places: Path | str | list[Path | str], file_format: str = "auto") -> list[DataFile]:
+    """Return every file of some places: entry by entry in their order, within an entry by name.
+
+    Below a directory, names that begin with `_` or `.` are not read, nor, where endings say the format, are files of
+    other endings. A directory of a Delta or Iceberg table is one table.
+
+    Args:
+        file_format: `auto`, and `table` of a feature table, go by every file's ending.
+    """
+    found: list[DataFile] = []
+    for place in places if isinstance(places, list) else [places]:
+        if is_query(place):
+            files = [DataFile(" ".join(str(place).split())[:60], str(place), "sql")]
+        else:
+            files = _local(place, file_format) if isinstance(place, Path) else _remote(place, file_format)
+        if not files:
+            kind = file_format if file_format not in _BY_ENDING else _ending(str(place)) or "Parquet, CSV, TSV or JSON"
+            what = "text" if kind in ("lists", "xmc") else kind
+            below = " below this directory" if isinstance(place, Path) and place.is_dir() else ""
+            raise DataError(f"{place}: expected a {what} file, found none{below}")
+        found += files
+    names = [file.name for file in found]
+    if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
+        raise DataError(f"expected every file once, found {twice} {names.count(twice)} times")
+    return [replace(file, partition=_partition(file)) for file in found]
+
+
+def kind_of(name: str, file_format: str) -> str:
+    """Return the format of a file: what the recipe says, or what its ending says."""
+    if file_format not in _BY_ENDING:
+        return file_format
+    if kind := _ending(name):
+        return kind
+    hint = ", or data.format in the recipe" if file_format == "auto" else ""
+    raise DataError(
+        f"{name}: expected an ending among {', '.join(_ENDINGS)}{hint}, received {PurePosixPath(name).suffix!r}"
+    )
+
+
+def _ending(name: str) -> str | None:
+    path = PurePosixPath(name)
+    return _ENDINGS.get((path.with_suffix("") if path.suffix in PACKED else path).suffix.lower())
+
+
+def _lake(folder: Path) -> str | None:
+    """Return the kind of a lake table whose folder this is."""
+    if (folder / "_delta_log").is_dir():
+        return "delta"
+    return "iceberg" if any((folder / "metadata").glob("*.metadata.json")) else None
+
+
+def _local(place: Path, file_format: str) -> list[DataFile]:
+    """Return files of a path or a glob of this machine."""
+    paths = [place] if place.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+    files = []
+    for path in paths:
+        if not path.is_dir():
+            names = [str(path)]
+        elif lake := _lake(path):
+            files.append(DataFile(str(path), str(path), lake))
+            continue
+        else:
+            names = _listed(_below(path), str(path), file_format)
+        files += [DataFile(name, name, kind_of(name, file_format)) for name in names]
+    return files
+
+
+def _below(folder: Path) -> Iterator[str]:
+    """Yield the files below a directory, each once, of linked directories too."""
+    seen: set[str] = set()
+    for root, below, names in os.walk(folder, followlinks=True):
+        if os.path.realpath(root) in seen:
+            below.clear()
+            continue
+        seen.add(os.path.realpath(root))
+        yield from (path for name in names if os.path.isfile(path := os.path.join(root, name)))
+
+
+def _remote(url: str, file_format: str) -> list[DataFile]:
+    """Find the files of a URL, by fsspec; those at object stores by obstore."""
+    try:
+        import fsspec
+        import obstore.fsspec
+
+        from longtail.bundle.objects import options_of
+    except ImportError as error:
+        raise DataError(f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}") from error
+    try:
+        obstore.fsspec.register([*_OBJECT_STORES])
+        options = options_of(url) if url.startswith(tuple(f"{name}://" for name in _OBJECT_STORES)) else {}
+        system, path = fsspec.core.url_to_fs(url, **options)
+        tops = sorted(system.glob(path)) if re.search(r"[*?\[]", path) else [path]
+        paths = []
+        for top in tops:
+            if system.isdir(top):
+                paths += _listed(system.find(top), top, file_format)
+            elif system.isfile(top):
+                paths.append(top)
+        names = [system.unstrip_protocol(each) for each in paths]
+    except (ImportError, OSError, ValueError) as error:
+        raise DataError(f"{url}: expected files of a file system that answers: {error}") from error
+    return [DataFile(name, each, kind_of(name, file_format), system) for name, each in zip(names, paths, strict=True)]
+
+
+def _listed(paths: Iterable[str], top: str, file_format: str) -> list[str]:
+    """Return files below a directory that are data, by name."""
+
+    def is_data(path: str) -> bool:
+        parts = PurePosixPath(path[len(top) :].lstrip("/")).parts
+        hidden = any(part.startswith(("_", ".")) for part in parts)
+        return not hidden and (file_format not in _BY_ENDING or _ending(path) is not None)
+
+    return sorted(filter(is_data, paths))
+
+
+def _partition(file: DataFile) -> dict[str, str | None]:
+    """Return the columns that the folders of a file name."""
+    if file.kind in ("sql", "delta", "iceberg"):
+        return {}
+    found = re.findall(r"(?<=/)([^/=]+)=([^/]*)(?=/)", f"/{file.path}")
+    return {key: None if value == _NO_PARTITION else unquote(value) for key, value in found}

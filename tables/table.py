@@ -1,0 +1,130 @@
+"""A table of any number of files, in DuckDB, with the types of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from longtail.tables.engine import Engine, Opened, Rejected
+from longtail.tables.errors import DataError
+from longtail.tables.files import DataFile
+from longtail.tables.values import TEXT, as_type, in_words, is_nothing, kinds_of_text, one_type, typed
+
+Columns = Callable[[Opened, int], dict[str, tuple[str, str]]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a table: its number among all, its first row there, its rows, and its lines that are no rows."""
+
+    opened: Opened
+    number: int
+    first: int
+    rows: int
+    rejected: list[Rejected]
+
+
+@dataclass
+class Table:
+    """Columns of some files, each under its place, `c0`, `c1`, …, in the order of the files.
+
+    Attributes:
+        kinds: types of the columns, by their names.
+    """
+
+    engine: Engine
+    name: str
+    kinds: dict[str, str]
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows."""
+        return sum(part.rows for part in self.parts)
+
+    def column(self, name: str) -> str:
+        """Return the expression of a column as it is stored."""
+        return f"c{[*self.kinds].index(name)}"
+
+    def find_types(self, names: Collection[str] | None = None) -> None:
+        """Find out what the columns of text files hold, all of their values together."""
+        texts = [name for name, kind in self.kinds.items() if kind == TEXT and (names is None or name in names)]
+        if not texts:
+            return
+        checks = []
+        for name in texts:
+            value = self.column(name)
+            given = f"FILTER (NOT {is_nothing(value)})"
+            checks += [f"bool_and({condition}) {given}" for condition in kinds_of_text(value).values()]
+        found = iter(self.engine.row(f"SELECT {', '.join(checks)} FROM {self.name}"))
+        for name in texts:
+            fits = {kind: next(found) for kind in kinds_of_text("")}
+            self.kinds[name] = next((kind for kind, holds in fits.items() if holds), "VARCHAR")
+            if self.kinds[name] != "VARCHAR":
+                value, at = typed(self.column(name), self.kinds[name]), self.column(name)
+                self.engine.run(f"ALTER TABLE {self.name} ALTER {at} TYPE {self.kinds[name]} USING {value}")
+
+    def arrow(self, names: Sequence[str], where: str = "true") -> pa.Table:
+        """Return some columns of the rows that meet a condition, in their order."""
+        wanted = ", ".join(_for_arrow(self.column(name), self.kinds[name]) for name in names)
+        found = self.engine.arrow(f"SELECT {wanted or 'rowid'} FROM {self.name} WHERE {where} ORDER BY rowid")
+        return found.rename_columns([*names]) if names else found.select([])
+
+
+def read_table(
+    engine: Engine, files: Sequence[DataFile], wanted: Columns, where: str, errors: list[str] | None = None
+) -> Table:
+    """Read columns of some files into one table.
+
+    Args:
+        wanted: expression and type of each column, by the name it gets, of an opened file and its number; DataError
+            if it lacks one. A name may have a role before it, `role:name`, which messages leave out.
+        where: the files, for messages.
+        errors: takes what is wrong with single files, which are left out; None raises it.
+    """
+    opened: list[tuple[int, Opened, dict[str, tuple[str, str]]]] = []
+    for number, file in enumerate(files):
+        try:
+            one = Opened(engine, file)
+            opened.append((number, one, wanted(one, number)))
+        except DataError as error:
+            if errors is None:
+                raise
+            errors.append(str(error))
+    kinds: dict[str, str] = {}
+    for name in dict.fromkeys(name for *_, columns in opened for name in columns):
+        of = {columns[name][1] for *_, columns in opened if name in columns}
+        kind = one_type(of)
+        if kind is None:
+            raise DataError(
+                f"{where}: expected files whose columns are of one type each, "
+                f"found {name.partition(':')[2] or name!r} as {', '.join(sorted(map(in_words, of)))}"
+            )
+        kinds[name] = kind
+    made = Table(engine, engine.name("rows"), kinds)
+    stored = ", ".join(f"c{at} {'VARCHAR' if kind == TEXT else kind}" for at, kind in enumerate(kinds.values()))
+    engine.run(f"CREATE TABLE {made.name} ({stored or 'nothing INTEGER'})")
+    first = 0
+    for number, one, columns in opened:
+        cells = [as_type(*columns[name], kind) if name in columns else "NULL" for name, kind in kinds.items()]
+        try:
+            rows, rejected = one.insert(made.name, cells or ["NULL"])
+        except DataError as error:
+            if errors is None:
+                raise
+            errors.append(str(error))
+            continue
+        made.parts.append(Part(one, number, first, rows, rejected))
+        first += rows
+    return made
+
+
+def all_columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    """Return every column of a file."""
+    return {name: opened.column(name) for name in opened.names}
+
+
+def _for_arrow(value: str, kind: str) -> str:
+    return f"{value}::BIGINT" if kind == "HUGEINT" else value

@@ -1,0 +1,171 @@
+"""Which pairs train, and which are held out: splits of a table of pairs, one label a query, and pairs once each.
+
+A table of pairs has `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and may have `time`,
+`weight` and `objective`; `tie` orders the pairs of one query and time.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle.arrays import Int64
+from longtail.tables.engine import Engine
+from longtail.tables.values import double
+from longtail.trainer.config import SplitConfig
+from longtail.trainer.errors import DataError
+
+_BUCKETS = 1 << 20
+"""Ranges of time that are counted to find the time from which on pairs are held out."""
+_OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
+
+
+def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int, bounded: bool) -> str:
+    """Cut the training pairs of a table into `train`, `valid` and `test`; return the table that says so.
+
+    Args:
+        split: the strategy, and the shares that are held out.
+        given: splits that have a file of their own, for which nothing is cut off.
+        bounded: whether what is as long as the pairs has to lie in files.
+    """
+    shares = [0.0 if name in given else share for name, share in (("test", split.test), ("valid", split.valid))]
+    train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
+    if split.strategy.startswith("random"):
+        train = _shuffled(engine, pairs, seed, bounded)
+    if split.strategy == "temporal":
+        number = _latest(engine, pairs, shares)
+    elif split.strategy == "random":
+        tests, held = _counts(engine, pairs, shares)
+        number = f"CASE WHEN tie < {tests} THEN 2 WHEN tie < {held} THEN 1 ELSE 0 END"
+    else:
+        number = _last_of_each(engine, pairs, split.strategy, shares, given)
+    made = engine.name("cut")
+    rest = f"SELECT *, place AS tie FROM {pairs} WHERE split > 0"
+    stored = split.strategy != "temporal"
+    kind = "TABLE" if stored else "VIEW"
+    engine.run(
+        f"CREATE {kind} {made} AS SELECT * REPLACE (({number})::INTEGER AS split) "
+        f"FROM ({train}) UNION ALL BY NAME {rest}"
+    )
+    (held_out,) = engine.row(f"SELECT count(*) FILTER (split > 0) FROM {made}")
+    if any(shares) and not held_out and split.strategy in _OF_EACH:
+        why = "no query has three pairs" if split.strategy == "leave_last_out" else "queries have too few pairs"
+        raise DataError(f"data.split: expected pairs to hold out by strategy {split.strategy!r}, found none: {why}")
+    if stored:
+        engine.drop(pairs)
+    return made
+
+
+def _counts(engine: Engine, pairs: str, shares: list[float]) -> tuple[int, int]:
+    """Return how many of the training pairs are test, and how many test or valid."""
+    (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+    tests, valids = (int(count * share) for share in shares)
+    return tests, tests + valids
+
+
+def _shuffled(engine: Engine, pairs: str, seed: int, bounded: bool) -> str:
+    """Return a query of the training pairs with `tie`, their places in NumPy's permutation of them."""
+    (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
+
+    def empty(name: str) -> Int64:
+        if not bounded or not count:
+            return np.empty(count, np.int64)
+        return np.memmap(engine.folder / engine.name(name), np.int64, "w+", shape=(count,)).view(np.ndarray)
+
+    order, tie = empty("order"), empty("tie")
+    order[:] = np.arange(count)
+    np.random.default_rng(seed).shuffle(order)
+    tie[order] = np.arange(count)
+    places = engine.register(pa.table({"tie": tie, "position": np.arange(count)}))
+    numbered = f"SELECT *, row_number() OVER (ORDER BY place) - 1 AS position FROM {pairs} WHERE split = 0"
+    return f"SELECT * EXCLUDE (position) FROM ({numbered}) JOIN {places} USING (position)"
+
+
+def _latest(engine: Engine, pairs: str, shares: list[float]) -> str:
+    """Return the split of a pair by its time: the latest are test, the next valid; of one time, the first in place."""
+    if "time" not in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]:
+        raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
+    train = f"FROM {pairs} WHERE split = 0"
+    first, last = engine.row(f"SELECT min(time), max(time) {train}")
+    bucket = f"floor((time - {double(first)}) / {double((last - first) / _BUCKETS or 1)})"
+    by_bucket = f"SELECT {bucket} AS bucket, count(*) AS here {train} GROUP BY 1"
+    upto = f"SELECT bucket, here, sum(here) OVER (ORDER BY bucket DESC) AS upto FROM ({by_bucket})"
+    parts = []
+    for count in _counts(engine, pairs, shares):
+        if not count:
+            continue
+        at, later = engine.row(
+            f"SELECT bucket, upto - here FROM ({upto}) WHERE upto >= {count} ORDER BY bucket DESC LIMIT 1"
+        )
+        time, place = engine.row(
+            f"SELECT time, place {train} AND {bucket} = {double(at)} ORDER BY time DESC, place "
+            f"LIMIT 1 OFFSET {count - int(later) - 1}"
+        )
+        parts.append(f"(time > {double(time)} OR (time = {double(time)} AND place <= {place}))::INTEGER")
+    return " + ".join(parts) or "0"
+
+
+def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float], given: set[str]) -> str:
+    """Return the split of a pair by its place among its query's: the last are test, the ones before them valid."""
+    if strategy == "leave_last_out":
+        counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in given)}" for name in ("test", "valid")]
+    else:
+        counts = [f"round_even(count(*) OVER q::DOUBLE * {double(share)}, 0)" for share in shares]
+    timed = strategy != "random_per_query" and "time" in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
+    order = "time DESC, tie DESC" if timed else "tie DESC"
+    from_end = f"row_number() OVER (PARTITION BY query ORDER BY {order})"
+    counts = [count.replace("OVER q", "OVER (PARTITION BY query)") for count in counts]
+    return f"({from_end} <= {counts[0]})::INTEGER + ({from_end} <= {counts[0]} + {counts[1]})::INTEGER"
+
+
+def keep_smallest_label(
+    engine: Engine, pairs: str, label_ids: pa.Array, listed: pa.Array | None
+) -> tuple[str, pa.Array]:
+    """Keep of every query in every file its smallest label alone, and the catalogue that is left [BM20 A.2].
+
+    Args:
+        label_ids: the catalogue, strings; ids that are all integers are ordered as numbers.
+        listed: ids that stay in the catalogue even if no query has them as its smallest.
+    """
+    ids = label_ids.to_pylist()
+    numeric = all(re.fullmatch(r"-?[0-9]+", id_) for id_ in ids)
+    order = sorted(range(len(ids)), key=(lambda row: int(ids[row])) if numeric else ids.__getitem__)
+    rank_L = np.empty(len(ids), np.int64)
+    rank_L[order] = np.arange(len(ids))
+    ranks = engine.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "rank": rank_L}))
+    made, kept = engine.name("smallest"), np.zeros(len(ids), bool)
+    smallest = "row_number() OVER (PARTITION BY split, query ORDER BY rank, place) = 1"
+    engine.run(
+        f"CREATE TABLE {made} AS SELECT * EXCLUDE (rank) FROM {pairs} JOIN {ranks} USING (label) QUALIFY {smallest}"
+    )
+    kept[engine.arrow(f"SELECT DISTINCT label FROM {made}")["label"].to_numpy()] = True
+    if listed is not None:
+        kept |= np.asarray(pc.is_in(label_ids, value_set=listed))
+    rows = np.cumsum(kept, dtype=np.int32) - np.int32(1)
+    renamed = engine.register(pa.table({"label": np.arange(len(ids), dtype=np.int32), "row": rows}))
+    final = engine.name("smallest")
+    engine.run(
+        f"CREATE TABLE {final} AS SELECT pairs.* EXCLUDE (row) REPLACE (row AS label) "
+        f"FROM (SELECT * FROM {made} JOIN {renamed} USING (label)) AS pairs"
+    )
+    for table in (pairs, made):
+        engine.drop(table)
+    return final, label_ids.filter(pa.array(kept))
+
+
+def without_repeats(engine: Engine, pairs: str) -> tuple[str, int]:
+    """Keep every pair of a split, of every objective, once: the latest, with the largest weight; return how many go."""
+    made, columns = engine.name("once"), [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
+    key = ", ".join(["split", "query", "label", *(["objective"] if "objective" in columns else [])])
+    time = "time DESC, " if "time" in columns else ""
+    weight = f"REPLACE (max(weight) OVER (PARTITION BY {key}) AS weight)" if "weight" in columns else ""
+    engine.run(
+        f"CREATE TABLE {made} AS SELECT * {weight} FROM {pairs} "
+        f"QUALIFY row_number() OVER (PARTITION BY {key} ORDER BY {time}tie DESC) = 1"
+    )
+    before, after = (engine.row(f"SELECT count(*) FROM {table}")[0] for table in (pairs, made))
+    engine.drop(pairs)
+    return made, before - after
