@@ -39,7 +39,7 @@ class Query:
 
     Args:
         features: what the query tower reads; None or absent means missing.
-        k: labels wanted.
+        k: labels wanted; fewer come back where the release has fewer, or fewer may be answered.
         bias_removal: λ of `u·v/T + b + λ·log ν + μ·log π` [METHODS §6]; None: the release's default, 0 for `similar`.
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: as of `bias_removal`.
         priors: weights of the release's priors, such as `{"recent": 0.5}`; left out, likewise.

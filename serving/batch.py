@@ -135,7 +135,7 @@ def answer(
     except FileNotFoundError:
         changes = LabelChanges()
     retriever = load_release(found, name).with_changes(changes.records())
-    options = {"k": min(_K, retriever.manifest.labels), **options}
+    options = {"k": _K, **options}
     try:
         retriever.check_options(Query.model_validate({"features": {}, **options}))
     except InvalidRequestError as error:

@@ -110,7 +110,7 @@ class Mmr(RequestModel):
 class SearchOptions(RequestModel):
     """Which labels may be answered, how many, and where the two dials stand."""
 
-    k: int = Field(default=10, ge=1, description="Labels wanted; fewer come back when fewer are eligible.")
+    k: int = Field(default=10, ge=1, description="Labels wanted; fewer come back when fewer are eligible, or the release has fewer.")
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,
@@ -391,7 +391,7 @@ class ResolvedQuery:
     """What one query asks for, checked against one release and in its rows instead of ids.
 
     Attributes:
-        k: labels wanted.
+        k: labels wanted, at most all of the release.
         bias_removal: λ.
         popularity: μ.
         priors: weights of the release's priors, float32 [P].
@@ -429,12 +429,7 @@ class ResolvedQuery:
         Raises:
             InvalidRequestError: names the option that this release cannot answer.
         """
-        k = options.k if "k" in options.model_fields_set else min(options.k, catalogue.labels)
-        if k > catalogue.labels:
-            raise InvalidRequestError(
-                f"expected k <= {catalogue.labels}, the labels of this release, received {describe(k)}",
-                field=f"{prefix}k",
-            )
+        k = min(options.k, catalogue.labels)
         bias_removal, popularity = dials.read(options, prefix)
         apart = options.max_per or options.mmr is not None or options.pool is not None
         filter_, unknown_exclude, unknown_allow = None, 0, 0
@@ -459,7 +454,7 @@ class ResolvedQuery:
             filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
-            explore=_explored(options, k, f"{prefix}explore") if options.explore else {},
+            explore=_explored(options, f"{prefix}explore") if options.explore else {},
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
             diversity=_diversity(options, k, catalogue, prefix) if apart else None,
         )
@@ -532,12 +527,12 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     return Diversity(dict(options.max_per), weight, first_pool(options.pool, k, catalogue.labels))
 
 
-def _explored(options: SearchOptions, k: int, where: str) -> dict[int, int]:
+def _explored(options: SearchOptions, where: str) -> dict[int, int]:
     """Slots to draw by bucket, 0 head, 1 torso, ...; raises InvalidRequestError for those that cannot be."""
     asked = sum(options.explore.values())
-    if asked > k:
+    if asked > options.k:
         raise InvalidRequestError(
-            f"expected at most k = {k} slots to explore together, received {describe(asked)}", field=where
+            f"expected at most k = {options.k} slots to explore together, received {describe(asked)}", field=where
         )
     for bucket in options.explore:
         if options.buckets is not None and bucket not in options.buckets:

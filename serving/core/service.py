@@ -86,8 +86,8 @@ class Search:
         """Compute the cost, with the bytes of an answer whose labels are as long as the average one."""
         if self.embed is not None:
             return Cost(self.embed.count, self.embed.count)
-        mean_bytes = self.retriever.catalogue.mean_bytes
-        bytes_ = sum([query.k * mean_bytes(query.display) for query in self.options])
+        catalogue = self.retriever.catalogue
+        bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in self.options])
         return Cost(len(self.options), sum([query.depth for query in self.options]), bytes_)
 
 

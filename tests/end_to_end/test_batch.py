@@ -173,7 +173,6 @@ WRONG = {
         "--options: expected options of all queries alike, rece",
     ),
     "a filter": (Asked({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--options: filter.colour: "),
-    "too many": (Asked({"k": 1000}), {"user_id": ["u1"]}, "--options: k: expected"),
     "exclude of text": (Asked({}, "seen"), {"user_id": ["u1"], "seen": ["i1"]}, "'seen': expected lists of label ids"),
     "no rows": (Asked({}), {"user_id": pa.array([], pa.string())}, "expected Parquet files with rows, found none"),
 }

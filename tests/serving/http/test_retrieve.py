@@ -132,3 +132,17 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
     metrics = client.get("/metrics").text
     assert 'longtail_labels_unknown_total{list="exclude"} 2.0' in metrics
     assert 'longtail_labels_unknown_total{list="allow"} 1.0' in metrics
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"explore": {"tail": 5}}, {"mmr": {"weight": 0.5}}, {"max_per": {"year": 1}, "pool": 600}]
+)
+def test_a_k_above_the_catalogue_is_answered_with_all_labels_there_are(
+    client: httpx.Client, options: dict[str, object]
+) -> None:
+    every = {"a", "b", "c/é", "4"}
+    found = client.post("/v1/retrieve", json={"queries": [{"features": {}, "k": 500} | options]})
+    assert found.status_code == 200, found.text
+    assert {label["id"] for label in found.json()["results"][0]["labels"]} == every
+    similar = client.post("/v1/similar", json={"id": "a", "k": 500})
+    assert {label["id"] for label in similar.json()["results"][0]["labels"]} == every - {"a"}
