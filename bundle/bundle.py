@@ -14,6 +14,7 @@ import numpy as np
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.augment import Augmentation
+from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.labels import Labels
@@ -251,6 +252,8 @@ def _check_labels(bundle: Bundle) -> None:
         _require_finite("labels.arrow column bias", labels.bias)
     shown = labels.display.column_names
     require("display names the user's columns of labels.arrow", manifest.display == shown, manifest.display, shown)
+    for name in shown:
+        check_displayable(name, labels.display[name])
 
 
 def _check_features(bundle: Bundle) -> None:

@@ -68,6 +68,15 @@ class DisplayColumns:
         return shown
 
 
+def check_displayable(name: str, column: pa.ChunkedArray) -> None:
+    """Check that every row of a column can be shown in an answer; raises BundleInvariantError."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise _undisplayable(name, f"{column.type} that is damaged: {error}") from error
+    json_ready(name, column)
+
+
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     """Get a column [n] of any type as one contiguous array of a type that JSON has; raises BundleInvariantError."""
     array = in_one_piece(column)
@@ -78,11 +87,15 @@ def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
     try:
         return array.cast(pa.string())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise BundleInvariantError(
-            f"labels.arrow column {name!r} can be displayed",
-            expected="text, numbers, booleans, dates or lists of them",
-            found=array.type,
-        ) from error
+        raise _undisplayable(name, array.type) from error
+
+
+def _undisplayable(name: str, found: object) -> BundleInvariantError:
+    return BundleInvariantError(
+        f"labels.arrow column {name!r} can be displayed",
+        expected="text in UTF-8, numbers, booleans, dates, or lists or structs of text, numbers and booleans",
+        found=found,
+    )
 
 
 def _is_json(type_: pa.DataType) -> bool:

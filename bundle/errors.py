@@ -26,7 +26,7 @@ class BundleInvariantError(BundleError):
 
     def __init__(self, invariant: str, *, expected: object, found: object) -> None:
         super().__init__(f"bundle invariant broken: {invariant}: expected {expected}, found {found}")
-        self.invariant = invariant
+        self.invariant, self.expected, self.found = invariant, expected, found
 
 
 def require(invariant: str, holds: bool, expected: object, found: object) -> None:

@@ -27,7 +27,7 @@ from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import check_choice, check_sizes
+from longtail.trainer.limits import check_choice, check_display, check_sizes
 
 _COPIES = 4
 """Of the logits of a batch: themselves, their weights, their gradient, and what the loss keeps for it."""
@@ -98,6 +98,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
         return Check(name, str(error).split("\n"))
     problems, features, cost = [], [], {}
     try:
+        check_display(made, dataset)
         check_sizes(made, dataset)
         check_choice(made, dataset)
         encoding = Encoding.fit(made, dataset)

@@ -1,4 +1,5 @@
-"""What training refuses of data that read well: too few pairs or labels for what the recipe wants. Loads no Keras."""
+"""What training refuses of data that read well: too few pairs or labels for what the recipe wants, or columns that no
+service can show. Loads no Keras."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from longtail.bundle import BUCKET_NAMES, log_frequencies
+from longtail.bundle import BUCKET_NAMES, BundleInvariantError, log_frequencies
 from longtail.bundle.arrays import Float64
+from longtail.bundle.display import check_displayable
 from longtail.trainer import register
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -16,6 +18,15 @@ from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.target import read_shares
 from longtail.trainer.evaluation.task import check_metric
 from longtail.trainer.losses.families import LOSSES
+
+
+def check_display(recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse display columns that a service could not show."""
+    for name in recipe.data.display if dataset.label_table is not None else ():
+        try:
+            check_displayable(name, dataset.label_table[name])
+        except BundleInvariantError as error:
+            raise DataError(f"data.display: column {name!r}: expected {error.expected}, found {error.found}") from error
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:

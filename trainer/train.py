@@ -27,7 +27,7 @@ from longtail.trainer.devices import first_before_others, is_first, number_of_pr
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
-from longtail.trainer.limits import check_sizes
+from longtail.trainer.limits import check_display, check_sizes
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
@@ -77,6 +77,7 @@ def prepare_run(
     visits = dataset.training_queries() if sampled else len(dataset.train) if replay is None else replay.visits
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
+    check_display(recipe, dataset)
     check_sizes(recipe, dataset)
     encoding = Encoding.fit(recipe, dataset)
     steps_per_epoch = visits // batch_size

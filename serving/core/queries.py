@@ -110,7 +110,11 @@ class Mmr(RequestModel):
 class SearchOptions(RequestModel):
     """Which labels may be answered, how many, and where the two dials stand."""
 
-    k: int = Field(default=10, ge=1, description="Labels wanted; fewer come back when fewer are eligible, or the release has fewer.")
+    k: int = Field(
+        default=10,
+        ge=1,
+        description="Labels wanted; fewer come back when fewer are eligible, or the release has fewer.",
+    )
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,

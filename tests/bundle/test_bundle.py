@@ -3,6 +3,8 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -321,3 +323,40 @@ def test_every_byte_of_the_manifest_counts(written: Path) -> None:
     (written / "manifest.sha256").unlink()
     with pytest.raises(BundleCorruptError, match=r"manifest.sha256: expected the manifest's sha256, found no file"):
         Bundle.load(written)
+
+
+NOT_SHOWN = {
+    "times in lists": pa.array([[datetime(2026, 1, 1)]] * 11 + [None], pa.list_(pa.timestamp("us"))),
+    "dates in structs": pa.array([{"since": date(2026, 1, 1)}] * 12, pa.struct({"since": pa.date32()})),
+    "maps": pa.array([[("a", 1)]] * 12, pa.map_(pa.string(), pa.int64())),
+    "bytes, in the last row": pa.array([b"text"] * 11 + [b"\xff"], pa.binary()),
+    "text that is damaged": pa.array([b"text"] * 11 + [b"\xff"], pa.binary()).view(pa.string()),
+    "lists of damaged text": pa.ListArray.from_arrays(
+        pa.array(range(13), pa.int32()), pa.array([b"text"] * 11 + [b"\xff"], pa.binary()).view(pa.string())
+    ),
+}
+
+
+@pytest.mark.parametrize("column", NOT_SHOWN.values(), ids=NOT_SHOWN)
+def test_a_bundle_whose_columns_cannot_be_displayed_is_not_written(column: pa.Array, tmp_path: Path) -> None:
+    made = with_manifest(make_bundle(labels=12), display=["odd"])
+    broken = replace(made, labels=replace(made.labels, display=pa.table({"odd": column})))
+
+    with pytest.raises(BundleInvariantError, match=r"column 'odd' can be displayed: expected text in UTF-8, numbers"):
+        broken.write(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"text"] * 12, pa.binary()),
+        pa.array([Decimal("1.50")] * 12),
+        pa.array([date(2026, 1, 1)] * 12).dictionary_encode(),
+        pa.array([[{"a": [True, None]}]] * 12),
+        pa.nulls(12),
+    ],
+)
+def test_a_bundle_whose_columns_can_be_displayed_is_written(column: pa.Array, tmp_path: Path) -> None:
+    made = with_manifest(make_bundle(labels=12), display=["shown"])
+    replace(made, labels=replace(made.labels, display=pa.table({"shown": column}))).write(tmp_path / "bundle")
+    Bundle.load(tmp_path / "bundle")

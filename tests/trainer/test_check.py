@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from rich.console import Console
 
 from longtail.trainer import cli
 from longtail.trainer.check import Check, check, show
+from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.task import HeldOut
+from longtail.trainer.job import fit
 
 RECIPE = """
 name = "small"
@@ -159,3 +162,23 @@ def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[
     code, found = run(capsys, small, "--set", "data.train=gone.parquet")
     assert (code, found["ok"]) == (1, False)
     assert found["problems"][0].endswith("gone.parquet: expected a parquet file, found none")
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([[]] * 3 + [[datetime(2026, 1, 1)]], pa.list_(pa.timestamp("us"))),
+        pa.array([[("a", 1)]] * 4, pa.map_(pa.string(), pa.int64())),
+        pa.array([b"text"] * 3 + [b"\xff"], pa.binary()),
+    ],
+)
+def test_a_column_that_no_service_could_display_is_refused_before_training(small: Path, column: pa.Array) -> None:
+    items = pq.read_table(small.parent / "items.parquet")
+    pq.write_table(items.append_column("odd", column), small.parent / "items.parquet")
+    overrides = ['data.display=["brand", "price", "odd"]']
+
+    (said,) = check(small, overrides=overrides).problems
+    assert said.startswith("data.display: column 'odd': expected text in UTF-8, numbers, booleans, dates")
+    with pytest.raises(DataError, match="column 'odd': expected text in UTF-8"):
+        fit(small, small.parent / "bundle", overrides=overrides)
+    assert not (small.parent / "bundle").exists()
