@@ -5,6 +5,8 @@ They stand outside the rooms because they say which extra is missing where a roo
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from importlib import import_module
 
@@ -30,6 +32,7 @@ def serving() -> None:
 
 
 def _run(command: str, room: str, *, extra: str) -> None:
+    _write_any_text()
     try:
         import_module(f"longtail.{room}.cli").main()
     except ModuleNotFoundError as error:
@@ -42,3 +45,11 @@ def _run(command: str, room: str, *, extra: str) -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+
+
+def _write_any_text() -> None:
+    """Let this process, and those that it starts, write `?` for a character that the terminal's encoding lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+            os.environ["PYTHONIOENCODING"] = f"{stream.encoding}:replace"

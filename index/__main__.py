@@ -1,5 +1,5 @@
 """`python -m longtail.index` is `longtail-index`."""
 
-from longtail.index.cli import main
+from longtail.commands import index
 
-main()
+index()

@@ -1,5 +1,5 @@
 """`python -m longtail.serving` is `longtail-serve`."""
 
-from longtail.serving.cli import main
+from longtail.commands import serving
 
-main()
+serving()

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from longtail.index import Releases
+from tests.bundles import make_bundle
 from tests.trainer import tiny
 
 pytestmark = pytest.mark.process
@@ -125,3 +127,25 @@ def test_a_command_that_lacks_a_part_names_its_extra(
         f"{command[0]}: expected the extra '{extra}', found no module '{missing}': pip install 'longtail[{extra}]'"
     ]
     assert found.returncode == 2
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii:strict"])
+def test_commands_write_to_a_terminal_that_is_not_utf_8(encoding: str, tmp_path: Path) -> None:
+    """Building says λ; a refused recipe and a refused path repeat what they were given."""
+    make_bundle(labels=12).write(tmp_path / "bundle")
+    tiny.write_job(tmp_path)
+    commands = {
+        ("index", "build", "bundle", "--releases", "releases", "--publish"): 0,
+        ("trainer", "check", "recipe.toml", "--set", 'name="λ-日本"'): 1,
+        ("serving", "check", "λ-日本"): 2,
+    }
+    for (room, *words), code in commands.items():
+        found = subprocess.run(
+            [sys.executable, "-m", f"longtail.{room}", *words],
+            cwd=tmp_path, env=os.environ | {"PYTHONIOENCODING": encoding, "KERAS_BACKEND": "tensorflow"},
+            capture_output=True, check=False,
+        )  # fmt: skip
+        said = (found.stdout + found.stderr).decode("latin-1")
+        assert (found.returncode, "Traceback" in said) == (code, False), said
+        assert "?" in said
+    assert Releases(tmp_path / "releases").current() is not None

@@ -1,5 +1,5 @@
-"""`python -m longtail.trainer`."""
+"""`python -m longtail.trainer` is `longtail-train`."""
 
-from longtail.trainer.cli import main
+from longtail.commands import trainer
 
-main()
+trainer()

@@ -124,8 +124,8 @@ def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say,
     say(settings="pool = 3\nmmr = {weight = 0.5}\nk = 2")
     (result,) = ask(client, EAST | {"k": 4})["results"]
     assert (len(result["labels"]), result["counted"]) == (4, False)
-    error = ask(client, EAST, EAST | {"k": 9}, status=422)["error"]
-    assert error["field"] == "queries.1.k"
+    error = ask(client, EAST, EAST | {"k": 4, "buckets": ["head"], "explore": {"tail": 1}}, status=422)["error"]
+    assert error["field"] == "queries.1.explore.tail"
     say(settings="explore = {tail = 1}")
     (result,) = ask(client, EAST | {"k": 2, "mmr": {"weight": 0.5}})["results"]
     assert (len(result["labels"]), result["counted"]) == (2, False)
