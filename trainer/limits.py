@@ -22,7 +22,9 @@ from longtail.trainer.losses.families import LOSSES
 
 def check_display(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse display columns that a service could not show."""
-    for name in recipe.data.display if dataset.label_table is not None else ():
+    if dataset.label_table is None:
+        return
+    for name in recipe.data.display:
         try:
             check_displayable(name, dataset.label_table[name])
         except BundleInvariantError as error:

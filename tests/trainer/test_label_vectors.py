@@ -56,7 +56,7 @@ def test_training_batches_take_them_too() -> None:
 
 WRONG_COLUMNS = {
     "no id of a label": (["x", None, "y", "z"], "feature 'seen' .vector.: expected ids of labels, found 'x' and no id"),
-    "numbers": ([1.0] * 4, "expected lists of 2 numbers, or ids of labels, found double"),
+    "numbers": ([1.5] * 4, "expected ids of labels, found '1.5' and no id that is one"),
     "another length": ([[1.0]] * 4, "expected lists of 2 numbers, found one of 1 of 'u0'"),
     "lists of ids": ([["i0", "i1"]] * 4, "expected lists of 2 numbers, or ids of labels, found list"),
 }
