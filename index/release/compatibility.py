@@ -19,11 +19,11 @@ from longtail.bundle import (
 from longtail.bundle.added_labels import LabelAdder
 
 _JSON_TYPES = {
-    "id": {"string", "integer"},
+    "id": {"string", "number", "boolean"},
     "history": {"list of ids"},
     "bag": {"list of ids", "object"},
-    "text": {"string"},
-    "number": {"integer", "fraction"},
+    "text": {"string", "number", "boolean"},
+    "number": {"number", "boolean"},
 }
 """Values that a request may give for a feature, by `Feature.kind`; of other kinds, values like no other's, and of a
 vector like none of other dims."""
@@ -87,4 +87,6 @@ def _accepted(feature: Feature) -> set[str]:
     if feature.of_label is not None:
         return _JSON_TYPES["id"] | {feature.model_copy(update={"of_label": None}).expects}
     taken = _JSON_TYPES.get(feature.kind, {feature.expects})
+    if feature.separator is not None:
+        taken = taken | {f"string with {feature.separator!r}"}
     return taken if feature.times is None else taken | {f"times: {feature.times}"}

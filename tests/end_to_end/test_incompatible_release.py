@@ -144,11 +144,14 @@ def test_kinds_that_take_other_values() -> None:
 
     bag = history.model_copy(update={"kind": "bag"})
     number = user.model_copy(update={"kind": "number", "vocabulary": None})
-    # A bag takes every history, a history not every bag; a number is no id if it has a fraction.
+    # A bag takes every history, a history not every bag; an id takes every number.
     assert refused(history, bag) == []
     assert "found a list of ids (strings, numbers or booleans), oldest first" in refused(bag, history)[0]
-    assert "expected a finite number" in refused(number, user)[0]
+    assert refused(number, user) == []
     assert "expected an id" in refused(user, number)[0]
+    joined = bag.model_copy(update={"separator": "|"})
+    assert refused(bag, joined) == []
+    assert "a string of ids with '|' between them, as in the published" in refused(joined, bag)[0]
     # A vector is refused whole if its length is another.
     narrow, wide = (user.model_copy(update={"kind": "vector", "vocabulary": None, "dims": dims}) for dims in (8, 16))
     assert refused(narrow, narrow) == []
