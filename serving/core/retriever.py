@@ -426,4 +426,7 @@ class Retriever:
 
 
 def _is_id(value: JsonValue) -> bool:
-    return id_text(value) is not None and not isinstance(value, bool)
+    """Return whether a value is a label's id: text or a whole number."""
+    if isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, str | int) and not isinstance(value, bool)
