@@ -36,7 +36,7 @@ class IdRows(Mapping[str, int]):
     """Map every id of a column to its row. Thread-safe.
 
     Args:
-        ids: string [L], distinct and not null.
+        ids: string or, beyond 2 GiB, large_string [L], distinct and not null.
         order_L: int32, their rows in the order of the ids, by code points; None: sorted when first needed.
         fingerprints_L: uint32, theirs; None: computed when first needed.
 
@@ -48,11 +48,12 @@ class IdRows(Mapping[str, int]):
     """
 
     def __init__(self, ids: pa.Array, order_L: Int32 | None = None, fingerprints_L: UInt32 | None = None) -> None:
-        self.ids = ids if pa.types.is_string(ids.type) else ids.cast(pa.string())
+        large = pa.types.is_large_string(ids.type)
+        self.ids = ids if large or pa.types.is_string(ids.type) else ids.cast(pa.string())
         self._stored = order_L, fingerprints_L
         self._kept: dict[str, int] = {}
         _, offsets, text = self.ids.buffers()
-        self._offset_of = memoryview(offsets or b"").cast("B").cast("i")[self.ids.offset :]
+        self._offset_of = memoryview(offsets or b"").cast("B").cast("q" if large else "i")[self.ids.offset :]
         self._text = memoryview(text or b"").cast("B")
 
     @cached_property

@@ -62,7 +62,7 @@ class Vocabulary:
         """Map what `write` wrote, and with `verify` look at all of it."""
         table = map_table(path, verify=verify)
         found = table.schema.field("id").type if "id" in table.column_names else "no such column"
-        require(f"{path.name} holds ids", found == pa.string(), pa.string(), found)
+        require(f"{path.name} holds ids", found in (pa.string(), pa.large_string()), pa.string(), found)
         ids = in_one_piece(table["id"])
         require(f"{path.name} holds no nulls", ids.null_count == 0, "no nulls", f"{ids.null_count}")
         vocabulary = cls(ids, numbers_of(table, ORDER, np.int32))

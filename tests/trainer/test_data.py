@@ -6,9 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.trainer.config import DataConfig
+from longtail.bundle import Vocabulary
+from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.data import batches
 from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 
@@ -264,3 +268,22 @@ def test_a_fingerprint_is_the_same_however_many_ids_it_reads_at_once(
     monkeypatch.setattr("longtail.trainer.data.dataset._IDS_AT_ONCE", at_once)
     found = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint()
     assert found == "cd2878303865225f163d0e86f9b8559ad493cedf8cb4a6b0b6b80a7a8bdb1d3d"
+
+
+def test_ids_beyond_the_text_of_one_array_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe(tiny.write_job(tmp_path))
+    usual = read_dataset(recipe)
+    monkeypatch.setattr("longtail.trainer.data.tables.MOST_TEXT", 10)
+    large = read_dataset(recipe)
+    assert large.query_ids.type == pa.large_string()
+    assert large.query_ids.to_pylist() == usual.query_ids.to_pylist()
+    for name, vocabulary in Encoding.fit(recipe, large).vocabularies.items():
+        vocabulary.write(tmp_path / f"{name}.arrow")
+        ids = vocabulary.ids.to_pylist()
+        assert ids == Encoding.fit(recipe, usual).vocabularies[name].ids.to_pylist()
+        assert Vocabulary.read(tmp_path / f"{name}.arrow").lookup_all([*ids, "?"]) == [*range(1, len(ids) + 1), 0]
+
+
+def test_batches_number_pairs_beyond_two_to_the_31st() -> None:
+    assert batches.pair_numbers(np.array([2**31]), 2**31 + 1).tolist() == [2**31]
+    assert batches.pair_numbers(np.array([5]), 6).dtype == np.int32

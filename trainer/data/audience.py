@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtail.bundle import Inputs
-from longtail.bundle.arrays import Int32
+from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.data.pairs import Pairs
 
 _BLOCK = 4096
@@ -25,13 +25,13 @@ class Audience:
     """The training pairs by label: label y has the entries `offsets[y]:offsets[y + 1]`, in the order of query rows.
 
     Attributes:
-        offsets: int32 [L + 1].
+        offsets: int64 [L + 1].
         ids: vocabulary rows of the entries' queries by feature name, int32 [N] each.
         own: of each pair, by its place in the training pairs: where its query's entries begin within its label's, and
             how many they are, int32 [N, 2].
     """
 
-    offsets: Int32
+    offsets: Int64
     ids: dict[str, Int32]
     own: Int32
 
@@ -53,7 +53,7 @@ class Audience:
         own = np.empty((len(order), 2), np.int32)
         own[order, 0] = begins[of_run_N] - offsets[labels_N]
         own[order, 1] = np.diff(np.append(begins, len(order)))[of_run_N]
-        return cls(offsets.astype(np.int32), {name: rows_Q[queries_N] for name, rows_Q in rows.items()}, own)
+        return cls(offsets, {name: rows_Q[queries_N] for name, rows_Q in rows.items()}, own)
 
     @property
     def nbytes(self) -> int:
@@ -97,5 +97,5 @@ class Audience:
         return rows
 
 
-def _width(sizes_B: Int32) -> int:
+def _width(sizes_B: Int64) -> int:
     return 1 << int(max(int(sizes_B.max(initial=1)), 1) - 1).bit_length()

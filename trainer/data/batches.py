@@ -269,7 +269,7 @@ def epoch_batches(
 ) -> Iterator[tuple[int, Inputs]]:
     """Make shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
 
-    A batch holds the query tower's inputs by name, `_pair` int32 [B] (rows of `pairs`), `_positive` int32 [B] (label
+    A batch holds the query tower's inputs by name, `_pair` int [B] (rows of `pairs`), `_positive` int32 [B] (label
     rows), `_weight` float32 [B], and the columns of the methods. With sequences it holds the pairs of whole queries,
     but for the first and the last, and the sequences are packed. The same arguments give the same batches.
 
@@ -287,12 +287,17 @@ def epoch_batches(
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
-        batch["_pair"] = rows_B.astype(np.int32)
+        batch["_pair"] = pair_numbers(rows_B, len(pairs))
         batch["_positive"] = pairs.labels[rows_B]
         batch["_weight"] = np.ones(batch_size, np.float32) if pairs.weights is None else pairs.weights[rows_B]
         for method in methods:
             batch |= method.columns(rows_B, batch, np.random.default_rng([seed, epoch, step, method.stream]))
         yield step, batch
+
+
+def pair_numbers(rows_B: Int64, pairs: int) -> Int32 | Int64:
+    """Return rows of pairs, [B], as int32 where that holds all of them."""
+    return rows_B.astype(np.int32) if pairs <= 1 << 31 else rows_B
 
 
 def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:

@@ -31,6 +31,7 @@ from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.interactions import CONTEXT, Log, check_log, read_log
+from longtail.trainer.data.likeness import example_of
 from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, one_chunk, read_feature_table
@@ -307,19 +308,20 @@ class _Loading:
         gaps = kept < log.table.rows - report.filtered - report.early
         made, cells, joins = {}, [], []
         for side, of in texts.items():
-            rows = of.ids
+            rows, table = of.ids, tables[side]
             if gaps:
                 rows = of.without_gaps(self.pairs, side)
                 cells.append(f"{rows}.code AS {side}")
                 joins.append(f"JOIN {rows} ON pairs.{side} = {rows}.before")
             made[side] = one_chunk(engine.arrow(f"SELECT id FROM {rows} ORDER BY code")["id"])
-            if side in listed:
+            if table is not None:
                 every, without = engine.row(
                     f"SELECT count(place), count(*) FILTER (place IS NOT NULL AND listed IS NULL) FROM {rows}"
                 )
+                tables[side] = table = self._canonical(table, of, listed[side])
                 if without:
-                    report.unlisted["queries" if side == "query" else "labels"] = without, every
-                tables[side] = self._canonical(tables[side], of, listed[side])
+                    example = example_of(made[side][:every], table.ids, nothing=without == every)
+                    report.unlisted["queries" if side == "query" else "labels"] = without, every, example
         split = f"list_extract({[_SPLITS.index(split) for split in log.splits]}, file + 1) AS split"
         replaced = f"REPLACE ({', '.join(cells)})" if gaps else ""
         self._replace(
@@ -334,9 +336,9 @@ class _Loading:
         self.engine.run(f"CREATE TABLE {made} AS SELECT text, place FROM {arrow}")
         return made
 
-    def _canonical(self, table: IdTable | None, texts: IdTexts, listed: str) -> IdTable | None:
+    def _canonical(self, table: IdTable, texts: IdTexts, listed: str) -> IdTable:
         """Return a feature table with the ids that its texts stand for."""
-        if table is None or not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
+        if not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
             return table
         found = self.engine.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
         return replace(table, ids=one_chunk(found["id"]))

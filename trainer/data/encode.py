@@ -308,7 +308,8 @@ def build_vocabularies(
     }
     for name, parts in counted.items():
         if name not in vocabularies:
-            ids = pa.concat_arrays([ids for ids, _, _ in parts]).dictionary_encode()
+            kind = max((ids.type for ids, _, _ in parts), key=pa.types.is_large_string)
+            ids = pa.concat_arrays([ids.cast(kind) for ids, _, _ in parts]).dictionary_encode()
             counts = np.bincount(ids.indices.to_numpy(), np.concatenate([counts for _, counts, _ in parts]))
             enough = counts >= min(count for _, _, count in parts)
             vocabularies[name] = Vocabulary(ids.dictionary.filter(pa.array(enough)))
@@ -318,6 +319,8 @@ def build_vocabularies(
 def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
     """Return distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
     counted = pc.value_counts(values)
-    ids = counted.field("values").cast(pa.string())
+    ids = counted.field("values")
+    if not pa.types.is_large_string(ids.type):
+        ids = ids.cast(pa.string())
     known = ids.is_valid()
     return ids.filter(known), counted.field("counts").filter(known).to_numpy()

@@ -29,6 +29,15 @@ def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[int, tuple[str, str] | 
     return matching, None if found < 0 else (others[found].as_py(), listed[rows[found].as_py()].as_py())
 
 
+def example_of(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
+    """Return words about an id without a row, and the row that looks like its own; or, of `nothing` in rows, any."""
+    _, pair = lookalikes(ids, pc.unique(listed))
+    if pair is None and not (nothing and len(listed)):
+        return ""
+    one, other = pair or (ids[0].as_py(), listed[0].as_py())
+    return f", such as {one!r}, where it has {other!r}"
+
+
 def _bare(ids: pa.Array) -> pa.Array:
     for pattern, instead in _REWRITES:
         ids = pc.replace_substring_regex(ids, pattern, instead)

@@ -151,7 +151,7 @@ def _read(folder: Path) -> Dataset:
     )
     report = RowReport(**manifest["report"])
     report.problems = [Problem(**problem) for problem in manifest["report"]["problems"]]
-    report.unlisted = {side: (without, every) for side, (without, every) in report.unlisted.items()}
+    report.unlisted = {side: (without, every, example) for side, (without, every, example) in report.unlisted.items()}
     dataset = Dataset(
         query_ids=query_ids,
         label_ids=label_ids,

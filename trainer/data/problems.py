@@ -72,8 +72,8 @@ class RowReport:
         unweighted: left out because their event type weighs 0.
         dropped: bad ones left out, feature tables' among them.
         notes: rows that are read in another way than the recipe says, by what is said of them.
-        unlisted: of the interactions' `queries` and `labels`, how many their feature table has no row for, and how
-            many there are; only where some have none.
+        unlisted: of the interactions' `queries` and `labels`, how many their feature table has no row for, how many
+            there are, and words about an example; only where some have none.
         dates: whether times are timestamps, dates or ISO 8601, which are read in microseconds.
         unit: of the times: seconds, milliseconds, microseconds or nanoseconds; None where there are none, or they are
             only an order.
@@ -86,7 +86,7 @@ class RowReport:
     dropped: int = 0
     repeats: int = 0
     notes: dict[str, int] = field(default_factory=dict)
-    unlisted: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unlisted: dict[str, tuple[int, int, str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     dates: bool = False
     unit: str | None = None
@@ -124,8 +124,8 @@ class RowReport:
         left_out = ", ".join(f"{count:,} by {name}" for name, count in counts.items() if count)
         lines = [f"Left out, of {self.read:,} rows read: {left_out}"] if left_out else []
         lines += [f"{rows:,} of {self.read:,} rows {note}" for note, rows in self.notes.items() if rows]
-        for side, (without, every) in self.unlisted.items():
-            lines.append(f"Without a row in data.{side}: {without:,} of the {every:,} {side} in interactions")
+        for side, (without, every, example) in self.unlisted.items():
+            lines.append(f"Without a row in data.{side}: {without:,} of the {every:,} {side} in interactions{example}")
         for name, fatal in (("Bad", True), ("Doubtful", False)):
             lines += [f"{name}: {each}" for each in in_words([one for one in self.problems if one.fatal is fatal])]
         return lines

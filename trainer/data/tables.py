@@ -19,6 +19,8 @@ from longtail.trainer.data.ids import checks_of_texts, id_of
 from longtail.trainer.data.problems import Check, Problem, RowReport, find_problems
 from longtail.trainer.errors import DataError
 
+MOST_TEXT = np.iinfo(np.int32).max
+"""Bytes that an array of Arrow's `string` holds."""
 _ID, _SINCE, _DATES, _COLUMN = "id", "since", "dates", "column:"
 
 
@@ -120,7 +122,7 @@ def _good_rows(
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """Return a column in one piece; text beyond 2 GiB as `large_string`."""
-    if pa.types.is_string(column.type) and column.nbytes > np.iinfo(np.int32).max:
+    if pa.types.is_string(column.type) and column.nbytes > MOST_TEXT:
         column = column.cast(pa.large_string())
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 

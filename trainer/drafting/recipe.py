@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 import tomlkit
 
 from longtail.bundle.filterable import filter_kind
-from longtail.bundle.ids import ids_of
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.tables import DataFile, find_files
 from longtail.trainer.config import Recipe, load_recipe
@@ -25,7 +24,6 @@ from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.feedback import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.ids import like_placeholders
-from longtail.trainer.data.likeness import lookalikes
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import UNITS, in_words
 from longtail.trainer.drafting.columns import (
@@ -111,21 +109,6 @@ def _read(data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles) ->
     return read_dataset(Recipe.model_validate({"name": "draft", "data": settings, "query": query, "label": label}))
 
 
-def _unlisted(
-    dataset: Dataset, roles: Roles, tables: Mapping[str, pa.Table], paths: Mapping[str, Sequence[Path]]
-) -> list[str]:  # fmt: skip
-    """Say how many ids of the log have no row in their table, with one that nearly has."""
-    lines = []
-    sides = {"queries": (dataset.query_ids, roles.query_id), "labels": (dataset.label_ids, roles.label_id)}
-    for side, (without, every) in dataset.report.unlisted.items():
-        ids, name = sides[side]
-        listed = pc.unique(ids_of(tables[side][name].combine_chunks()).drop_null())
-        _, pair = lookalikes(ids[:every], listed)
-        beside = f", such as {pair[0]!r}, where it has {pair[1]!r}" if pair else ""
-        lines.append(f"# {without:,} of the {every:,} {side} have no row in {named([*paths[side]])}{beside}.")
-    return lines
-
-
 def _recipe(
     out: Path, log: pa.Table, choices: pa.Table | None, roles: Roles, tables: Mapping[str, pa.Table],
     paths: Mapping[str, Sequence[Path]],
@@ -149,9 +132,13 @@ def _recipe(
     of_labels, no_label = _features(looks.get("labels", []), roles.label_id, taken)
     described = bool(of_labels)
     bad = f"{report.dropped / report.read:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows"
+    unlisted = [
+        f"# {without:,} of the {every:,} {side} have no row in {named([*paths[side]])}{example}."
+        for side, (without, every, example) in report.unlisted.items()
+    ]
     data += [*([f"# {bad}."] if report.dropped > _BAD * report.read else []),
              f"# {repeats:.0%} of the rows are a pair that is there already.",
-             f'repeats = "{"drop" if drop else "keep"}"', *_unlisted(dataset, roles, tables, paths)]  # fmt: skip
+             f'repeats = "{"drop" if drop else "keep"}"', *unlisted]  # fmt: skip
     if "labels" in tables:
         data += _label_columns(tables["labels"], looks["labels"], roles.label_id, named([*paths["labels"]]))
     unread = [name for name in log.column_names if name not in roles]
