@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import glob
 import io
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -167,7 +168,7 @@ class Opened:
         elif file.kind in ("delta", "iceberg"):
             source = self.engine.register(lake_reader(file))
         elif file.kind == "jsonl":
-            path = literal(_staged(self.engine, file)[0])
+            path = one_path(_staged(self.engine, file)[0])
             source = f"read_json({path}, format = 'newline_delimited', sample_size = -1)"
         else:
             path = file.path
@@ -176,7 +177,7 @@ class Opened:
                 if not self.engine.connection.filesystem_is_registered(protocol):
                     self.engine.connection.register_filesystem(file.system)
                 path = file.system.unstrip_protocol(path)
-            source = f"read_parquet({literal(path)}, hive_partitioning = false)"
+            source = f"read_parquet({one_path(path)}, hive_partitioning = false)"
         found = self.engine.rows(f"DESCRIBE SELECT * FROM {source}")
         names = [row[0] for row in found]
         if file.kind == "parquet":  # DuckDB tells no case apart, and gives a second column another name
@@ -264,6 +265,11 @@ class Opened:
                 )
 
 
+def one_path(path: str) -> str:
+    """Write the path of one file as SQL, which else takes it for a pattern."""
+    return literal(glob.escape(path))
+
+
 def _look_at(engine: Engine, file: DataFile) -> _Text:
     """Find out how a text file is written.
 
@@ -307,7 +313,7 @@ def _read_csv(text: _Text, rejects: str | None = None) -> str:
         )
     )
     return (
-        f"read_csv({literal(text.path)}, columns = {{{names}}}, delim = {literal(text.delimiter)}, "
+        f"read_csv({one_path(text.path)}, columns = {{{names}}}, delim = {literal(text.delimiter)}, "
         f"quote = '{text.quote}', escape = '{text.quote}', header = true, auto_detect = false, strict_mode = true, "
         f"max_line_size = {_LONGEST_LINE}{kept})"
     )
@@ -365,5 +371,5 @@ def _content(file: DataFile) -> IO[bytes]:
 def _lists(path: str) -> str:
     """Return a query of the pairs of a list file: a line for each query, `query label label …`, oldest first."""
     line = "columns = {'line': 'VARCHAR'}, delim = '\x01', quote = '', escape = '', header = false, auto_detect = false"
-    words = f"SELECT string_split_regex(trim(line, ' \t\r'), '[ \\t]+') AS words FROM read_csv({literal(path)}, {line})"
+    words = f"SELECT string_split_regex(trim(line, ' \t\r'), '[ \\t]+') AS words FROM read_csv({one_path(path)}, {line})"
     return f"(SELECT words[1], unnest(words[2:]) FROM ({words}))"
