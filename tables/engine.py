@@ -371,5 +371,7 @@ def _content(file: DataFile) -> IO[bytes]:
 def _lists(path: str) -> str:
     """Return a query of the pairs of a list file: a line for each query, `query label label …`, oldest first."""
     line = "columns = {'line': 'VARCHAR'}, delim = '\x01', quote = '', escape = '', header = false, auto_detect = false"
-    words = f"SELECT string_split_regex(trim(line, ' \t\r'), '[ \\t]+') AS words FROM read_csv({one_path(path)}, {line})"
-    return f"(SELECT words[1], unnest(words[2:]) FROM ({words}))"
+    words = "string_split_regex(trim(line, ' \t\r'), '[ \\t]+')"
+    return (
+        f"(SELECT words[1], unnest(words[2:]) FROM (SELECT {words} AS words FROM read_csv({one_path(path)}, {line})))"
+    )

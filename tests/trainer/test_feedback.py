@@ -158,7 +158,7 @@ def test_features_of_the_request_are_read_from_both(tmp_path: Path) -> None:
     assert {text[:10] for text in found.contexts["born"].to_pylist()} == {"2026-01-01", "2026-01-02"}
     assert set(found.contexts["age"].to_pylist()) == {1.0, 30.0}
     pq.write_table(pa.table({"user_id": [1], "item_id": [1], "timestamp": [1.7e9], "page": [{"a": 1}]}), clicks)
-    with pytest.raises(DataError, match="data.train: expected files whose columns are of one type each, found 'page'"):
+    with pytest.raises(DataError, match=r"data.train: expected files whose columns are of one type each, found 'page'"):
         load_dataset(data, seed=0, context=["page"])
 
 
