@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -102,7 +104,15 @@ def fit(
     describe(recipe, dataset, reporter)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)
-    work = work_directory(out)
+    with alone_in(work_directory(out)) as work:
+        return _trained_bundle(recipe, dataset, weights, out, work, reporter, callbacks, track)
+
+
+def _trained_bundle(
+    recipe: Recipe, dataset: Dataset, weights: WarmStart | None, out: Path, work: Path, reporter: Reporter,
+    callbacks: Sequence[keras.callbacks.Callback], track: Sequence[str],
+) -> Bundle:  # fmt: skip
+    """Train, choose λ and μ, refit, and write the bundle."""
     trained = train(
         recipe,
         dataset,
@@ -240,6 +250,23 @@ def finish(
 def work_directory(out: Path) -> Path:
     """Return the directory of a job's checkpoints and logs, `OUT.work`."""
     return out.with_name(out.name + ".work")
+
+
+@contextmanager
+def alone_in(work: Path) -> Iterator[Path]:
+    """Hold a job's directory; raises CheckpointError where another job holds it."""
+    if not is_first():
+        yield work
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise CheckpointError(
+                f"{work}: expected no other job here, found one: wait, or give another OUT"
+            ) from error
+        yield work
 
 
 def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:

@@ -28,7 +28,7 @@ label_id = "item_id"
 split = {{ strategy = "random", valid = 0.1, test = 0 }}
 
 [query]
-features = [{{ name = "history", kind = "history", table = "history_items", dim = 32, max_length = 30 }}]
+features = [{{ name = "history_items", kind = "history", dim = 32, max_length = 30 }}]
 
 [label]
 features = [{{ name = "item_id", kind = "id", dim = 32 }}]

@@ -8,9 +8,11 @@ import pytest
 from rich.console import Console
 
 from longtail.bundle import CurvePoint, Interval
+from longtail.trainer import fit, load_recipe
 from longtail.trainer.data.batches import made_ahead
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.errors import DataError
+from longtail.trainer.errors import CheckpointError, DataError, RecipeError
+from longtail.trainer.job import alone_in, work_directory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
@@ -127,3 +129,19 @@ def test_batches_made_ahead_are_the_same_and_say_what_went_wrong() -> None:
     assert [step for step, _ in islice(ahead, 3)] == [1, 2, 3]
     with pytest.raises(ValueError, match="no more pairs"):
         next(ahead)
+
+
+def test_a_second_job_on_a_folder_is_refused_before_it_trains(tmp_path: Path) -> None:
+    recipe, out = tiny.write_job(tmp_path), tmp_path / "out"
+    with alone_in(work_directory(out)), pytest.raises(CheckpointError, match="expected no other job here, found one"):
+        fit(recipe, out)
+    assert not out.exists()
+    with alone_in(work_directory(out)):  # the lock went with the job
+        pass
+
+
+@pytest.mark.parametrize("table", ["genres", "user_id", "nonsense"])
+def test_a_history_reads_no_table_of_other_ids(tmp_path: Path, table: str) -> None:
+    recipe = tiny.write_job(tmp_path)
+    with pytest.raises(RecipeError, match=f"feature 'history': expected table = 'item_id', .* received '{table}'"):
+        load_recipe(recipe, [f"query.features.1.table={table}"])

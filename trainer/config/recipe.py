@@ -62,6 +62,7 @@ class Recipe(Section):
             if feature.of_label is not None:
                 yield f"{where}: expected of_label of query features only, received {feature.of_label!r}"
         yield from self._problems_of_tables()
+        yield from self._problems_of_neighbours()
         yield from self._problems_of_data()
         if self.objectives:
             yield from self._problems_of_objectives(self.objectives)
@@ -118,6 +119,20 @@ class Recipe(Section):
             of_labels = {each.kind == "history" or each.name == self.data.label_id for each in pair}
             if len(of_labels) == 2 and "audience" in (other.kind, feature.kind):
                 yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
+
+    def _problems_of_neighbours(self) -> Iterator[str]:
+        """Yield the histories and audiences whose `table` is not one of their own ids."""
+        every = (*self.query.features, *self.label.features)
+        for kind, own in (("history", self.data.label_id), ("audience", self.data.query_id)):
+            tables = [each.entry_table or each.table_name for each in every if each.kind == kind]
+            known = {each.table_name for each in every if each.kind == "id" and each.name == own}
+            known |= {name for name in tables if tables.count(name) > 1}
+            for feature in every:
+                if feature.kind == kind and feature.table and feature.table not in known:
+                    yield (
+                        f"feature {feature.name!r}: expected table = {own!r}, the ids that it holds, that of another "
+                        f"{kind}, or none, received {feature.table!r}"
+                    )
 
     def _problems_of_data(self) -> Iterator[str]:
         data, loss, training = self.data, self.loss, self.training
