@@ -103,7 +103,7 @@ class DataConfig(Section):
     """Folder of the data set as it was read: `longtail-train prepare`, or the first job, writes it, and later jobs map
     it until a file or a setting of reading changes. May be removed at any time."""
     memory: ByteSize = Field(default=ByteSize(4_000_000_000), ge=64_000_000)
-    """Limit of reading where `prepared` names a folder, such as `4G`: larger data are worked on there in parts."""
+    """Limit of reading where `prepared` names a folder, such as `4G`: DuckDB puts there what does not fit."""
 
     @property
     def ordered(self) -> bool:
