@@ -247,3 +247,30 @@ def test_frequencies_count_weighted_pairs_and_counts_count_pairs(tmp_path: Path)
     assert dataset.label_visits(one_label_per_query=False).tolist() == [2, 1]
     assert dataset.label_visits(one_label_per_query=False, weighted=True).tolist() == [3, 0.5]
     assert dataset.label_visits(one_label_per_query=True, weighted=True).tolist() == [2, 0.25]
+
+
+def test_whole_floats_in_text_are_integers_ids(tmp_path: Path) -> None:
+    log = text(tmp_path, "user,item\n1.0,39.0\n2,40\n1,39\n")
+    items = parquet(tmp_path, "items.parquet", item=[39, 40, 41], price=[1.0, 2.0, 3.0])
+    dataset = load(log, labels=items)
+    assert named(dataset) == ["1-39", "1-39", "2-40"]
+    assert dataset.label_ids.to_pylist() == ["39", "40", "41"]
+    assert dataset.label_table["price"].to_pylist() == [1, 2, 3]
+    assert not dataset.report.unlisted
+
+
+def test_where_not_all_ids_are_whole_numbers_text_stays_and_the_likeness_is_named(tmp_path: Path) -> None:
+    log = text(tmp_path, "user,item\na,39.0\nb,x1\n")
+    items = parquet(tmp_path, "items.parquet", item=["39", "x1"])
+    dataset = load(log, labels=items)
+    assert dataset.label_ids.to_pylist() == ["39.0", "x1", "39"]
+    (line,) = dataset.report.lines()
+    assert line == (
+        "Without a row in data.labels: 1 of the 2 labels in interactions, such as '39.0', where it has '39'"
+    )
+
+
+def test_two_rows_of_one_id_in_other_texts_are_refused(tmp_path: Path) -> None:
+    items = text(tmp_path, "item,price\n39,1\n39.0,2\n", "items.csv")
+    with pytest.raises(DataError, match=r"expected one row of the id '39', found rows of '39' and '39.0'"):
+        load(parquet(tmp_path, user=[1], item=[39]), labels=items)

@@ -340,8 +340,14 @@ class _Loading:
         """Return a feature table with the ids that its texts stand for."""
         if not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
             return table
-        found = self.engine.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
-        return replace(table, ids=one_chunk(found["id"]))
+        rows = f"FROM {listed} JOIN {texts.table} USING (text)"
+        twice = (
+            f"SELECT id, min(text), max(text) {rows} GROUP BY id HAVING count(DISTINCT text) > 1 ORDER BY id LIMIT 1"
+        )
+        if found := self.engine.rows(twice):
+            id_, one, other = found[0]
+            raise DataError(f"feature table: expected one row of the id {id_!r}, found rows of {one!r} and {other!r}")
+        return replace(table, ids=one_chunk(self.engine.arrow(f"SELECT id {rows} ORDER BY place")["id"]))
 
     def _refuse(self, log: Log, tables: dict[str, IdTable | None]) -> None:
         """Raise DataError for all that is wrong with the data."""
