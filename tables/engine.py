@@ -6,6 +6,7 @@ import codecs
 import csv
 import glob
 import io
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,9 @@ _STRUCTURAL = {
     "LINE SIZE OVER MAXIMUM": f"a line of at most {_LONGEST_LINE:,} bytes",
 }
 """What is not allowed in a text file, for it may hide other rows, by DuckDB's kind of error."""
+
+_GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[]|$)"
+"""Types that DuckDB takes texts of JSON for, and what it calls values of several types."""
 
 
 class Rejected(NamedTuple):
@@ -113,6 +117,8 @@ class Engine:
             if isinstance(error, UnicodeDecodeError) or "not utf-8 encoded" in str(error):
                 raise DataError(f"{file.name}: expected UTF-8 text, found other bytes: write it as UTF-8") from error
             why = str(error).partition("\n")[0]
+            if "state machine" in why:
+                why = "its lines end in different ways, or a cell has a carriage return and no quotation marks"
             raise DataError(f"{file.name}: expected a readable {file.kind} file: {why}") from error
 
 
@@ -168,8 +174,7 @@ class Opened:
         elif file.kind in ("delta", "iceberg"):
             source = self.engine.register(lake_reader(file))
         elif file.kind == "jsonl":
-            path = one_path(_staged(self.engine, file)[0])
-            source = f"read_json({path}, format = 'newline_delimited', sample_size = -1)"
+            return _json_lines(self.engine, file)
         else:
             path = file.path
             if file.system is not None:
@@ -329,7 +334,7 @@ def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
         with _content(file) as content, open(path, "wb") as copy:
             while block := content.read(_BLOCK):
                 copy.write(block)
-    lines = breaks = quotes = 0
+    lines = returns = breaks = quotes = 0
     last = b"\n"
     with open(path, "rb") as content:
         if content.read(4).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -337,22 +342,32 @@ def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
         content.seek(0)
         while block := content.read(_BLOCK):
             lines += block.count(b"\n")
+            returns += block.count(b"\r")
             breaks += block.count(b"\r\n") + (last == b"\r" and block.startswith(b"\n"))
             quotes += block.count(b'"')
             last = block[-1:]
     if 0 < breaks < lines:
-        path = _with_plain_breaks(engine, path)
-    return path, lines + (last != b"\n"), bool(quotes)
+        path = _with_plain_breaks(engine, path, within=quotes % 2 == 1)
+    return path, (lines or returns) + (last not in b"\r\n"), bool(quotes)
 
 
-def _with_plain_breaks(engine: Engine, path: str) -> str:
-    """Write a copy of a file that has line breaks of two kinds, all as `\\n`; return its path."""
-    plain, rest = str(engine.folder / engine.name("text")), b""
+def _with_plain_breaks(engine: Engine, path: str, within: bool) -> str:
+    """Write a copy of a file that has line breaks of two kinds, all as `\\n`; return its path.
+
+    Args:
+        within: whether those between quotation marks change, too.
+    """
+    plain, rest, is_within = str(engine.folder / engine.name("text")), b"", False
     with open(path, "rb") as content, open(plain, "wb") as copy:
         while block := content.read(_BLOCK):
-            block = rest + block
-            rest = b"\r" if block.endswith(b"\r") else b""
-            copy.write((block[:-1] if rest else block).replace(b"\r\n", b"\n"))
+            parts = (rest + block).split(b'"')
+            rest = b"\r" if parts[-1].endswith(b"\r") else b""
+            parts[-1] = parts[-1].removesuffix(b"\r")
+            first = int(is_within and not within)
+            for at in range(first, len(parts), 1 if within else 2):
+                parts[at] = parts[at].replace(b"\r\n", b"\n")
+            is_within ^= len(parts) % 2 == 0
+            copy.write(b'"'.join(parts))
         copy.write(rest)
     return plain
 
@@ -366,6 +381,34 @@ def _content(file: DataFile) -> IO[bytes]:
     codec = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}[ending]
     unpacked: IO[bytes] = pa.CompressedInputStream(pa.PythonFile(raw), codec)
     return unpacked
+
+
+def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, str]]]:
+    """Return what reads a file of JSON objects, and its columns with their types.
+
+    Texts stay texts, whatever DuckDB takes them for; values of several types are one column of texts.
+    """
+    staged, count, _ = _staged(engine, file)
+    if not count:
+        raise DataError(f"{file.name}: expected a JSON object in every line, found an empty file")
+    path, lines = one_path(staged), "format = 'newline_delimited', records = true"
+    auto = f"read_json({path}, {lines}, sample_size = -1)"
+    found = [row[:2] for row in engine.rows(f"DESCRIBE SELECT * FROM {auto}")]
+    plain = {re.sub(r"_\d+$", "", name.lower()) for name, _ in found}
+    if len(plain) < len(found):  # DuckDB tells no case apart, and gives a second column another name
+        keys = {
+            row[0] for row in engine.rows(f"SELECT DISTINCT unnest(json_keys(json)) FROM read_json_objects({path})")
+        }
+        if other := sorted(keys - {name for name, _ in found}):
+            raise DataError(
+                f"{file.name}: expected keys that differ in more than case, found {other[0]!r} and its like"
+            )
+    stored = []
+    for name, kind in found:
+        read_as = re.sub(_GUESSED, "VARCHAR", kind)
+        stored.append((name, TEXT if read_as == "VARCHAR" and kind not in ("VARCHAR", "JSON") else read_as))
+    columns = ", ".join(f"{literal(name)}: {literal('VARCHAR' if kind == TEXT else kind)}" for name, kind in stored)
+    return f"read_json({path}, {lines}, columns = {{{columns}}})", stored
 
 
 def _lists(path: str) -> str:

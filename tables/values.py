@@ -7,14 +7,15 @@ TEXT = "TEXT"
 NOTHING = ("", "na", "n/a", "#n/a", "nan", "null", "nil", "none", "\\n", "-", "--", "?")
 """Words for a missing number, time or boolean, in lower case."""
 NUMBER = r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*"
-_CLOCK = r"\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d{1,9})?)?)?"
+_YEAR = r"(\d{3}[1-9]|\d\d[1-9]0|\d[1-9]00|[1-9]000)"
+_CLOCK = rf"\s*{_YEAR}-\d\d-\d\d([ T]([01]\d|2[0-3]):\d\d(:\d\d(\.\d{{1,9}})?)?)?"
 _UTC = rf"{_CLOCK}\s*(Z|UTC|GMT|[+-]00(:?00)?)?\s*"
-_ZONED = rf"{_CLOCK}\s*[+-]\d\d(:?\d\d)?\s*"
+_ZONED = rf"{_CLOCK}\s*[+-](0\d|1[0-5])(:?[0-5]\d)?\s*"
 _ZONE = r"([+-])(\d\d):?(\d\d)?\s*$"
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
              "UHUGEINT")  # fmt: skip
-_EXACT = 2**53
-"""Up to here a float64 tells one integer from the next."""
+_EXACT = {"FLOAT": 2**24, "DOUBLE": 2**53}
+"""Below this, floats tell one integer from the next."""
 WHOLE = r"-?\d+(\.0+)?"
 
 
@@ -78,7 +79,7 @@ def text_of(value: str, kind: str) -> str:
     if is_text(kind):
         return f"{value}::VARCHAR"
     if kind in ("FLOAT", "DOUBLE"):
-        whole = f"{value} = trunc({value}) AND abs({value}) <= {_EXACT}"
+        whole = f"{value} = trunc({value}) AND abs({value}) < {_EXACT[kind]}"
         return (
             f"CASE WHEN isnan({value}) THEN NULL WHEN {whole} THEN {value}::BIGINT::VARCHAR ELSE {value}::VARCHAR END"
         )
@@ -98,7 +99,7 @@ def is_no_id(value: str, kind: str) -> str | None:
     if is_text(kind) or is_integer(kind) or kind == "UUID":
         return None
     if kind in ("FLOAT", "DOUBLE"):
-        return f"NOT isnan({value}) AND NOT ({value} = trunc({value}) AND abs({value}) <= {_EXACT})"
+        return f"NOT isnan({value}) AND NOT ({value} = trunc({value}) AND abs({value}) < {_EXACT[kind]})"
     if kind.startswith("DECIMAL"):
         return f"{value} <> trunc({value})"
     if kind == "BLOB":
@@ -134,14 +135,16 @@ def micros_of(value: str, kind: str) -> str | None:
 def kinds_of_text(text: str) -> dict[str, str]:
     """Return what a whole column of text may hold, the first that fits; conditions on one of its values.
 
-    Leading zeros, a plus and exponents are text: they belong to codes.
+    Leading zeros, a plus and exponents are text: they belong to codes, as do more digits than a type tells apart.
     """
-    a_day = matches(text, r"\s*\d{4}-\d\d-\d\d\s*")
+    written = {
+        "BIGINT": r"\s*-?(0|[1-9]\d{0,18})\s*",
+        "DOUBLE": r"\s*-?(0|[1-9]\d{0,14})(\.\d+)?\s*",
+        "DATE": rf"\s*{_YEAR}-\d\d-\d\d\s*",
+    }
     return {
         "BOOLEAN": f"lower(trim({text})) IN ('true', 'false')",
-        "BIGINT": matches(text, r"\s*-?(0|[1-9]\d{0,17})\s*"),
-        "DOUBLE": matches(text, r"\s*-?(0|[1-9]\d*)(\.\d+)?\s*"),
-        "DATE": f"{a_day} AND TRY_CAST(trim({text}) AS DATE) IS NOT NULL",
+        **{kind: f"{matches(text, form)} AND {typed(text, kind)} IS NOT NULL" for kind, form in written.items()},
         "TIMESTAMP": f"{micros_of(text, TEXT)} IS NOT NULL",
     }
 
