@@ -7,7 +7,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 TRAINER = Path(__file__).parents[2] / "trainer"
-LEAVES = {"errors", "backend", "history", "layers"}
+LEAVES = {"__main__", "errors", "backend", "history", "layers"}
 
 
 def imports(trainer: Path) -> dict[str, set[str]]:
