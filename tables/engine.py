@@ -28,6 +28,8 @@ _LONGEST_LINE = 1 << 27
 _DELIMITERS = (",", ";", "\t", "|")
 _LIKE_ROWS = 6
 """Delimiters inside one quoted cell, of lines with as many as a row has, from which it has swallowed rows."""
+_SEEN = 10_000
+"""Letters of a rejected line that are looked at."""
 _STRUCTURAL = {
     "UNQUOTED VALUE": "quotations that end before a delimiter",
     "INVALID ENCODING": "UTF-8",
@@ -41,9 +43,10 @@ _GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[]|$)"
 
 
 class Rejected(NamedTuple):
-    """A line of a text file, from 1, that is no row."""
+    """A line of a text file, from 1, that is no row; `row`, from 0, would be its number among the rows."""
 
     line: int
+    row: int
     expected: str
     found: str
 
@@ -235,39 +238,64 @@ class Opened:
         text, found = self._text, []
         assert text is not None
         lines = self.engine.rows(
-            f"SELECT line, arg_max(error_type::VARCHAR, error_message), max(error_message), max(csv_line[:80]) FROM "
-            f"{self._rejects} GROUP BY line ORDER BY line"
+            f"SELECT line, arg_max(error_type::VARCHAR, error_message), list(error_message), max(csv_line[:{_SEEN}]), "
+            f"min(line_byte_position) FROM {self._rejects} GROUP BY line ORDER BY line"
         )
+        numbers = [line for line, *_ in lines]
+        if text.quote and text.lines > count + len(lines):
+            self._refuse_swallowed(text)
+            numbers = _lines_at(text.path, [position for *_, position in lines])
         for table in (self._rejects, f"{self._rejects}_scan"):
             self.engine.run(f"DROP TABLE IF EXISTS {table}")
-        for line, kind, message, content in lines:
+        for line, (row, kind, messages, content, _) in zip(numbers, lines, strict=True):
+            start, *more = content.splitlines() or [""]
             if kind in _STRUCTURAL:
-                start = content.partition("\n")[0]
-                raise DataError(f"{self.file.name}: line {line}: expected {_STRUCTURAL[kind]}, found {start!r}")
-            cells = message.rpartition("Found: ")[2].strip()
-            found.append(Rejected(line, f"{len(text.names)} columns", cells if cells.isdigit() else message))
-        if text.quote and text.lines > count + len(found):
-            self._refuse_swallowed(text)
+                raise DataError(f"{self.file.name}: line {line}: expected {_STRUCTURAL[kind]}, found {start[:80]!r}")
+            if any(each.count(text.delimiter) >= len(text.names) - 1 for each in more):
+                raise DataError(
+                    f"{self.file.name}: line {line}: expected quotations without rows in them, found {start[:80]!r} "
+                    f"and {len(more)} more lines"
+                )
+            cells = [int(each) for each in re.findall(r"Found: (\d+)", " ".join(messages))]  # one of each that lacks
+            few_or_many = str(min(cells) if kind == "MISSING COLUMNS" else max(cells)) if cells else messages[0]
+            found.append(Rejected(line, row - 2, f"{len(text.names)} columns", few_or_many))
         return found
 
     def _refuse_swallowed(self, text: _Text) -> None:
-        """Raise DataError where a quoted cell holds lines that are rows, or, in TSV, any line break."""
-        columns, inner = range(len(text.names)), len(text.names) - 1
-        for at in columns:
+        """Raise DataError where a quoted cell holds lines that are rows, or, in TSV, any line break.
+
+        Such a cell begins in a column of one row and ends in the same column of another.
+        """
+
+        def delimiters(of: str) -> str:
+            return f"(length({of}) - length(replace({of}, {literal(text.delimiter)}, '')))"
+
+        inner = len(text.names) - 1
+        for at in range(inner + 1):
             lines = f"string_split(c{at}, chr(10))"
-            delimiters = f"lambda line: length(line) - length(replace(line, {literal(text.delimiter)}, '')) = {inner}"
-            alike = f"list_bool_and(list_transform({lines}[2:-2], {delimiters}))"
-            whole = (
-                f"length(c{at}) - length(replace(c{at}, {literal(text.delimiter)}, '')) = {inner} * (len({lines}) - 1)"
+            rows = f"len(list_filter({lines}[2:-2], lambda line: {delimiters('line')} = {inner}))"
+            bad = (
+                f"{inner} * (len({lines}) - 1) >= {_LIKE_ROWS} AND {delimiters(f'{lines}[1]')} = {inner - at} AND "
+                f"{delimiters(f'{lines}[-1]')} = {at} AND {rows} >= 0.8 * (len({lines}) - 2)"
             )
-            bad = f"{inner} * (len({lines}) - 1) >= {_LIKE_ROWS} AND coalesce({alike}, true) AND {whole}"
             condition = f"contains(c{at}, chr(10))" + ("" if self.file.kind == "tsv" else f" AND {bad}")
-            if found := self.engine.rows(f"SELECT c{at}[:60] FROM {_read_csv(text)} WHERE {condition} LIMIT 1"):
+            if found := self.engine.rows(f"SELECT c{at}[:60] FROM {self._source} WHERE {condition} LIMIT 1"):
                 start = found[0][0].partition("\n")[0]
                 raise DataError(
                     f"{self.file.name}: column {text.names[at]!r}: expected quotations without rows in them, found one "
                     f"that begins with {start!r} and goes on for lines: quote it whole, or leave its quotation mark out"
                 )
+
+
+def _lines_at(path: str, positions: Sequence[int]) -> list[int]:
+    """Return the numbers, from 1, of the lines at some bytes of a file, in ascending order."""
+    lines, line = [], 1
+    with open(path, "rb") as content:
+        for position in positions:
+            while (ahead := position - content.tell()) > 0:
+                line += content.read(min(ahead, _BLOCK)).count(b"\n")
+            lines.append(line)
+    return lines
 
 
 def one_path(path: str) -> str:

@@ -27,6 +27,13 @@ class Part:
     rows: int
     rejected: list[Rejected]
 
+    def row(self, place: int) -> int:
+        """Return the number in its file of a row of the table, from 0: lines that are no rows count too."""
+        at = place - self.first
+        for line in self.rejected:
+            at += line.row <= at
+        return at
+
 
 @dataclass
 class Table:

@@ -173,7 +173,7 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
     counts = log.engine.rows(
         f"SELECT {file}, count({number}), count({micros}) FROM {log.table.name} WHERE {log.alive} GROUP BY 1 ORDER BY 1"
     )
-    dated = [at for at, numbers, dates in counts if dates and not numbers]
+    dated = [at for at, numbers, dates in counts if dates > numbers]
     numbered = [at for at, _, _ in counts if at not in dated]
     for at, numbers, dates in counts:
         opened = log.parts[at].opened
@@ -244,7 +244,7 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
     checks = [*queries.checks("query", data.query_id, data.placeholders),
               *labels.checks("label", data.label_id, data.placeholders), *_time_checks(log, data),
               *_weight_checks(log, data)]  # fmt: skip
-    bad = find_problems(engine, made, checks, {at: (part.opened, part.first) for at, part in log.parts.items()}, report)
+    bad = find_problems(engine, made, checks, log.parts.values(), report)
     unused = "false"
     if log.has("event"):
         nothing = [at for at, each in enumerate(_weights(data).values()) if each == 0]

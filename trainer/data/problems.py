@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from longtail.tables.engine import Engine, Opened, Rejected
+from longtail.tables.engine import Engine, Rejected
+from longtail.tables.table import Part
 from longtail.tables.values import is_text
 from longtail.trainer.config import DataConfig
 from longtail.trainer.errors import DataError
@@ -156,14 +157,12 @@ class Check:
     fatal: bool = True
 
 
-def find_problems(
-    engine: Engine, table: str, checks: Sequence[Check], files: Mapping[int, tuple[Opened, int]], report: RowReport
-) -> str:
+def find_problems(engine: Engine, table: str, checks: Sequence[Check], parts: Iterable[Part], report: RowReport) -> str:
     """Note the wrong rows of a table, file after file; return the condition of those that are refused or left out.
 
     Args:
         table: with `file`, a number, and `place`, a row's number.
-        files: each with the place of its first row, by number.
+        parts: the files of the table.
     """
     if not checks:
         return "false"
@@ -176,18 +175,19 @@ def find_problems(
         f"arg_min({check.value}, place) FILTER ({check.condition})"
         for check in checks
     )
+    of = {part.number: part for part in parts}
     for file, *found in engine.rows(f"SELECT file, {cells} FROM {table} GROUP BY file ORDER BY file"):
-        opened, first = files[file]
-        problems = []
+        part, problems = of[file], []
+        opened = part.opened
         for at, check in enumerate(checks):
             count, places, value = found[3 * at : 3 * at + 3]
             if not count:
                 continue
-            rows, expected, words = [place - first for place in places], check.expected, check.found
+            rows, expected, words = [*map(part.row, places)], check.expected, check.found
             if check.raw is not None and check.raw in opened.names:
                 column, kind = opened.column(check.raw)
                 expected = check.of_text or expected if is_text(kind) else expected
-                words = _shown(opened.value(column, rows[0]))
+                words = _shown(opened.value(column, places[0] - part.first))
             elif check.counted is not None:
                 words = check.counted(file)
             words = check.shown(value) if words is None else words

@@ -85,7 +85,7 @@ def _times(opened: Opened, name: str) -> dict[str, tuple[str, str]]:
         raise opened.file.wrong(name, "numbers or timestamps", kind.lower())
     if number is not None and micros is not None:  # text
         numbers, dates = opened.engine.row(f"SELECT count({number}), count({micros}) FROM {opened.relation}")
-        number, micros = (number, None) if numbers or not dates else (None, micros)
+        number, micros = (number, None) if numbers >= dates else (None, micros)
     return {_SINCE: (number or f"({micros})::DOUBLE", "DOUBLE"), _DATES: (str(number is None).lower(), "BOOLEAN")}
 
 
@@ -101,10 +101,9 @@ def _good_rows(
         since = table.column(_SINCE)
         wrong = f"{since} IS NULL OR NOT isfinite({since})"
         checks.append(Check(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
-    parts = {part.number: (part.opened, part.first) for part in table.parts}
     for part in table.parts:
         report.reject(part.opened.file.name, part.rejected)
-    bad = find_problems(engine, view, checks, parts, report)
+    bad = find_problems(engine, view, checks, table.parts, report)
     report.dropped += engine.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]
     found = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], f"NOT ({bad})")
