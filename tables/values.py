@@ -155,6 +155,8 @@ def typed(text: str, kind: str) -> str:
         return text
     if kind == "TIMESTAMP":
         return f"make_timestamp({micros_of(text, TEXT)})"
+    if kind == "DOUBLE":  # a cast takes `nan`, a word for nothing, for a number
+        return str(number_of(text, TEXT))
     return f"TRY_CAST(trim({text}) AS {kind})"
 
 
