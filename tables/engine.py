@@ -6,6 +6,7 @@ import codecs
 import csv
 import glob
 import io
+import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from longtail.tables.errors import DataError
-from longtail.tables.files import PACKED, DataFile
-from longtail.tables.lake import lake_reader, opened_query
-from longtail.tables.values import TEXT, literal, quoted
+from longtail.tables.files import PACKED, DataFile, store_errors
+from longtail.tables.lake import lake_reader
+from longtail.tables.queries import opened_query
+from longtail.tables.values import TEXT, literal
 
 _BLOCK = 1 << 24
 _LONGEST_LINE = 1 << 27
@@ -38,13 +40,14 @@ _STRUCTURAL = {
 }
 """What is not allowed in a text file, for it may hide other rows, by DuckDB's kind of error."""
 
-_GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[]|$)"
+_GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[\]]|$)"
 """Types that DuckDB takes texts of JSON for, and what it calls values of several types."""
 
 
 class Rejected(NamedTuple):
     """A line of a text file, from 1, that is no row; `row`, from 0, would be its number among the rows."""
 
+    file: str
     line: int
     row: int
     expected: str
@@ -64,13 +67,16 @@ class _Text(NamedTuple):
 class Engine:
     """A connection to DuckDB; what does not fit in its memory lies in a folder of its own.
 
+    Attributes:
+        views: tables of the places that queries name.
+
     Args:
         folder: is the connection's alone, and removed after it.
         memory: bytes; None takes DuckDB's default.
     """
 
     def __init__(self, folder: Path, memory: int | None) -> None:
-        self.folder, self._numbers = folder, 0
+        self.folder, self._numbers, self.views = folder, 0, dict[Path | str, str]()
         self.connection = duckdb.connect(config={"autoinstall_known_extensions": False})
         self.run(f"SET temp_directory = {literal(str(folder / 'spilled'))}")
         self.run("SET TimeZone = 'UTC'")
@@ -116,13 +122,14 @@ class Engine:
         """Say of which file an error of reading is."""
         try:
             yield
-        except (duckdb.Error, pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+        except store_errors(duckdb.Error, pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             if isinstance(error, UnicodeDecodeError) or "not utf-8 encoded" in str(error):
                 raise DataError(f"{file.name}: expected UTF-8 text, found other bytes: write it as UTF-8") from error
             why = str(error).partition("\n")[0]
             if "state machine" in why:
                 why = "its lines end in different ways, or a cell has a carriage return and no quotation marks"
-            raise DataError(f"{file.name}: expected a readable {file.kind} file: {why}") from error
+            what = "a query that DuckDB runs" if file.kind == "sql" else f"a readable {file.kind} file"
+            raise DataError(f"{file.name}: expected {what}: {why}") from error
 
 
 @contextmanager
@@ -152,7 +159,7 @@ class Opened:
 
     def __init__(self, engine: Engine, file: DataFile) -> None:
         self.engine, self.file = engine, file
-        self._rejects = engine.name("rejects")
+        self._rejects, self._rejected_before = engine.name("rejects"), list[Rejected]()
         with engine.reading(file):
             self._text = _look_at(engine, file) if file.kind in ("csv", "tsv") else None
             if self._text is not None:
@@ -173,7 +180,7 @@ class Opened:
         if file.kind == "arrow":
             source = file.path
         elif file.kind == "sql":
-            source = opened_query(self.engine, file, lambda of: Opened(self.engine, of).whole)
+            source = opened_query(self.engine, file.path, self._view)
         elif file.kind in ("delta", "iceberg"):
             source = self.engine.register(lake_reader(file))
         elif file.kind == "jsonl":
@@ -201,11 +208,14 @@ class Opened:
         columns = ", ".join(f"c{at}" for at in range(len(self._stored)))
         return f"{self._source} AS stored({columns})"
 
-    @property
-    def whole(self) -> str:
-        """Return a query of all columns by their names."""
-        columns = ", ".join(f"{self.column(name)[0]} AS {quoted(name)}" for name in self.names)
-        return f"SELECT {columns} FROM {self.relation}"
+    def _view(self, files: list[DataFile], place: Path | str) -> str:
+        """Return a table of the files of a place that a query names, and keep their lines that are no rows."""
+        from longtail.tables.table import view_of
+
+        if place not in self.engine.views:
+            self.engine.views[place], rejected = view_of(self.engine, files, str(place))
+            self._rejected_before += rejected
+        return self.engine.views[place]
 
     def column(self, name: str) -> tuple[str, str]:
         """Return the expression of a column, and its type; DataError where the file lacks it or has it twice."""
@@ -227,7 +237,7 @@ class Opened:
         """Append expressions of every row to a table; return the number of rows, and the lines that are none."""
         with self.engine.reading(self.file):
             (count,) = self.engine.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
-            return count, [] if self._text is None else self._rejected(count)
+            return count, self._rejected_before if self._text is None else self._rejected(count)
 
     def value(self, expression: str, row: int) -> Any:
         """Return an expression of one row, from 0."""
@@ -258,7 +268,7 @@ class Opened:
                 )
             cells = [int(each) for each in re.findall(r"Found: (\d+)", " ".join(messages))]  # one of each that lacks
             few_or_many = str(min(cells) if kind == "MISSING COLUMNS" else max(cells)) if cells else messages[0]
-            found.append(Rejected(line, row - 2, f"{len(text.names)} columns", few_or_many))
+            found.append(Rejected(self.file.name, line, row - 2, f"{len(text.names)} columns", few_or_many))
         return found
 
     def _refuse_swallowed(self, text: _Text) -> None:
@@ -352,6 +362,18 @@ def _read_csv(text: _Text, rejects: str | None = None) -> str:
     )
 
 
+def _refuse_broken(path: str, file: DataFile) -> None:
+    """Raise DataError for the first line that is no object of JSON."""
+    with open(path, encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                whole = not line.strip() or isinstance(json.loads(line), dict)
+            except ValueError:
+                whole = False
+            if not whole:
+                raise DataError(f"{file.name}: line {number}: expected an object of JSON, found {line.strip()[:80]!r}")
+
+
 def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
     """Return where a text file lies on this machine, unpacked and with line breaks of one kind; its lines; whether it
     has quotation marks."""
@@ -420,8 +442,12 @@ def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, st
     if not count:
         raise DataError(f"{file.name}: expected a JSON object in every line, found an empty file")
     path, lines = one_path(staged), "format = 'newline_delimited', records = true"
-    auto = f"read_json({path}, {lines}, sample_size = -1)"
-    found = [row[:2] for row in engine.rows(f"DESCRIBE SELECT * FROM {auto}")]
+    auto = f"read_json({path}, {lines}, sample_size = -1, map_inference_threshold = -1)"
+    try:
+        found = [row[:2] for row in engine.rows(f"DESCRIBE SELECT * FROM {auto}")]
+    except duckdb.Error:
+        _refuse_broken(staged, file)
+        raise
     plain = {re.sub(r"_\d+$", "", name.lower()) for name, _ in found}
     if len(plain) < len(found):  # DuckDB tells no case apart, and gives a second column another name
         keys = {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
@@ -17,8 +19,12 @@ _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "json
 _BY_ENDING = ("auto", "table")
 PACKED = (".gz", ".bz2", ".zst")
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "abfs")
+_ICEBERG = "*.metadata.json"
+"""Files below `metadata` of an Iceberg table."""
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_QUERY = re.compile(r"\s*(select|with|from)\s", re.IGNORECASE)
+_SHOWN = 60
+"""Characters of a query that messages show."""
+_QUERY = re.compile(r"(\s|--[^\n]*\n|/\*.*?\*/)*(select|with|from)\s", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -26,7 +32,7 @@ class DataFile:
     """One file of a data set, a lake table, or a query over some.
 
     Attributes:
-        path: of the file; of `sql`, the query.
+        path: of the file; of `sql`, the query; of `iceberg`, its newest metadata.
         system: the fsspec file system of a remote file; None for a local one.
         partition: texts of the columns that its folders name, such as `day=2026-01-31`.
     """
@@ -43,8 +49,10 @@ class DataFile:
 
     def version(self) -> tuple[int, int]:
         """Return its size and what changes with its content: time of change in ns, or what fsspec makes of both."""
-        if self.kind == "sql":
-            return 0, 0
+        if self.kind in ("delta", "iceberg"):
+            from longtail.tables.lake import version_of
+
+            return 0, version_of(self)
         if self.system is not None:
             return self.system.size(self.path) or 0, self.system.checksum(self.path)
         about = os.stat(self.path)
@@ -54,6 +62,12 @@ class DataFile:
 def is_query(place: Path | str) -> bool:
     """Tell whether a place is a query: `SELECT …`, `WITH …` or `FROM …`."""
     return isinstance(place, str) and _QUERY.match(place) is not None
+
+
+def in_line(query: str) -> str:
+    """Return a query for messages: in one line, of a few words."""
+    line = " ".join(query.split())
+    return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def find_files(places: Path | str | list[Path | str], file_format: str = "auto") -> list[DataFile]:
@@ -68,7 +82,7 @@ def find_files(places: Path | str | list[Path | str], file_format: str = "auto")
     found: list[DataFile] = []
     for place in places if isinstance(places, list) else [places]:
         if is_query(place):
-            files = [DataFile(" ".join(str(place).split())[:60], str(place), "sql")]
+            files = [DataFile(in_line(str(place)), str(place), "sql")]
         else:
             files = _local(place, file_format) if isinstance(place, Path) else _remote(place, file_format)
         if not files:
@@ -77,10 +91,16 @@ def find_files(places: Path | str | list[Path | str], file_format: str = "auto")
             below = " below this directory" if isinstance(place, Path) and place.is_dir() else ""
             raise DataError(f"{place}: expected a {what} file, found none{below}")
         found += files
-    names = [file.name for file in found]
+    names = [file.path if file.kind == "sql" else file.name for file in found]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
         raise DataError(f"expected every file once, found {twice} {names.count(twice)} times")
     return [replace(file, partition=_partition(file)) for file in found]
+
+
+def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return some kinds of errors, and those of object stores where one was opened."""
+    opened = sys.modules.get("obstore.exceptions")
+    return others if opened is None else (*others, opened.BaseError)
 
 
 def kind_of(name: str, file_format: str) -> str:
@@ -100,38 +120,68 @@ def _ending(name: str) -> str | None:
     return _ENDINGS.get((path.with_suffix("") if path.suffix in PACKED else path).suffix.lower())
 
 
-def _lake(folder: Path) -> str | None:
-    """Return the kind of a lake table whose folder this is."""
-    if (folder / "_delta_log").is_dir():
-        return "delta"
-    return "iceberg" if any((folder / "metadata").glob("*.metadata.json")) else None
-
-
 def _local(place: Path, file_format: str) -> list[DataFile]:
     """Return files of a path or a glob of this machine."""
-    paths = [place] if place.exists() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
-    files = []
-    for path in paths:
-        if not path.is_dir():
-            names = [str(path)]
-        elif lake := _lake(path):
-            files.append(DataFile(str(path), str(path), lake))
-            continue
+    files: list[DataFile] = []
+    names: list[str] = []
+    if place.exists():
+        tops = [place]
+    elif "**" in place.parts:
+        at = next(at for at, part in enumerate(place.parts) if glob.has_magic(part))
+        base = os.path.join(*place.parts[:at]) if at else "."
+        below = {name: PurePosixPath(name[len(base) :].lstrip("/")).parts for name in _below(Path(base))}
+        names = _listed((name for name, parts in below.items() if _meets(parts, place.parts[at:])), base, file_format)
+        tops = []
+    else:
+        tops = [Path(name) for name in sorted(glob.glob(str(place)))]
+    for top in tops:
+        if not top.is_dir():
+            names.append(str(top))
+        elif (top / "_delta_log").is_dir():
+            files.append(DataFile(str(top), str(top), "delta"))
+        elif versions := [str(path) for path in (top / "metadata").glob(_ICEBERG)]:
+            files.append(DataFile(str(top), _newest(versions), "iceberg"))
         else:
-            names = _listed(_below(path), str(path), file_format)
-        files += [DataFile(name, name, kind_of(name, file_format)) for name in names]
-    return files
+            names += _listed(_below(top), str(top), file_format)
+    return files + [DataFile(name, name, kind_of(name, file_format)) for name in _once(names)]
+
+
+def _meets(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Tell whether the parts of a path meet those of a glob, of which `**` is any number of folders."""
+    if not pattern or not parts:
+        return not parts and all(part == "**" for part in pattern)
+    if pattern[0] == "**":
+        return _meets(parts, pattern[1:]) or _meets(parts[1:], pattern)
+    return fnmatchcase(parts[0], pattern[0]) and _meets(parts[1:], pattern[1:])
 
 
 def _below(folder: Path) -> Iterator[str]:
-    """Yield the files below a directory, each once, of linked directories too."""
+    """Yield the files below a directory, and then those of linked directories that are elsewhere."""
     seen: set[str] = set()
-    for root, below, names in os.walk(folder, followlinks=True):
-        if os.path.realpath(root) in seen:
-            below.clear()
-            continue
-        seen.add(os.path.realpath(root))
-        yield from (path for name in names if os.path.isfile(path := os.path.join(root, name)))
+    tops = [str(folder)]
+    for top in tops:
+        for root, below, names in os.walk(top):
+            if os.path.realpath(root) in seen:
+                below.clear()
+                continue
+            seen.add(os.path.realpath(root))
+            tops += [path for name in sorted(below) if os.path.islink(path := os.path.join(root, name))]
+            yield from (path for name in names if os.path.isfile(path := os.path.join(root, name)))
+
+
+def _once(paths: Iterable[str]) -> list[str]:
+    """Return every file once, in the order of the paths; one that is reached by links too has the name without."""
+    names: dict[str, str] = {}
+    for path in paths:
+        real = os.path.realpath(path)
+        if real not in names or os.path.abspath(path) == real:
+            names[real] = path
+    return [*names.values()]
+
+
+def _newest(versions: list[str]) -> str:
+    """Return the last of the versions of an Iceberg table, by the number in its name: `v3.metadata.json`, `00003-…`."""
+    return max(versions, key=lambda name: (int("".join(re.findall(r"/v?(\d+)[^/]*$", name)) or 0), name))
 
 
 def _remote(url: str, file_format: str) -> list[DataFile]:
@@ -148,16 +198,24 @@ def _remote(url: str, file_format: str) -> list[DataFile]:
         options = options_of(url) if url.startswith(tuple(f"{name}://" for name in _OBJECT_STORES)) else {}
         system, path = fsspec.core.url_to_fs(url, **options)
         tops = sorted(system.glob(path)) if re.search(r"[*?\[]", path) else [path]
-        paths = []
+        files, paths = [], []
         for top in tops:
-            if system.isdir(top):
-                paths += _listed(system.find(top), top, file_format)
-            elif system.isfile(top):
+            name = system.unstrip_protocol(top)
+            if system.isfile(top):
                 paths.append(top)
+            elif system.isdir(f"{top}/_delta_log"):
+                files.append(DataFile(name, name, "delta"))
+            elif versions := system.glob(f"{top}/metadata/{_ICEBERG}"):
+                files.append(DataFile(name, system.unstrip_protocol(_newest(versions)), "iceberg"))
+            elif system.isdir(top):
+                paths += _listed(system.find(top), top, file_format)
         names = [system.unstrip_protocol(each) for each in paths]
-    except (ImportError, OSError, ValueError) as error:
-        raise DataError(f"{url}: expected files of a file system that answers: {error}") from error
-    return [DataFile(name, each, kind_of(name, file_format), system) for name, each in zip(names, paths, strict=True)]
+    except store_errors(ImportError, OSError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise DataError(f"{url}: expected files of a file system that answers: {why}") from error
+    return files + [
+        DataFile(name, each, kind_of(name, file_format), system) for name, each in zip(names, paths, strict=True)
+    ]
 
 
 def _listed(paths: Iterable[str], top: str, file_format: str) -> list[str]:

@@ -1,45 +1,94 @@
-"""Tables that are no single file: Delta, Iceberg, and queries over files."""
+"""Delta and Iceberg tables in their newest version, read file by file by their own libraries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
 
 from longtail.tables.errors import DataError
-from longtail.tables.files import DataFile, find_files
-from longtail.tables.values import quoted
+from longtail.tables.files import DataFile
 
-if TYPE_CHECKING:
-    from longtail.tables.engine import Engine
+_TABLES = {"delta": "a Delta table that deltalake", "iceberg": "an Iceberg table that pyiceberg"}
 
 
 def lake_reader(file: DataFile) -> Any:
-    """Open a Delta or Iceberg table in its newest version, as what DuckDB reads."""
-    try:
+    """Return what DuckDB reads a table from, any number of times; its rows are in an order of their version."""
+    with _reading(file):
+        return _delta_rows(_delta(file)) if file.kind == "delta" else _IcebergRows(_iceberg(file))
+
+
+def version_of(file: DataFile) -> int:
+    """Return a number that changes with the content of a table."""
+    with _reading(file):
         if file.kind == "delta":
-            from deltalake import DeltaTable
+            table = _delta(file)
+            about = [str(table.metadata().id), table.schema().to_json(), *sorted(table.file_uris())]
+        else:
+            about = [_iceberg(file).metadata.model_dump_json()]
+    return int(hashlib.sha256("\n".join(about).encode()).hexdigest()[:15], 16)
 
-            return DeltaTable(file.path).to_pyarrow_dataset()
-        from pyiceberg.table import StaticTable
 
-        newest = max(Path(file.path, "metadata").glob("*.metadata.json"), key=lambda path: path.stat().st_mtime_ns)
-        return StaticTable.from_metadata(str(newest)).scan().to_arrow()
+@contextmanager
+def _reading(file: DataFile) -> Iterator[None]:
+    """Say of which table an error of its library is."""
+    try:
+        yield
     except ImportError as error:
         raise DataError(
             f"{file.name}: expected the extra `{file.kind}`, pip install 'longtail[{file.kind}]': {error}"
         ) from error
+    except Exception as error:  # the libraries have no common one
+        why = str(error).partition("\n")[0]
+        hint = ": write a copy without, or Parquet" if "reader feature" in why else ""
+        raise DataError(f"{file.name}: expected {_TABLES[file.kind]} can read: {why}{hint}") from error
 
 
-def opened_query(engine: Engine, file: DataFile, whole: Callable[[DataFile], str]) -> str:
-    """Return a query as a table, after making each file that it names a view of the same name.
+def _delta(file: DataFile) -> Any:
+    from deltalake import DeltaTable
 
-    Args:
-        whole: returns the query of all columns of a file.
-    """
-    for name in sorted(engine.connection.get_table_names(file.path)):
-        place = name if "://" in name else Path(name)
-        parts = find_files(place, "table")
-        query = " UNION ALL BY NAME ".join(whole(part) for part in parts)
-        engine.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS {query}")
-    return f"({file.path.strip().rstrip(';')})"
+    options = {}
+    if "://" in file.path:
+        from longtail.bundle.objects import options_of
+
+        options = {**options_of(file.path).get("config", {}), "aws_allow_http": "true"}
+    return DeltaTable(file.path, storage_options=options)
+
+
+def _delta_rows(table: Any) -> Any:
+    """Return the files of a table as a data set, oldest first."""
+    rows, written = table.to_pyarrow_dataset(), pa.table(table.get_add_actions(flatten=True))
+    times = dict(zip(written["path"].to_pylist(), written["modification_time"].to_pylist(), strict=True))
+    files = sorted(rows.get_fragments(), key=lambda file: (times.get(file.path, 0), file.path))
+    return pyarrow.dataset.FileSystemDataset(files, rows.schema, rows.format, rows.filesystem)
+
+
+def _iceberg(file: DataFile) -> Any:
+    from pyiceberg.table import StaticTable
+
+    names = {"s3.endpoint": ("AWS_ENDPOINT_URL",), "s3.region": ("AWS_REGION", "AWS_DEFAULT_REGION")}
+    found = {key: next(filter(None, map(os.environ.get, of)), None) for key, of in names.items()}
+    return StaticTable.from_metadata(file.path, {key: value for key, value in found.items() if value})
+
+
+class _IcebergRows:
+    """Rows of a table, read from the beginning each time; one data file at a time is in memory."""
+
+    def __init__(self, table: Any) -> None:
+        from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+
+        self._scan = table.scan()
+        self._reader = ArrowScan(table.metadata, table.io, self._scan.projection(), self._scan.row_filter)
+        self.schema = schema_to_pyarrow(self._scan.projection(), include_field_ids=False)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for task in sorted(self._scan.plan_files(), key=lambda task: task.file.file_path):
+            yield from self._reader.to_table([task]).cast(self.schema).to_batches()

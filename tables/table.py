@@ -10,7 +10,7 @@ import pyarrow as pa
 from longtail.tables.engine import Engine, Opened, Rejected
 from longtail.tables.errors import DataError
 from longtail.tables.files import DataFile
-from longtail.tables.values import TEXT, as_type, in_words, is_nothing, kinds_of_text, one_type, typed
+from longtail.tables.values import TEXT, as_type, in_words, is_nothing, kinds_of_text, one_type, quoted, typed
 
 _AT_ONCE = 16
 """Columns whose types are found in one query: the time that DuckDB plans for grows with their square."""
@@ -31,7 +31,7 @@ class Part:
         """Return the number in its file of a row of the table, from 0: lines that are no rows count too."""
         at = place - self.first
         for line in self.rejected:
-            at += line.row <= at
+            at += line.file == self.opened.file.name and line.row <= at
         return at
 
 
@@ -113,22 +113,13 @@ def read_table(
             if errors is None:
                 raise
             errors.append(str(error))
-    kinds: dict[str, str] = {}
-    for name in dict.fromkeys(name for *_, columns in opened for name in columns):
-        of = {columns[name][1] for *_, columns in opened if name in columns}
-        kind = one_type(of)
-        if kind is None:
-            raise DataError(
-                f"{where}: expected files whose columns are of one type each, "
-                f"found {name.partition(':')[2] or name!r} as {', '.join(sorted(map(in_words, of)))}"
-            )
-        kinds[name] = kind
+    kinds = _kinds([columns for *_, columns in opened], where)
     made = Table(engine, engine.name("rows"), kinds)
     stored = ", ".join(f"c{at} {'VARCHAR' if kind == TEXT else kind}" for at, kind in enumerate(kinds.values()))
     engine.run(f"CREATE TABLE {made.name} ({stored or 'nothing INTEGER'})")
     first = 0
     for number, one, columns in opened:
-        cells = [as_type(*columns[name], kind) if name in columns else "NULL" for name, kind in kinds.items()]
+        cells = _cells(columns, kinds)
         try:
             rows, rejected = one.insert(made.name, cells or ["NULL"])
         except DataError as error:
@@ -144,3 +135,53 @@ def read_table(
 def all_columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
     """Return every column of a file."""
     return {name: opened.column(name) for name in opened.names}
+
+
+def view_of(engine: Engine, files: Sequence[DataFile], where: str) -> tuple[str, list[Rejected]]:
+    """Make a table of all columns of some files, by their names, with the types of what text files hold.
+
+    Returns:
+        Its name, and the lines of the files that are no rows.
+    """
+    rejected: list[Rejected] = []
+    if any(file.kind in ("csv", "tsv") for file in files):
+        table = read_table(engine, files, all_columns, where)
+        table.find_types()
+        kinds, parts = table.kinds, [(table.name, [table.column(name) for name in table.kinds])]
+        rejected = [line for part in table.parts for line in part.rejected]
+    else:
+        opened = [Opened(engine, file) for file in files]
+        columns = [all_columns(one, 0) for one in opened]
+        kinds = _kinds(columns, where)
+        parts = [(one.relation, _cells(each, kinds)) for one, each in zip(opened, columns, strict=True)]
+    lower = [name.lower() for name in kinds]
+    if twice := [name for name in kinds if lower.count(name.lower()) > 1]:
+        raise DataError(f"{where}: expected columns that a query can tell apart, found {' and '.join(twice)}")
+    names = [*map(quoted, kinds)]
+    rows = [
+        f"SELECT {', '.join(f'{cell} AS {name}' for cell, name in zip(cells, names, strict=True))} FROM {relation}"
+        for relation, cells in parts
+    ]
+    name = engine.name("place")
+    engine.run(f"CREATE VIEW {name} AS {' UNION ALL '.join(rows)}")
+    return name, rejected
+
+
+def _kinds(columns: Sequence[dict[str, tuple[str, str]]], where: str) -> dict[str, str]:
+    """Return one type for each column of some files; DataError where there is none."""
+    kinds: dict[str, str] = {}
+    for name in dict.fromkeys(name for of_file in columns for name in of_file):
+        of = {of_file[name][1] for of_file in columns if name in of_file}
+        kind = one_type(of)
+        if kind is None:
+            raise DataError(
+                f"{where}: expected files whose columns are of one type each, "
+                f"found {name.partition(':')[2] or name!r} as {', '.join(sorted(map(in_words, of)))}"
+            )
+        kinds[name] = kind
+    return kinds
+
+
+def _cells(columns: dict[str, tuple[str, str]], kinds: dict[str, str]) -> list[str]:
+    """Return expressions of the columns of a file, of the types of all files."""
+    return [as_type(*columns[name], kind) if name in columns else "NULL" for name, kind in kinds.items()]

@@ -11,9 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from longtail.tables.engine import Opened
-from longtail.trainer.config import DataConfig, load_recipe
+from longtail.trainer.cli import app
+from longtail.trainer.config import DataConfig, Recipe, load_recipe, recipe_toml
 from longtail.trainer.data.dataset import Dataset, load_dataset
-from longtail.trainer.errors import DataError
+from longtail.trainer.data.prepared import prepare
+from longtail.trainer.errors import DataError, RecipeError
 from tests.trainer import tiny
 
 
@@ -204,6 +206,93 @@ REFUSED = {
 def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         DataConfig.model_validate({"train": "a.parquet"} | changes)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A recipe in a folder of its own: orders as CSV, with a line that is no row, and their items as Parquet."""
+    folder = tmp_path / "shop"
+    write(folder / "lines" / "1.parquet", order=[1, 1, 2, 3], item=["x", "y", "x", "z"])
+    (folder / "orders.csv").write_text("order,user,state\n1,a,paid\n2,b,paid\n3,a,cancelled\nbroken\n")
+    (folder / "recipe.toml").write_text(
+        '''
+name = "shop"
+[data]
+train = """
+SELECT user, item, order AS place FROM 'orders.csv' JOIN 'lines/*.parquet' USING ("order") WHERE state = 'paid'
+"""
+query_id = "user"
+label_id = "item"
+labels = "SELECT item, count(*) AS sold FROM 'lines' GROUP BY item"
+on_bad_row = "drop"
+max_bad_rows = 0.5
+[query]
+features = [{ name = "user", kind = "id" }]
+[label]
+features = [{ name = "item", kind = "id" }, { name = "sold", kind = "number" }]
+[model]
+dim = 4
+'''.replace("order AS place", '"order" AS place')
+    )
+    return folder / "recipe.toml"
+
+
+def test_a_query_joins_files_that_are_beside_the_recipe(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(shop.parent.parent)
+
+    for path in (shop, shop.relative_to(shop.parent.parent)):
+        recipe = load_recipe(path)
+        dataset = load_dataset(recipe.data, seed=0, columns=recipe.table_columns)
+        assert named(dataset) == ["a-x", "a-y", "b-x"]
+        assert dataset.label_table["sold"].to_pylist() == [2, 1, 1]
+        assert dataset.report.dropped == 1
+        assert str(dataset.report.problems[0]).startswith(f"{path.parent}/orders.csv: expected 3 columns")
+
+
+def test_a_query_is_written_as_it_is_read(shop: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(shop)
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "recipe.toml").write_text(recipe_toml(recipe, tmp_path / "again"))
+    assert '\\"../shop/orders.csv\\"' in (tmp_path / "again" / "recipe.toml").read_text()
+    again = load_recipe(tmp_path / "again" / "recipe.toml")
+    plain = Recipe.model_validate_json(recipe.model_dump_json(by_alias=True))
+    for other in (again, plain):
+        assert load_dataset(other.data, seed=0).fingerprint() == load_dataset(recipe.data, seed=0).fingerprint()
+
+
+def test_bad_lines_below_a_query_are_refused_like_others(shop: Path) -> None:
+    recipe = load_recipe(shop, ["data.on_bad_row=error"])
+    with pytest.raises(DataError, match=r"orders\.csv: expected 3 columns, found .* in line 5"):
+        load_dataset(recipe.data, seed=0)
+
+
+def test_what_is_prepared_of_a_query_is_made_anew_where_its_files_change(shop: Path) -> None:
+    recipe = load_recipe(shop, ["data.prepared=kept"])
+    first = prepare(recipe)[1]
+    assert prepare(recipe)[1] == first
+    with (shop.parent / "orders.csv").open("a") as log:
+        log.write("3,b,paid\n")
+    dataset, second = prepare(recipe)
+    assert second != first
+    assert not first.exists()
+    assert named(dataset)[-1] == "b-z"
+
+
+def test_check_and_a_lake_table(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    rows = pa.table({"user": [f"u{at % 9}" for at in range(90)], "item": [f"i{at % 7}" for at in range(90)]})
+    deltalake.write_deltalake(shop.parent / "clicks", rows)
+    log = "data.train=SELECT user, item FROM 'clicks' WHERE item <> 'i0'"
+    for train in (log, "data.train=clicks", f'data.train=["clicks", "{log.partition("=")[2]}"]'):
+        arguments = ["check", str(shop), "--set", train, "--set", "data.labels=SELECT DISTINCT item FROM 'clicks'"]
+        with pytest.raises(SystemExit) as ended:
+            app([*arguments, "--set", 'label.features=[{ name = "item", kind = "id" }]'])
+        assert ended.value.code == 0, capsys.readouterr().err
+
+
+def test_a_query_that_cannot_be_read_is_said_with_the_recipe(shop: Path) -> None:
+    with pytest.raises(RecipeError, match=r"recipe\.toml: SELECT 1; SELECT 2: expected one SELECT, found 2 statements"):
+        load_recipe(shop, ["data.train=SELECT 1; SELECT 2"])
 
 
 def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from longtail.tables import DataError, is_query
 from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.sections import PLACES
 from longtail.trainer.errors import RecipeError
@@ -43,15 +44,28 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(f"{path}: {in_words(error.errors())}") from error
-    return _with_places(recipe, lambda place: place if isinstance(place, str) else path.parent / place)
+    try:
+        return _with_places(recipe, lambda place: path.parent / place)
+    except DataError as error:
+        raise RecipeError(f"{path}: {error}") from error
 
 
-def _with_places(recipe: Recipe, change: Callable[[Path | str], Path | str]) -> Recipe:
-    """Return a recipe with other paths and URLs of files."""
+def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
+    """Return a recipe with other paths of files, in queries as well."""
+
+    def changed(place: Path | str) -> Path | str:
+        if isinstance(place, Path):
+            return change(place)
+        if not is_query(place):
+            return place
+        from longtail.tables.queries import renamed  # needs DuckDB
+
+        return renamed(place, change)
+
     data = {}
     for key in PLACES:
         if (places := getattr(recipe.data, key)) is not None:
-            data[key] = [change(place) for place in places] if isinstance(places, list) else change(places)
+            data[key] = [*map(changed, places)] if isinstance(places, list) else changed(places)
     evaluation = recipe.evaluation
     if isinstance(evaluation.target_prior, Path):
         evaluation = evaluation.model_copy(update={"target_prior": change(evaluation.target_prior)})
@@ -128,9 +142,6 @@ def recipe_toml(recipe: Recipe, folder: Path) -> str:
     """Write a recipe as TOML that `load_recipe` reads alike, with paths relative to the folder of the file."""
     import tomlkit  # not among what `longtail[tfrs]` installs
 
-    def relative(place: Path | str) -> Path | str:
-        return place if isinstance(place, str) else Path(os.path.relpath(place.resolve(), folder.resolve()))
-
-    moved = _with_places(recipe, relative)
+    moved = _with_places(recipe, lambda place: Path(os.path.relpath(place.resolve(), folder.resolve())))
     tree = moved.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"tune"})
     return tomlkit.dumps(tree)

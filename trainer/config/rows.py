@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator
 
+from longtail.tables import is_query
 from longtail.trainer.config.base import Section
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def _place(value: Any) -> Path | str:
-    if isinstance(value, str) and "://" in value:
+    if isinstance(value, str) and (is_query(value) or "://" in value):
         return value
     if isinstance(value, str | Path) and str(value):
         return Path(value)
@@ -32,7 +33,7 @@ def _places(value: Any) -> Any:
 
 
 Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
-"""A file, a directory, a glob, a URL of a file system that fsspec knows, or a list of these."""
+"""A file, a directory, a glob, a URL of a file system that fsspec knows, a query of these, or a list."""
 
 
 def shown(places: Places) -> str:

@@ -101,7 +101,7 @@ def read_log(
     log = Log(engine, table, splits, {part.number: part for part in table.parts})
     for part in table.parts:
         report.read += part.rows + len(part.rejected)
-        report.reject(part.opened.file.name, part.rejected)
+        report.reject(part.rejected)
         for note in notes[part.number]:
             report.notes[note] = report.notes.get(note, 0) + part.rows
     if log.has("meets"):

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from longtail.bundle import BundleExistsError, atomic_directory
 from longtail.bundle.arrays import Array
-from longtail.tables import find_files
+from longtail.tables.queries import files_behind
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
@@ -86,11 +86,11 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
-    """Return name, size and version of every file that a recipe names."""
+    """Return name, size and version of every file that a recipe or its queries name."""
     data, found = recipe.data, []
     tables = [(places, "table") for places in (data.queries, data.labels)]
     for places, kind in [*((getattr(data, split), data.format) for split in _SPLITS), *tables]:
-        for file in [] if places is None else find_files(places, kind):
+        for file in [] if places is None else files_behind(places, kind):
             found.append((file.name, *file.version()))
     return found
 

@@ -105,13 +105,15 @@ class RowReport:
             rows = [*old.rows, *new.rows][:_SHOWN]
             self.problems[at] = replace(old, rows=rows, count=old.count + new.count)
 
-    def reject(self, file: str, lines: Sequence[Rejected]) -> None:
-        """Note lines of a text file that are no rows."""
-        kinds: dict[tuple[str, str], list[int]] = {}
-        for line in lines:
-            kinds.setdefault((line.expected, line.found), []).append(line.line)
+    def reject(self, lines: Sequence[Rejected]) -> None:
+        """Note lines of text files that are no rows."""
+        kinds: dict[tuple[str, str, str], list[int]] = {}
+        for file, line, _, expected, found in lines:
+            kinds.setdefault((file, expected, found), []).append(line)
         self.dropped += len(lines)
-        self.note(Problem(file, "", *kind, at[:_SHOWN], len(at)) for kind, at in kinds.items())
+        self.note(
+            Problem(file, "", expected, found, at[:_SHOWN], len(at)) for (file, expected, found), at in kinds.items()
+        )
 
     def lines(self) -> list[str]:
         """In words, for people; empty where every row counts and nothing is wrong."""

@@ -102,7 +102,7 @@ def _good_rows(
         wrong = f"{since} IS NULL OR NOT isfinite({since})"
         checks.append(Check(valid_from, wrong, "finite numbers or timestamps", raw=valid_from))
     for part in table.parts:
-        report.reject(part.opened.file.name, part.rejected)
+        report.reject(part.rejected)
     bad = find_problems(engine, view, checks, table.parts, report)
     report.dropped += engine.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]

@@ -1,0 +1,21 @@
+"""Reads whole tables for tests."""
+
+from pathlib import Path
+from typing import Any
+
+from longtail.tables import find_files
+from longtail.tables.engine import Rejected, engine
+from longtail.tables.table import all_columns, read_table
+
+
+def rows_of(places: Path | str | list[Path | str]) -> list[dict[str, Any]]:
+    """Return all rows of some places, by the names of their columns."""
+    return read(places)[0]
+
+
+def read(places: Path | str | list[Path | str]) -> tuple[list[dict[str, Any]], dict[str, str], list[Rejected]]:
+    """Return rows of some places, the types of their columns, and lines that are no rows."""
+    with engine() as made:
+        table = read_table(made, find_files(places), all_columns, "places")
+        rejected = [line for part in table.parts for line in part.rejected]
+        return table.arrow([*table.kinds]).to_pylist(), table.kinds, rejected

@@ -1,0 +1,81 @@
+"""Which files a place is: links, loops, Hive folders, object stores."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from longtail.tables import DataError, find_files
+from tests.s3 import BUCKET, S3Server
+from tests.tables.reading import rows_of
+
+
+def names(place: Path | str, folder: Path) -> list[str]:
+    return [file.name.removeprefix(f"{folder}/") for file in find_files(place)]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    for name in ("logs/day=007", "logs/day=__HIVE_DEFAULT_PARTITION__", "logs/day=a%2Fb", "elsewhere/day=1"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.csv").write_text("item\n1\n")
+    return tmp_path / "logs"
+
+
+def test_folders_give_text(logs: Path) -> None:
+    assert [row["day"] for row in rows_of(logs)] == ["007", None, "a/b"]
+
+
+@pytest.mark.parametrize("place", ["", "/**", "/**/*.csv", "/*/**/a.csv"])
+def test_links_are_followed_once(logs: Path, place: str) -> None:
+    (logs / "another").symlink_to(logs.parent / "elsewhere")
+    (logs / "again").symlink_to(logs / "day=007")
+    (logs / "day=007" / "loop").symlink_to(logs)
+    (logs / "day=007" / "0.csv").symlink_to(logs / "day=007" / "a.csv")
+    found = names(Path(f"{logs}{place}"), logs)
+    assert [*sorted(found)] == [
+        "another/day=1/a.csv", "day=007/a.csv", "day=__HIVE_DEFAULT_PARTITION__/a.csv", "day=a%2Fb/a.csv",
+    ]  # fmt: skip
+
+
+def test_a_link_to_nothing_is_no_file(logs: Path) -> None:
+    (logs / "gone.csv").symlink_to(logs / "nothing.csv")
+    assert len(find_files(logs)) == 3
+
+
+def test_two_long_queries_are_two() -> None:
+    query = "SELECT a_rather_long_name_of_a_column, another_name_of_a_column FROM 'a.csv' WHERE day = "
+    one, other = find_files([query + "1", query + "2"])
+    assert one.name == other.name
+    with pytest.raises(DataError, match="expected every file once"):
+        find_files([query + "1", query + "1"])
+
+
+def test_objects_of_s3(s3: S3Server) -> None:
+    import obstore.store
+
+    store = obstore.store.from_url(f"s3://{BUCKET}", client_options={"allow_http": True})
+    for day in ("007", "008"):
+        store.put(f"{s3.url().rpartition('/')[2]}/x.txt", b"")
+        store.put(f"files/day={day}/a.csv", b"item\n1\n")
+        store.put(f"files/day={day}/b.jsonl", b'{"item": 2}\n')
+    assert [(row["item"], row["day"]) for row in rows_of(f"s3://{BUCKET}/files")] == [
+        ("1", "007"), ("2", "007"), ("1", "008"), ("2", "008"),
+    ]  # fmt: skip
+    assert rows_of(f"SELECT item, day FROM 's3://{BUCKET}/files/*/a.csv' WHERE day > '007'") == [
+        {"item": 1, "day": "008"}
+    ]
+    with pytest.raises(DataError, match="expected a csv file, found none"):
+        rows_of(f"s3://{BUCKET}/files/gone.csv")
+    with pytest.raises(DataError, match=r"expected files of a file system that answers: .*404"):
+        rows_of("s3://nobody/gone.csv")
+
+
+@pytest.mark.parametrize("url", ["gs://shop/a.csv", "az://shop/a.csv", "abfs://shop/a.csv"])
+def test_a_store_that_does_not_answer(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    began = time.monotonic()
+    with pytest.raises(DataError, match=rf"{url}: expected files of a file system that answers"):
+        find_files(url)
+    assert time.monotonic() - began < 100

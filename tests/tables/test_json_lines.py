@@ -1,0 +1,80 @@
+"""JSON lines: types as they are in JSON, and lines that are none."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longtail.tables import DataError, find_files
+from longtail.tables.engine import Opened, engine
+from tests.tables.reading import read, rows_of
+
+COLUMNS: dict[str, tuple[list[str], str, list[Any]]] = {
+    "integers": (["1", "2"], "BIGINT", [1, 2]),
+    "numbers": (["1", "2.5"], "DOUBLE", [1.0, 2.5]),
+    "booleans": (["true", "false"], "BOOLEAN", [True, False]),
+    "text of digits": (['"007"', '"8"'], "VARCHAR", ["007", "8"]),
+    "mixed": (["39", '"x"'], "VARCHAR", ["39", "x"]),
+    "mixed with booleans": (["true", "1"], "VARCHAR", ["true", "1"]),
+    "beyond int64": (["1", "9223372036854775808"], "HUGEINT", None),
+    "dates": (['"2026-01-01"', '"2026-01-02"'], "TEXT", ["2026-01-01", "2026-01-02"]),
+    "times": (['"2026-01-01T00:00:00Z"', '"2026-01-02T00:00:00Z"'], "TEXT", None),
+    "hours": (['"12:00:00"', '"13:00:00"'], "TEXT", ["12:00:00", "13:00:00"]),
+    "uuids": (['"550E8400-E29B-41D4-A716-446655440000"', "null"], "TEXT",
+              ["550E8400-E29B-41D4-A716-446655440000", None]),
+    "nulls": (["null", "null"], '"NULL"', [None, None]),
+    "a null": (["null", "3"], "BIGINT", [None, 3]),
+    "lists": (["[1, 2]", "[]"], "BIGINT[]", [[1, 2], []]),
+    "lists of dates": (['["2026-01-01"]', "null"], "VARCHAR[]", [["2026-01-01"], None]),
+    "mixed lists": (['[1, "x"]', "[2]"], "VARCHAR[]", [["1", "x"], ["2"]]),
+    "nested lists": (['[["a"], []]', '[["b", "c"]]'], "VARCHAR[][]", [[["a"], []], [["b", "c"]]]),
+    "objects": (['{"date": "2026-01-01"}', '{"DATE2": 1}'], "STRUCT(date VARCHAR, DATE2 BIGINT)", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "kind", "expected"), COLUMNS.values(), ids=COLUMNS)
+def test_types_are_those_of_json(tmp_path: Path, values: list[str], kind: str, expected: list[Any] | None) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"id": "q", "v": {value}}}\n' for value in values))
+    with engine() as made:
+        assert Opened(made, find_files(path)[0]).column("v")[1] == kind
+    if expected is not None:
+        assert [row["v"] for row in rows_of(path)] == expected
+
+
+def test_a_file_of_nulls_takes_the_type_of_others(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"v": null}\n')
+    (tmp_path / "b.ndjson").write_text('{"v": 2}\n')
+    rows, kinds, _ = read(tmp_path)
+    assert (kinds, rows) == ({"v": "BIGINT"}, [{"v": None}, {"v": 2}])
+
+
+def test_keys_that_come_late_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    lines = ['{"a": 1}'] * 50_000 + ["", '{"a": 2, "late": "x"}']
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    rows = rows_of(path)
+    assert len(rows) == 50_001
+    assert rows[-1] == {"a": 2, "late": "x"}
+
+
+def test_an_object_of_many_keys_is_many_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"k{at}": {at}}}\n' for at in range(300)))
+    assert len(rows_of(tmp_path / "a.jsonl")[0]) == 300
+
+
+BROKEN = {
+    "cut off": ('{"a": 1}\n{"a":\n{"a": 2}\n', r"""a\.jsonl: line 2: expected an object of JSON, found '\{"a":'"""),
+    "a list": ('{"a": 1}\n[1]\n', r"a\.jsonl: line 2: expected an object of JSON, found '\[1\]'"),
+    "text": ("user,item\n1,2\n", r"a\.jsonl: line 1: expected an object of JSON, found 'user,item'"),
+    "in many lines": ('{\n"a": 1\n}\n', r"a\.jsonl: line 1: expected an object of JSON, found '\{'"),
+    "a key twice": ('{"a": 1}\n{"a": 1, "a": 2}\n', r'a\.jsonl: .*duplicate key "a"'),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_line_that_is_no_object(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(DataError, match=message):
+        rows_of(tmp_path / "a.jsonl")
