@@ -325,9 +325,10 @@ def _look_at(engine: Engine, file: DataFile) -> _Text:
     first = head.splitlines()[0] if head else ""
     if not first.strip():
         raise DataError(f"{file.name}: expected a header with the names of columns in its first line, found none")
-    cells = {each: next(csv.reader(io.StringIO(head, newline=""), delimiter=each)) for each in _DELIMITERS}
-    delimiter = "\t" if file.kind == "tsv" else max(_DELIMITERS, key=lambda each: len(cells[each]))
-    text = _Text(path, delimiter, '"' if quotes else "", lines - 1, cells[delimiter])
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    delimiter = "\t" if file.kind == "tsv" else max(_DELIMITERS, key=unquoted.count)
+    cells = next(csv.reader(io.StringIO(head, newline=""), delimiter=delimiter))
+    text = _Text(path, delimiter, '"' if quotes else "", lines - 1, cells)
     if not quotes:
         return text
     plain = text._replace(names=first.split(delimiter), quote="")
