@@ -129,7 +129,8 @@ def micros_of(value: str, kind: str) -> str | None:
         )
     if kind == "TIMESTAMP WITH TIME ZONE":
         return f"epoch_us({value})"
-    return f"epoch_us({value}::TIMESTAMP)" if is_time(kind) else None
+    exact = "TIMESTAMP_NS" if kind.endswith("_NS") else "TIMESTAMP"  # a cast to TIMESTAMP rounds nanoseconds up
+    return f"epoch_us({value}::{exact})" if is_time(kind) else None
 
 
 def kinds_of_text(text: str) -> dict[str, str]:
@@ -189,4 +190,6 @@ def as_type(value: str, kind: str, wanted: str) -> str:
         return text_of(value, kind)
     if wanted.endswith("[]") and kind.endswith("[]"):
         return f"list_transform({value}, lambda x: {as_type('x', kind[:-2], wanted[:-2])})"
+    if wanted == "TIMESTAMP":
+        return f"make_timestamp({micros_of(value, kind)})"
     return f"{value}::{wanted}"

@@ -169,6 +169,32 @@ def ids_in(path: Path) -> list[str]:
     return [str(each) for each in load_dataset(DataConfig.model_validate(config), seed=0).label_ids.to_pylist()]
 
 
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_parquet_are_cut_to_microseconds(tmp_path: Path, unit: str, zone: str | None) -> None:
+    scale = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    times = [(MOMENT + 5) * scale + 789 % scale, (MOMENT + 9) * scale - 1]
+    table = pa.table({"user": ["u", "v"], "item": ["a", "b"], "time": pa.array(times, pa.timestamp(unit, zone))})
+    pq.write_table(table, tmp_path / "t.parquet")
+    config = {"train": tmp_path / "t.parquet", "query_id": "user", "label_id": "item", "timestamp": "time"}
+
+    dataset = load_dataset(DataConfig.model_validate(config), seed=0)
+
+    assert dataset.train.times is not None
+    assert dataset.train.times.tolist() == [time * 10**6 // scale for time in times]
+
+
+@pytest.mark.parametrize(("operand", "items"), [(2**53, ["c"]), (2**53 + 1, ["b"]), (2**64 - 1, ["a"])])
+def test_a_filter_tells_large_integers_apart(tmp_path: Path, operand: int, items: list[str]) -> None:
+    codes = pa.array([2**64 - 1, 2**53 + 1, 2**53, 1], pa.uint64())
+    pq.write_table(pa.table({"user": ["u"] * 4, "item": [*"abcd"], "code": codes}), tmp_path / "t.parquet")
+    config = {"train": tmp_path / "t.parquet", "query_id": "user", "label_id": "item"}
+
+    dataset = load_dataset(DataConfig.model_validate(config | {"filter": [["code", "=", operand]]}), seed=0)
+
+    assert dataset.label_ids.to_pylist() == items
+
+
 IDS: dict[str, pa.Array] = {
     "int64": pa.array([39, 7, 12]),
     "uint64": pa.array([39, 7, 12], pa.uint64()),

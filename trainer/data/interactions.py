@@ -361,8 +361,9 @@ def _meets(opened: Opened, condition: Condition, value: str, kind: str) -> str:
         left = text_of(value, kind) if is_text(kind) or kind in ("BOOLEAN", "DATE", "UUID") else None
         of_operand = [literal(each) for each in operands]
     else:
-        left = number_of(value, kind)
-        of_operand = [double(each) for each in operands]
+        exact = is_integer(kind) and all(isinstance(each, int) for each in operands)
+        left = f"{value}::HUGEINT" if exact else number_of(value, kind)
+        of_operand = [str(each) if exact else double(each) for each in operands]
     read = left is not None and (
         left == value or not is_text(kind)
         or opened.engine.row(f"SELECT count({left}) > 0 OR count({value}) = 0 FROM {opened.relation}")[0]
