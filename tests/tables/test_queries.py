@@ -99,6 +99,14 @@ def test_rows_of_joins_and_groups_come_in_one_order() -> None:
     assert [row["item"] for row in rows_of("SELECT item FROM 'big.parquet' WHERE item % 3 = 0")] == [*range(0, rows, 3)]
 
 
+def test_rows_of_many_files_come_in_the_order_of_the_files() -> None:
+    Path("parts").mkdir()
+    for part in range(4):
+        rows = pa.table({"item": range(part * 200_000, (part + 1) * 200_000)})
+        pq.write_table(rows, f"parts/{part}.parquet", row_group_size=10_000)
+    assert [row["item"] for row in rows_of("SELECT item FROM 'parts' WHERE item % 2 = 0")] == [*range(0, 800_000, 2)]
+
+
 REFUSED = {
     "COPY": ("WITH x AS (SELECT 1) INSERT INTO y FROM x", "expected one SELECT, found another statement"),
     "two": ("SELECT 1; SELECT 2", "expected one SELECT, found 2 statements"),

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
-import io
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.json
 
 from longtail.tables import find_files
 from longtail.tables.engine import engine
@@ -63,7 +60,7 @@ def read_gowalla_popularity(folder: Path) -> dict[str, pa.Table]:
     lists).
     """
     if (folder / "train.tsv").is_file():
-        return {name: _pairs(_read_columns(folder / f"{name}.tsv")) for name in ("train", "test")}
+        return {name: _pairs(_read(folder / f"{name}.tsv", "tsv")) for name in ("train", "test")}
     return {name: _pairs(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
 
 
@@ -77,29 +74,29 @@ def read_beauty(folder: Path) -> dict[str, pa.Table]:
     archive = folder / "reviews_Beauty_5.json.gz"
     if not archive.is_file():
         raise DataError(f"{folder}: expected sequences.txt or {archive.name}, found neither")
-    schema = pa.schema([("reviewerID", pa.string()), ("asin", pa.string()), ("unixReviewTime", pa.int64())])
-    options = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-    reviews = pyarrow.json.read_json(io.BytesIO(gzip.decompress(archive.read_bytes())), parse_options=options)
+    reviews = _read(archive, "jsonl", ["reviewerID", "asin", "unixReviewTime"])
     reviews = reviews.sort_by([("reviewerID", "ascending"), ("unixReviewTime", "ascending")])
     return {"interactions": pa.table({"user_id": reviews["reviewerID"], "item_id": reviews["asin"]})}
 
 
-def _read_columns(path: Path) -> pa.Table:
-    """Return pairs of `query` and `label` from two columns under a head."""
-    options = pa.csv.ParseOptions(delimiter="\t")
-    names = pa.csv.ReadOptions(column_names=["query", "label"], skip_rows=1)
-    try:
-        return pa.csv.read_csv(path, parse_options=options, read_options=names)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path.name}: expected a head and then two columns, a user and an item: {error}") from error
-
-
 def read_lists(path: Path) -> pa.Table:
     """Return pairs of `query` and `label` from a file of a line for each query, `query label label …`."""
+    return _read(path, "lists")
+
+
+def _read(path: Path, kind: str, names: Sequence[str] = ()) -> pa.Table:
+    """Return columns of a file, all if none are named; DataError for a line that is no row."""
     with engine() as reader:
-        return read_table(reader, find_files(path, "lists"), all_columns, str(path)).arrow(["query", "label"])
+        table = read_table(reader, find_files(path, kind), all_columns, str(path))
+        if lines := table.parts[0].rejected:
+            raise DataError(f"{path}: line {lines[0].line}: expected {lines[0].expected}, found {lines[0].found}")
+        return table.arrow(names or [*table.kinds])
 
 
 def _pairs(*tables: pa.Table) -> pa.Table:
-    plain = pa.schema([("query", pa.string()), ("label", pa.string())])
-    return pa.concat_tables([table.cast(plain) for table in tables]).rename_columns(["user_id", "item_id"])
+    plain = pa.schema([("user_id", pa.string()), ("item_id", pa.string())])
+    for table in tables:
+        if table.num_columns != len(plain):
+            found = ", ".join(table.column_names)
+            raise DataError(f"expected two columns, a user and an item, found {found}")
+    return pa.concat_tables([table.rename_columns(plain.names).cast(plain) for table in tables])
