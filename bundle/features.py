@@ -130,9 +130,9 @@ class FeatureReader:
         weighted: list[tuple[int, list[float]]] = []
         for row, value in enumerate(values_B):
             before = len(ids)
-            if feature.kind == "text":
+            if feature.kind == "text" or feature.separator is not None:
                 value = id_text(value) or value
-            elif feature.kind == "bag" and isinstance(value, str):
+            if feature.kind == "bag" and isinstance(value, str):
                 parts = parts_of(value, feature.separator)
                 value = value if parts is None else [*parts]
             if feature.standardize is not None and isinstance(value, str):

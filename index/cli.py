@@ -43,6 +43,7 @@ from longtail.index.release.merge import merge_labels
 from longtail.index.release.release import read_release_manifest
 from longtail.index.release.releases import Releases
 from longtail.state import Place, StoreError
+from longtail.tables import as_place
 
 app = typer.Typer(
     help="Build FAISS indexes over bundles and decide which release serves.",
@@ -69,7 +70,7 @@ def build(
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
     recall_floor: Annotated[float, typer.Option(help="Least recall@100 at every measured λ and μ.")] = 0.95,
     priors: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="Parquet or CSV: label_id and a column of numbers per prior.")
+        str | None, typer.Option(metavar="TABLE", help="Path or URL: label_id and a column of numbers per prior.")
     ] = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
@@ -120,7 +121,7 @@ def update(
         typer.Option(metavar="STATE", help="What was merged, as of merge: labels get the priors that they came with."),
     ] = None,
     priors: Annotated[
-        Path | None, typer.Option(metavar="TABLE", help="The priors of all labels (default: as they were).")
+        str | None, typer.Option(metavar="TABLE", help="The priors of all labels (default: as they were).")
     ] = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
@@ -148,7 +149,7 @@ def update(
 @app.command()
 def priors(
     releases: ReleasesArgument,
-    table: Annotated[Path, typer.Argument(metavar="TABLE", help="Parquet or CSV with the priors of the release.")],
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URL of the priors of the release.")],
     source: SourceOption = None,
     name: NameOption = None,
     prior: PriorOption = None,
@@ -326,7 +327,7 @@ def _publish(
     print(f"published: {name}")
 
 
-def _table_of(path: Path | None, priors: list[str] | None, missing: str | None) -> PriorTable | None:
+def _table_of(path: str | None, priors: list[str] | None, missing: str | None) -> PriorTable | None:
     if path is not None:
         return _prior_table(path, priors, missing)
     if priors or missing is not None:
@@ -334,7 +335,7 @@ def _table_of(path: Path | None, priors: list[str] | None, missing: str | None) 
     return None
 
 
-def _prior_table(path: Path, priors: list[str] | None, missing: str | None) -> PriorTable:
+def _prior_table(path: str, priors: list[str] | None, missing: str | None) -> PriorTable:
     words: dict[str, Literal["min", "median"]] = {"min": "min", "median": "median"}
     fill: float | Literal["min", "median"] | None = words.get(missing or "")
     if missing is not None and fill is None:
@@ -342,7 +343,7 @@ def _prior_table(path: Path, priors: list[str] | None, missing: str | None) -> P
             fill = float(missing)
         except ValueError:
             raise LongtailIndexError(f"--missing: expected min, median or a number, received {missing!r}") from None
-    return PriorTable(path, dict(map(Limits.parse, priors or ())), fill)
+    return PriorTable(as_place(path), dict(map(Limits.parse, priors or ())), fill)
 
 
 def _progress(status: Status, notes: list[str]) -> Progress:

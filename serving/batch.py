@@ -1,38 +1,42 @@
-"""The answers to a table of queries, offline: what `POST /v1/retrieve` would answer each, in Parquet files.
+"""Answer a table of queries offline, as `POST /v1/retrieve` would each, into Parquet files.
 
-OUT holds `_batch.json`, which says what was asked of which release, and a file for some of the rows of QUERIES, each
-there whole or not at all. Processes that are told which share is theirs may write to one OUT, and whoever is started
-again does what is not there.
+OUT holds `_batch.json`, which says what was asked of which release, and files for some of the rows of QUERIES each,
+there whole or not at all. Processes with a share each may write to one OUT; one that is started again does what is not
+there.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from decimal import Decimal
-from itertools import chain, groupby
 from pathlib import Path
 from time import perf_counter
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import LabelChanges
+from longtail.bundle import Feature, LabelChanges
 from longtail.bundle.errors import describe
-from longtail.bundle.ids import as_float64, id_text
+from longtail.bundle.ids import as_float64, id_text, parts_of
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
+from longtail.index.release.release import read_bundle_manifest
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.state import Place, read_label_changes
+from longtail.tables import DataError, DataFile, find_files
+from longtail.tables.engine import Engine, Opened, engine
+from longtail.tables.table import Part, Table, read_table
+from longtail.tables.values import in_words, is_nested, is_text
 
 ROWS = 100_000
 """Rows of a file of answers, at most."""
@@ -40,6 +44,8 @@ _AT_ONCE = 512
 """Queries of a search."""
 _K = 100
 """Labels of a query where its options do not say, at most."""
+_MEMORY = 2 << 30
+"""Bytes that reading may take; what a table that is no Parquet has beyond them lies in a temporary folder."""
 _MANIFEST = "_batch.json"
 """Whoever reads the folder as a table passes over names that begin so."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
@@ -68,12 +74,11 @@ class _Excluded(RequestModel):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """Rows of a group of rows of a file of queries, whose answers are one file."""
+class _Slice:
+    """Rows of a file of queries, whose answers are one file."""
 
     number: int
-    file: Path
-    group: int
+    part: Part
     start: int
     rows: int
 
@@ -82,12 +87,12 @@ class _Part:
         return f"part-{self.number:06}.parquet"
 
     def wrong(self, row: int, what: str) -> BatchError:
-        return BatchError(f"{self.file}: row {self.start + row} of row group {self.group}: {what}")
+        return BatchError(f"{self.part.opened.file.name}: row {self.start + row}: {what}")
 
 
 def answer(
     releases: str | Path,
-    queries: Path,
+    queries: Path | str,
     out: Path,
     asked: Asked,
     *,
@@ -100,16 +105,16 @@ def answer(
 
     Args:
         releases: directory or URL of releases.
-        queries: Parquet file, or a directory of them; columns are features by name, and what is kept.
+        queries: file, directory, glob or URL of a table; columns are features by name, and what is kept.
         out: directory of the answers; made if missing.
         asked: the same for every row.
         release: which; CURRENT by default.
         state: the service's, whose added and hidden labels count; by default RELEASES/.state, and of a URL none.
-        share: of the files, (which, of how many), from 0.
-        say: gets a line for every file.
+        share: of the files of answers, (which, of how many), from 0.
+        say: gets a line for every file, and one for features without a column.
 
     Raises:
-        BatchError: as its name says; files that are done stay.
+        BatchError: the queries, the options or OUT; files that are done stay.
         LongtailIndexError, BundleError, UnservableReleaseError: what is wrong with the release.
         StoreError: what is wrong with the state.
         OSError: the disk.
@@ -118,71 +123,101 @@ def answer(
     name = found.current() if release is None else release
     if name is None:
         raise BatchError(f"{releases}: expected a published release, found none: name one with --release")
-    options, files = _checked(asked), _files(queries, out)
-    parts = _parts(queries, files)
-    about = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in files]
-    manifest = {"release": name, **asdict(asked), "rows": ROWS, "queries": about}
-    if (out / _MANIFEST).exists():
-        _agree(out, manifest)
-    mine = [part for part in parts if part.number % share[1] == share[0]]
-    missing = [part for part in mine if not (out / part.name).exists()]
-    if len(missing) < len(mine):
-        say(f"{len(mine) - len(missing):,} of {len(mine):,} files are there")
-    if not missing:
-        return
+    options = _checked(asked)
+    try:
+        files = _files(queries, out)
+        about = [(Path(file.path).name, *file.version()) for file in files]
+        manifest = {"release": name, **asdict(asked), "rows": ROWS, "queries": about}
+        if (out / _MANIFEST).exists():
+            _agree(out, manifest)
+        with engine(memory=_MEMORY) as duck:
+            with found.manifests(name) as folder:
+                features = read_bundle_manifest(folder).query_features
+            table = _read(duck, files, str(queries), features, asked, say)
+            slices = _slices(table, str(queries))
+            mine = [each for each in slices if each.number % share[1] == share[0]]
+            missing = [each for each in mine if not (out / each.name).exists()]
+            if len(missing) < len(mine):
+                say(f"{len(mine) - len(missing):,} of {len(mine):,} files are there")
+            if not missing:
+                return
+            retriever = _loaded(found, name, state, options)
+            _agree(out, manifest)
+            for done, each in enumerate(missing, 1):
+                started = perf_counter()
+                _write(retriever, each, table, asked, options, out)
+                rate = each.rows / (perf_counter() - started)
+                say(f"{each.name}, {done:,} of {len(missing):,}: {each.rows:,} queries, {rate:,.0f} a second")
+    except DataError as error:
+        raise BatchError(str(error)) from error
+
+
+def _files(queries: Path | str, out: Path) -> list[DataFile]:
+    """Return the files of queries, none of which is an answer."""
+    answers = out.resolve()
+    found = find_files(queries, "table")
+    return [file for file in found if file.system is not None or answers not in Path(file.path).resolve().parents]
+
+
+def _read(
+    duck: Engine, files: Sequence[DataFile], where: str, features: Sequence[Feature], asked: Asked,
+    say: Callable[[str], None],
+) -> Table:  # fmt: skip
+    """Return the table of queries, with the columns that are features, that are kept, and `exclude`."""
+    expected = [feature.name for feature in features]
+    needed = [*(asked.keep or ()), *([] if asked.exclude is None else [asked.exclude])]
+
+    def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+        if not {*expected} & {*opened.names}:
+            found = ", ".join(opened.names)
+            raise BatchError(
+                f"{opened.file.name}: expected columns of the features {', '.join(expected)}, found {found}"
+            )
+        every = asked.keep is None
+        names = [name for name in opened.names if name in expected or (every and not is_nested(opened.column(name)[1]))]
+        return {name: opened.column(name) for name in dict.fromkeys([*names, *needed])}
+
+    table = read_table(duck, files, wanted, where, views=True)
+    for part in table.parts:
+        for name in table.kinds:
+            part.opened.column(name)
+    table.refuse_rejected()
+    if asked.exclude is not None and not (is_text(kind := table.kinds[asked.exclude]) or kind.endswith("[]")):
+        raise BatchError(f"{where}: column {asked.exclude!r}: expected lists of label ids, found {in_words(kind)}")
+    if taken := [name for name in _kept(table, asked) if name in _ANSWERS]:
+        raise BatchError(f"{where}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
+    table.find_types([name for name in table.kinds if name != asked.exclude])
+    if absent := [name for name in expected if name not in table.kinds]:
+        say(f"{where}: no column {', '.join(map(repr, absent))}: queries are answered as without these features")
+    return table
+
+
+def _kept(table: Table, asked: Asked) -> list[str]:
+    """Return the columns that go into the answers."""
+    if asked.keep is not None:
+        return list(dict.fromkeys(asked.keep))
+    return [name for name, kind in table.kinds.items() if not is_nested(kind)]
+
+
+def _slices(table: Table, where: str) -> list[_Slice]:
+    starts = [(part, start) for part in table.parts for start in range(0, part.rows, ROWS)]
+    if not starts:
+        raise BatchError(f"{where}: expected a table with rows, found none")
+    return [_Slice(number, part, start, min(ROWS, part.rows - start)) for number, (part, start) in enumerate(starts)]
+
+
+def _loaded(found: Releases, name: str, state: Place | None, options: Mapping[str, Any]) -> Retriever:
+    """Return a release with the labels of a state, which takes the options."""
     try:
         changes = read_label_changes(state or found.root / ".state")
     except FileNotFoundError:
         changes = LabelChanges()
     retriever = load_release(found, name).with_changes(changes.records())
-    options = {"k": _K, **options}
     try:
         retriever.check_options(Query.model_validate({"features": {}, **options}))
     except InvalidRequestError as error:
         raise BatchError(f"--options: {error.field}: {error.message}") from error
-    columns = {file: _columns(file, retriever, asked) for file in files}
-    _agree(out, manifest)
-    done = 0
-    for (file, group), of_group in groupby(missing, key=lambda part: (part.file, part.group)):
-        table = _read_group(file, group, dict.fromkeys([*chain(*columns[file]), *filter(None, [asked.exclude])]))
-        for part in of_group:
-            started, done = perf_counter(), done + 1
-            rows = table.slice(part.start, part.rows)
-            _write(retriever, part, rows, columns[file], asked.exclude, options, out)
-            rate = part.rows / (perf_counter() - started)
-            say(f"{part.name}, {done:,} of {len(missing):,}: {part.rows:,} queries, {rate:,.0f} a second")
-
-
-def _parts(queries: Path, files: Sequence[Path]) -> list[_Part]:
-    parts: list[_Part] = []
-    for file in files:
-        with _opened(file) as parquet:
-            sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
-        for group, size in enumerate(sizes):
-            for start in range(0, size, ROWS):
-                parts.append(_Part(len(parts), file, group, start, min(ROWS, size - start)))
-    if not parts:
-        raise BatchError(f"{queries}: expected Parquet files with rows, found none")
-    return parts
-
-
-def _files(queries: Path, out: Path) -> list[Path]:
-    """The files of queries: none that is an answer, and as readers of folders have it, none that is hidden."""
-    if not queries.is_dir():
-        return [queries]
-    return sorted(
-        file
-        for file in queries.rglob("*.parquet")
-        if out.resolve() not in file.resolve().parents
-        and not any(part.startswith(("_", ".")) for part in file.relative_to(queries).parts)
-    )
-
-
-def _opened(file: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(file)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BatchError(f"{file}: expected a readable Parquet file: {error}") from error
+    return retriever
 
 
 def _agree(out: Path, manifest: dict[str, Any]) -> None:
@@ -209,7 +244,7 @@ def _checked(asked: Asked) -> dict[str, Any]:
     refused = [name for name in ("features", "vector", "explore") if name in asked.options]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
-    options = {"display": False, **asked.options}
+    options = {"k": _K, "display": False, **asked.options}
     try:
         Query.model_validate({"features": {}, **options})
     except ValidationError as error:
@@ -222,80 +257,48 @@ def _first(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, received {describe(first['input'])}"
 
 
-def _columns(file: Path, retriever: Retriever, asked: Asked) -> tuple[list[str], list[str]]:
-    """The columns of a file that are features, and those that go into the answers; raises BatchError."""
-    with _opened(file) as parquet:
-        schema = parquet.schema_arrow
-    expected = [feature.name for feature in retriever.manifest.query_features]
-    features = [name for name in expected if name in schema.names]
-    found = ", ".join(schema.names)
-    if not features:
-        raise BatchError(f"{file}: expected columns of the features {', '.join(expected)}, found {found}")
-    kept = [field.name for field in schema if not pa.types.is_nested(field.type)]
-    if asked.keep is not None:
-        kept = list(dict.fromkeys(asked.keep))
-    for name in (*features, *kept, *([] if asked.exclude is None else [asked.exclude])):
-        if (count := schema.names.count(name)) != 1:
-            a_column, found = ("a column", found) if count == 0 else ("one column", str(count))
-            raise BatchError(f"{file}: expected {a_column} {name!r}, found {found}")
-    if asked.exclude is not None:
-        kind = schema.field(asked.exclude).type
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
-            raise BatchError(f"{file}: column {asked.exclude!r}: expected lists of label ids, found {kind}")
-    if taken := [name for name in kept if name in _ANSWERS]:
-        raise BatchError(f"{file}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
-    return features, kept
-
-
-def _read_group(file: Path, group: int, columns: Iterable[str]) -> pa.Table:
-    try:
-        with _opened(file) as parquet:
-            return parquet.read_row_group(group, columns=[*columns])
-    except (pa.ArrowInvalid, OSError) as error:
-        raise BatchError(f"{file}: row group {group}: expected rows, found {error}") from error
-
-
 def _write(
-    retriever: Retriever,
-    part: _Part,
-    table: pa.Table,
-    columns: tuple[list[str], list[str]],
-    exclude: str | None,
-    options: Mapping[str, Any],
-    out: Path,
+    retriever: Retriever, part: _Slice, table: Table, asked: Asked, options: Mapping[str, Any], out: Path
 ) -> None:
-    """Answer the rows of a part, in a file that is there whole or not at all."""
-    features, kept = columns
-    schema = pa.schema([*table.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
+    """Answer the rows of a slice, in a file that is there whole or not at all."""
+    kept = _kept(table, asked)
+    found = table.rows_of(part.part, part.start, part.rows)
+    schema = pa.schema([*found.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
     working = out / f".{part.name}.{uuid4().hex}"
     try:
         with pq.ParquetWriter(working, schema) as writer:
-            for start in range(0, table.num_rows, _AT_ONCE):
-                rows = table.slice(start, _AT_ONCE)
+            for start in range(0, part.rows, _AT_ONCE):
+                rows = found.slice(start, _AT_ONCE)
                 try:
-                    found = retriever.retrieve(_queries(rows, part, start, features, exclude, options))
+                    answers = retriever.retrieve(_queries(rows, part, start, retriever, asked.exclude, options))
                 except InvalidRequestError as error:
                     _, place, *path = (error.field or "queries.0").split(".")
                     where = f"{'.'.join(path)}: " if path else ""
                     raise part.wrong(start + int(place), f"{where}{error.message}") from error
-                offsets = pa.array([0, *found.ends_B], pa.int32())
-                lists = (retriever.catalogue.ids_of(found.rows_N), pa.array(found.scores_N, pa.float32()))
-                answers = [pa.ListArray.from_arrays(offsets, values) for values in lists]
-                shown = rows.select(kept).combine_chunks().columns
-                writer.write_table(pa.table([*shown, *answers], schema=schema))
+                offsets = pa.array([0, *answers.ends_B], pa.int32())
+                values = (retriever.catalogue.ids_of(answers.rows_N), pa.array(answers.scores_N, pa.float32()))
+                lists = [pa.ListArray.from_arrays(offsets, each) for each in values]
+                writer.write_table(pa.table([*rows.select(kept).combine_chunks().columns, *lists], schema=schema))
         working.replace(out / part.name)
     finally:
         working.unlink(missing_ok=True)
 
 
 def _queries(
-    table: pa.Table, part: _Part, first: int, features: list[str], exclude: str | None, options: Mapping[str, Any]
+    rows: pa.Table, part: _Slice, first: int, retriever: Retriever, exclude: str | None, options: Mapping[str, Any]
 ) -> list[Query]:
-    """A query for every row; `first` is the number of the first in its part."""
-    columns = {name: _as_json(table[name]) for name in features}
-    excluded = [[]] * table.num_rows if exclude is None else _as_json(table[exclude])
+    """Return a query for every row; `first` is the number of the first in its slice."""
+    features = [each for each in retriever.manifest.query_features if each.name in rows.column_names]
+    columns = {each.name: _as_json(rows[each.name]) for each in features}
+    for feature in features:
+        if feature.kind == "history":
+            columns[feature.name] = [*map(_as_list, columns[feature.name])]
+    excluded = [None] * rows.num_rows if exclude is None else [*map(_as_list, _as_json(rows[exclude]))]
     queries = []
     for row, labels in enumerate(excluded):
+        if isinstance(labels, str):
+            found = f"column {exclude!r}: expected lists of label ids, found {describe(labels)}"
+            raise part.wrong(first + row, found)
         given = {name: values[row] for name, values in columns.items()}
         try:
             query = Query.model_validate({**options, "features": given})
@@ -306,11 +309,17 @@ def _queries(
     return queries
 
 
+def _as_list(value: Any) -> Any:
+    """Return the list that a text spells, and any other value as it is."""
+    if not isinstance(value, str):
+        return value
+    found = parts_of(value, None)
+    return value if found is None else found
+
+
 def _as_json(column: pa.ChunkedArray) -> list[Any]:
     """Get the values of a column as a request gives them."""
     array = in_one_piece(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
     kind = array.type
     if pa.types.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", kind.tz), safe=False)
@@ -323,7 +332,7 @@ def _as_json(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _is_odd(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind))
+    return bool(pa.types.is_temporal(kind) or pa.types.is_decimal(kind) or pa.types.is_binary(kind))
 
 
 def _json_value(value: Any) -> Any:
@@ -331,8 +340,15 @@ def _json_value(value: Any) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return id_text(value)
-    if isinstance(value, dict):
-        return {name: _json_value(each) for name, each in value.items()}
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, bytes):  # text that its writer did not name as such
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value
+    if isinstance(value, dict):  # of JSON lines, where an entry that a row lacks is null
+        return {name: _json_value(each) for name, each in value.items() if each is not None}
     if isinstance(value, list):
         pairs = value and isinstance(value[0], tuple)  # of a map
         return {str(id_text(key)): _json_value(each) for key, each in value} if pairs else [*map(_json_value, value)]

@@ -30,6 +30,7 @@ from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
 from longtail.state import StoreError, copy_label_changes
+from longtail.tables import as_place
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(
@@ -189,7 +190,7 @@ def experiments(
 @app.command()
 def batch(
     releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
-    queries: Annotated[Path, typer.Argument(help="Parquet file of queries, or a directory of them.")],
+    queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],
     *,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory of the answers; made if missing.")],
     k: Annotated[
@@ -222,7 +223,7 @@ def batch(
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
     asked = Asked(given if k is None else {"k": k, **given}, exclude, keep)
     answer(
-        releases, queries, out, asked, release=release, state=place_of(state),
+        releases, as_place(queries), out, asked, release=release, state=place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)

@@ -4,6 +4,6 @@
 """
 
 from longtail.tables.errors import DataError
-from longtail.tables.files import DataFile, find_files, is_query
+from longtail.tables.files import DataFile, as_place, find_files, is_query
 
-__all__ = ["DataError", "DataFile", "find_files", "is_query"]
+__all__ = ["DataError", "DataFile", "as_place", "find_files", "is_query"]

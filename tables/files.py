@@ -70,6 +70,11 @@ def in_line(query: str) -> str:
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
+def as_place(text: str | Path) -> Path | str:
+    """Return a URL as it is, and other text as a path."""
+    return text if isinstance(text, str) and "://" in text else Path(text)
+
+
 def find_files(places: Path | str | list[Path | str], file_format: str = "auto") -> list[DataFile]:
     """Return every file of some places: entry by entry in their order, within an entry by name.
 

@@ -10,7 +10,18 @@ import pyarrow as pa
 from longtail.tables.engine import Engine, Opened, Rejected
 from longtail.tables.errors import DataError
 from longtail.tables.files import DataFile
-from longtail.tables.values import TEXT, as_type, in_words, is_nothing, kinds_of_text, one_type, quoted, typed
+from longtail.tables.values import (
+    TEXT,
+    as_type,
+    in_words,
+    is_no_id,
+    is_nothing,
+    kinds_of_text,
+    one_type,
+    quoted,
+    text_of,
+    typed,
+)
 
 _AT_ONCE = 16
 """Columns whose types are found in one query: the time that DuckDB plans for grows with their square."""
@@ -19,13 +30,18 @@ Columns = Callable[[Opened, int], dict[str, tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a table: its number among all, its first row there, its rows, and its lines that are no rows."""
+    """A file of a table: its number among all, its rows, and its lines that are no rows.
+
+    Attributes:
+        source: what its rows are read from: the table, where they begin at `first`, or a view of the file alone.
+    """
 
     opened: Opened
     number: int
     first: int
     rows: int
     rejected: list[Rejected]
+    source: str
 
     def row(self, place: int) -> int:
         """Return the number in its file of a row of the table, from 0: lines that are no rows count too."""
@@ -57,6 +73,15 @@ class Table:
         """Return the expression of a column as it is stored."""
         return f"c{[*self.kinds].index(name)}"
 
+    def refuse_rejected(self) -> None:
+        """Raise DataError where a line of a text file is no row."""
+        for part in self.parts:
+            if part.rejected:
+                first, more = part.rejected[0], len(part.rejected) - 1
+                others = f" and {more:,} more" if more else ""
+                where = f"{part.opened.file.name}: line {first.line}{others}"
+                raise DataError(f"{where}: expected {first.expected}, found {first.found}")
+
     def find_types(self, names: Collection[str] | None = None) -> None:
         """Find out what the columns of text files hold, all of their values together."""
         texts = [name for name, kind in self.kinds.items() if kind == TEXT and (names is None or name in names)]
@@ -77,10 +102,16 @@ class Table:
                 value, at = typed(self.column(name), self.kinds[name]), self.column(name)
                 self.engine.run(f"ALTER TABLE {self.name} ALTER {at} TYPE {self.kinds[name]} USING {value}")
 
-    def arrow(self, names: Sequence[str], where: str = "true") -> pa.Table:
+    def rows_of(self, part: Part, start: int, count: int) -> pa.Table:
+        """Return all columns of some rows of a file, which begin at its row `start`."""
+        first = part.first + start
+        with self.engine.reading(part.opened.file):
+            return self.arrow([*self.kinds], f"rowid >= {first} AND rowid < {first + count}", part.source)
+
+    def arrow(self, names: Sequence[str], where: str = "true", source: str | None = None) -> pa.Table:
         """Return some columns of the rows that meet a condition, in their order."""
         wanted = ", ".join(map(self._for_arrow, names))
-        found = self.engine.arrow(f"SELECT {wanted or 'rowid'} FROM {self.name} WHERE {where} ORDER BY rowid")
+        found = self.engine.arrow(f"SELECT {wanted or 'rowid'} FROM {source or self.name} WHERE {where} ORDER BY rowid")
         return found.rename_columns([*names]) if names else found.select([])
 
     def _for_arrow(self, name: str) -> str:
@@ -94,8 +125,9 @@ class Table:
 
 
 def read_table(
-    engine: Engine, files: Sequence[DataFile], wanted: Columns, where: str, errors: list[str] | None = None
-) -> Table:
+    engine: Engine, files: Sequence[DataFile], wanted: Columns, where: str, errors: list[str] | None = None, *,
+    views: bool = False,
+) -> Table:  # fmt: skip
     """Read columns of some files into one table.
 
     Args:
@@ -103,6 +135,7 @@ def read_table(
             if it lacks one. A name may have a role before it, `role:name`, which messages leave out.
         where: the files, for messages.
         errors: takes what is wrong with single files, which are left out; None raises it.
+        views: leave rows where they are if all files are Parquet; `rows_of` then reads them.
     """
     opened: list[tuple[int, Opened, dict[str, tuple[str, str]]]] = []
     for number, file in enumerate(files):
@@ -115,11 +148,21 @@ def read_table(
             errors.append(str(error))
     kinds = _kinds([columns for *_, columns in opened], where)
     made = Table(engine, engine.name("rows"), kinds)
+    views = views and all(one.file.kind == "parquet" for _, one, _ in opened) and "HUGEINT" not in kinds.values()
     stored = ", ".join(f"c{at} {'VARCHAR' if kind == TEXT else kind}" for at, kind in enumerate(kinds.values()))
     engine.run(f"CREATE TABLE {made.name} ({stored or 'nothing INTEGER'})")
     first = 0
     for number, one, columns in opened:
         cells = _cells(columns, kinds)
+        if views:
+            source = engine.name("rows")
+            named = [f"{cell} AS c{at}" for at, cell in enumerate(cells)]
+            with engine.reading(one.file):
+                engine.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)}, file_row_number AS rowid "
+                           f"FROM {one.relation}")  # fmt: skip
+                (rows,) = engine.row(f"SELECT count(*) FROM {source}")
+            made.parts.append(Part(one, number, 0, rows, [], source))
+            continue
         try:
             rows, rejected = one.insert(made.name, cells or ["NULL"])
         except DataError as error:
@@ -127,9 +170,24 @@ def read_table(
                 raise
             errors.append(str(error))
             continue
-        made.parts.append(Part(one, number, first, rows, rejected))
+        made.parts.append(Part(one, number, first, rows, rejected, made.name))
         first += rows
     return made
+
+
+def id_of(opened: Opened, name: str, value: str, kind: str) -> tuple[str, str]:
+    """Return a column of ids as text; DataError where a value is neither a text nor a whole number."""
+    expected = "ids as strings or integers"
+    try:
+        wrong = is_no_id(value, kind)
+    except TypeError:
+        raise opened.file.wrong(name, expected, in_words(kind)) from None
+    if wrong is not None:
+        found = opened.engine.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")
+        if found:
+            shown = f"{found[0][0]:g}" if isinstance(found[0][0], float) else str(found[0][0])
+            raise opened.file.wrong(name, expected, f"{in_words(kind)}, such as {shown}")
+    return text_of(value, kind), "VARCHAR"
 
 
 def all_columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:

@@ -54,6 +54,11 @@ def is_list_of_ids(kind: str) -> bool:
     return kind.endswith("[]") and (is_text(kind[:-2]) or is_integer(kind[:-2]))
 
 
+def is_nested(kind: str) -> bool:
+    """Tell whether a column holds lists, maps or structs."""
+    return kind.endswith("]") or kind.startswith(("MAP(", "STRUCT(", "UNION("))
+
+
 def in_words(kind: str) -> str:
     """Return a type for a message."""
     return "text" if is_text(kind) else kind.lower()
@@ -172,7 +177,7 @@ def one_type(kinds: set[str]) -> str | None:
     if all(kind.endswith("[]") for kind in kinds):
         inner = one_type({kind[:-2] for kind in kinds})
         return None if inner is None else f"{inner}[]"
-    if any("[" in kind or ("(" in kind and not kind.startswith("DECIMAL")) for kind in kinds) or "BLOB" in kinds:
+    if any(map(is_nested, kinds)) or "BLOB" in kinds:
         return None
     if all(map(is_number, kinds)):
         wide = {"HUGEINT", "UBIGINT", "UHUGEINT"} & kinds

@@ -1,11 +1,11 @@
-"""Read priors from a table: one number per label and prior, their weights' limits, and the scale of their coordinates.
+"""Read priors from a table: a number per label and prior, limits of their weights, and scales of their coordinates.
 
 Legend: `L` labels, `P` priors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
@@ -13,17 +13,21 @@ from typing import Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 
 from longtail.bundle import MAX_PRIORS, Bundle, Prior, Priors
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import fitted_scale
+from longtail.bundle.ids import respelled
 from longtail.index.errors import PriorsError
+from longtail.tables import DataError, find_files
+from longtail.tables.engine import Opened, engine
+from longtail.tables.table import Table, id_of, read_table
+from longtail.tables.values import double, in_words, is_nothing, is_text, number_of
 
 LABEL_COLUMN = "label_id"
 _LIMIT_IN_NATS = 3.0
 """Weights go as far, unless told otherwise, as one standard deviation of the prior is worth so many nats of score."""
+_LARGEST = float(np.finfo(np.float32).max)
 _SHOWN = 5
 
 
@@ -62,14 +66,14 @@ class PriorTable:
     """A table of priors and what to make of it.
 
     Args:
-        path: Parquet or CSV, a column `label_id` and a column of numbers for each prior.
+        path: file, directory, glob or URL of a table: a column `label_id` and a column of numbers for each prior.
         limits: of the weights, by name. Priors without any get ±3 / σ, σ the standard deviation of the prior, and the
             default 0. If given, columns that it does not name are left out.
         missing: value of labels that the table lacks, or has a null for: a number, or the column's `min` or `median`.
             None: every label must have one. Labels added while serving get the same, the median if None.
     """
 
-    path: Path
+    path: Path | str
     limits: Mapping[str, Limits] = field(default_factory=dict)
     missing: float | Literal["min", "median"] | None = None
 
@@ -77,10 +81,19 @@ class PriorTable:
         """Read the priors of a bundle's labels, with the settings of `like` unless limits are given; raises
         PriorsError.
         """
-        table = self._table()
-        names = self._names(table, like)
-        rows_L = _rows_of(self.path, table, bundle, progress)
-        values_LP = np.stack([self._values(table, name)[rows_L] for name in names], axis=1)
+        try:
+            with engine() as duck:
+                table = read_table(duck, find_files(self.path, "table"), _columns, str(self.path))
+                table.refuse_rejected()
+                columns = [name for name in table.kinds if name != LABEL_COLUMN]
+                table.find_types(columns)
+                names = self._names(columns, like)
+                values = {name: self._values(table, name) for name in names}
+                ids = table.arrow([LABEL_COLUMN])[LABEL_COLUMN].combine_chunks()
+        except DataError as error:
+            raise PriorsError(str(error)) from error
+        rows_L = _rows_of(self.path, ids, bundle, progress)
+        values_LP = np.stack([values[name][rows_L] for name in names], axis=1)
         missing_P = self._fill(values_LP, names, bundle)
         filled_LP: Float32 = np.where(np.isnan(values_LP), missing_P, values_LP).astype(np.float32)
         before = {} if like is None else {prior.name: prior for prior in like.settings}
@@ -90,22 +103,8 @@ class PriorTable:
         )
         return Priors(settings, filled_LP)
 
-    def _table(self) -> pa.Table:
-        try:
-            if self.path.suffix == ".csv":
-                ids = pyarrow.csv.ConvertOptions(column_types={LABEL_COLUMN: pa.string()})
-                table = pyarrow.csv.read_csv(self.path, convert_options=ids)
-            else:
-                table = pq.read_table(self.path)
-        except (OSError, pa.ArrowException) as error:
-            raise PriorsError(f"{self.path}: expected a table of priors, Parquet or CSV, found {error}") from error
-        if LABEL_COLUMN not in table.column_names:
-            raise PriorsError(f"{self.path}: expected a column {LABEL_COLUMN!r}, found {table.column_names}")
-        return table
-
-    def _names(self, table: pa.Table, like: Priors | None) -> list[str]:
-        """The priors, in order of the coordinates."""
-        columns = [name for name in table.column_names if name != LABEL_COLUMN]
+    def _names(self, columns: Sequence[str], like: Priors | None) -> list[str]:
+        """Return the priors, in order of the coordinates."""
         if like is not None:
             wanted: Collection[str] = like.names
             if unknown := self.limits.keys() - set(wanted):
@@ -118,25 +117,27 @@ class PriorTable:
         names = [name for name in columns if name in wanted]
         if absent := [name for name in wanted if name not in columns]:
             raise PriorsError(f"{self.path}: expected a column for each prior {list(wanted)}, found none for {absent}")
-        if len(set(columns)) != len(columns) or not 1 <= len(names) <= MAX_PRIORS:
-            raise PriorsError(f"{self.path}: expected 1 to {MAX_PRIORS} priors of different names, found {names}")
+        if not 1 <= len(names) <= MAX_PRIORS:
+            raise PriorsError(f"{self.path}: expected 1 to {MAX_PRIORS} priors, found {names}")
         return names if like is None else like.names
 
-    def _values(self, table: pa.Table, name: str) -> Float64:
-        """A column with one more row at the end, NaN; nulls are NaN."""
-        column = table[name]
-        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-            if not (pa.types.is_boolean(column.type) or pa.types.is_decimal(column.type)):
-                raise PriorsError(f"{self.path}, column {name!r}: expected numbers, found {column.type}")
-            column = pc.cast(column, pa.float64())
-        values: Float64 = np.append(pc.cast(column, pa.float64(), safe=False).to_numpy(), np.nan)
-        with np.errstate(over="ignore"):
-            infinite = np.isinf(values.astype(np.float32))
-        if infinite.any():
+    def _values(self, table: Table, name: str) -> Float64:
+        """Return a column with one more row at the end, NaN; nulls are NaN."""
+        cell, kind = table.column(name), table.kinds[name]
+        number = f"{cell}::DOUBLE" if kind == "BOOLEAN" else number_of(cell, kind)
+        if number is None:
+            raise PriorsError(f"{self.path}, column {name!r}: expected numbers, found {in_words(kind)}")
+        number = f"CASE WHEN NOT isnan({number}) THEN {number} END"
+        wrong = f"abs({number}) > {double(_LARGEST)}"
+        if is_text(kind):
+            wrong += f" OR ({number} IS NULL AND NOT {is_nothing(cell)})"
+        shown = f"SELECT rowid, {cell} FROM {table.name} WHERE {wrong} ORDER BY rowid LIMIT 1"
+        for row, found in table.engine.rows(shown):
             raise PriorsError(
-                f"{self.path}, column {name!r}, row {int(infinite.argmax())}: expected a number that float32 holds, "
-                f"found {values[infinite.argmax()]:g}"
+                f"{self.path}, column {name!r}, row {row}: expected a number that float32 holds, found {found!r}"
             )
+        numbers = table.engine.arrow(f"SELECT {number} AS value FROM {table.name} ORDER BY rowid")["value"]
+        values: Float64 = np.append(numbers.to_numpy(), np.nan)
         return values
 
     def _fill(self, values_LP: Float64, names: list[str], bundle: Bundle) -> Float64:
@@ -151,7 +152,7 @@ class PriorTable:
                 "--missing min, median or a number says what they get"
             )
         if isinstance(self.missing, float | int):
-            if not abs(self.missing) <= np.finfo(np.float32).max:
+            if not abs(self.missing) <= _LARGEST:
                 raise PriorsError(f"--missing: expected a number that float32 holds, received {self.missing:g}")
             return np.full(len(names), float(self.missing))
         if absent_LP.all(axis=0).any():
@@ -182,15 +183,27 @@ class PriorTable:
         )
 
 
-def _rows_of(path: Path, table: pa.Table, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
-    """The table's row of every label, int64 [L]; of a label that it lacks, the one after its last."""
-    ids = pc.cast(table[LABEL_COLUMN], pa.string()).combine_chunks()
+def _columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+    found = {name: opened.column(name) for name in (LABEL_COLUMN, *opened.names)}
+    return found | {LABEL_COLUMN: id_of(opened, LABEL_COLUMN, *found[LABEL_COLUMN])}
+
+
+def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
+    """Return the table's row of every label, int64 [L]; of a label that it lacks, the one after its last.
+
+    An id of no label counts as the boolean or whole number that it spells.
+    """
     if ids.null_count:
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")
+    labels = bundle.labels.ids
+    ids = ids.cast(labels.type)
+    unknown = pc.invert(pc.is_in(ids, labels))
+    others = pa.array(map(respelled, ids.filter(unknown).to_pylist()), labels.type)
+    ids = pc.replace_with_mask(ids, unknown, others)
     if len(twice := pc.value_counts(ids).filter(pc.greater(pc.value_counts(ids).field("counts"), 1))):
         shown = twice.field("values").to_pylist()[:_SHOWN]
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected every id once, found {shown} more often")
-    rows_L: Int64 = pc.fill_null(pc.index_in(bundle.labels.ids, ids), len(ids)).to_numpy().astype(np.int64)
+    rows_L: Int64 = pc.fill_null(pc.index_in(labels, ids), len(ids)).to_numpy().astype(np.int64)
     found = int(np.count_nonzero(rows_L < len(ids)))
     progress(f"priors: {found:,} of {len(rows_L):,} labels found, {len(ids) - found:,} rows of no label")
     return rows_L

@@ -36,6 +36,7 @@ from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANI
 from longtail.index.release.releases import Releases
 from longtail.index.search.collection import CollectionSearcher
 from longtail.state import read_label_changes
+from longtail.tables import as_place
 
 _MEASURED = (
     *("kind", "dim", "collection", "efforts", "recall_k", "recall_queries", "bytes_per_label", "kinds", "curve"),
@@ -193,7 +194,7 @@ def update(
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:
-    return priors if isinstance(priors, PriorTable) else PriorTable(Path(priors))
+    return priors if isinstance(priors, PriorTable) else PriorTable(as_place(priors))
 
 
 def _width(bundle: Bundle) -> tuple[int, int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import shutil
 import signal
@@ -56,7 +59,7 @@ bias_removal = [0, 1]
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A published release, and queries in two files."""
+    """A published release, and queries in four files."""
     folder, rng = tmp_path_factory.mktemp("shop"), np.random.default_rng(0)
     pairs = {
         "user_id": [f"u{user}" for user in rng.integers(0, USERS, 600)],
@@ -81,8 +84,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "segment": [user % 3 for user in range(USERS)],
         }
     )
-    pq.write_table(asked.slice(0, 25), folder / "queries" / "a.parquet", row_group_size=10)
-    pq.write_table(asked.slice(25), folder / "queries" / "b.parquet")
+    for name, start, end in (("a", 0, 10), ("b", 10, 20), ("c", 20, 25), ("d", 25, USERS)):
+        pq.write_table(asked.slice(start, end - start), folder / "queries" / f"{name}.parquet")
     return folder
 
 
@@ -109,7 +112,7 @@ def json_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
-    rows = pa.concat_tables([pq.read_table(shop / "queries" / f"{name}.parquet") for name in "ab"])
+    rows = pa.concat_tables([pq.read_table(shop / "queries" / f"{name}.parquet") for name in "abcd"])
     with served(shop) as http:
         added = http.post("/v1/labels", json={"labels": [{"id": "new", "features": {"brand": "b2"}}]})
         assert added.status_code == 200, added.text
@@ -161,8 +164,8 @@ def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "a row": (Asked({}), {"user_id": ["u1", "u2"], "history": [["i1"], [None]]}, "row 1 of row group 0: features.hist"),
-    "exclude": (Asked({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, r"row 0 of row group 0: exclude.0: Input"),
+    "a row": (Asked({}), {"user_id": ["u1", "u2"], "history": [["i1"], [None]]}, "row 1: features.hist"),
+    "exclude": (Asked({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, "row 0: exclude.0: Input"),
     "no feature": (Asked({}), {"user": ["u1"]}, "expected columns of the features user_id, joined, likes, history, fo"),
     "no column": (Asked({}, "seen"), {"user_id": ["u1"]}, "expected a column 'seen', found user_id"),
     "a name": (Asked({}), {"user_id": ["u1"], "scores": [1]}, "column 'scores': expected other names"),
@@ -174,7 +177,7 @@ WRONG = {
     ),
     "a filter": (Asked({"filter": {"colour": 1}}), {"user_id": ["u1"]}, "--options: filter.colour: "),
     "exclude of text": (Asked({}, "seen"), {"user_id": ["u1"], "seen": ["i1"]}, "'seen': expected lists of label ids"),
-    "no rows": (Asked({}), {"user_id": pa.array([], pa.string())}, "expected Parquet files with rows, found none"),
+    "no rows": (Asked({}), {"user_id": pa.array([], pa.string())}, "expected a table with rows, found none"),
 }
 
 
@@ -202,12 +205,12 @@ def test_a_mistake_does_not_take_the_place_of_what_is_meant(shop: Path) -> None:
     shutil.rmtree(queries / "_temporary")
 
 
-def test_no_release_and_no_parquet(tmp_path: Path) -> None:
+def test_no_release_and_no_parquet(shop: Path, tmp_path: Path) -> None:
     (tmp_path / "queries.parquet").write_text("user_id\nu1\n")
     with pytest.raises(BatchError, match="expected a published release, found none: name one with --release"):
         answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
-    with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable Parquet file"):
-        answer(tmp_path, tmp_path / "queries.parquet", tmp_path / "out", Asked({}), release="some")
+    with pytest.raises(BatchError, match=r"queries\.parquet: expected a readable parquet file"):
+        answer(shop / "releases", tmp_path / "queries.parquet", tmp_path / "out", Asked({}))
 
 
 def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> None:
@@ -256,3 +259,98 @@ def test_the_table_that_a_model_was_trained_with_is_answered(tmp_path: Path) -> 
             expected = client.post("/v1/retrieve", json=asked).json()["results"][0]["labels"]
             assert found[user]["labels"] == [label["id"] for label in expected]
             assert found[user]["scores"] == pytest.approx([label["score"] for label in expected], rel=1e-6)
+    rows = pa.table(users | {"paid": users["rate"]}).to_pylist()
+    for row in rows:
+        row["premium"] = None if row["premium"] is None else str(row["premium"])
+        row["rate"] = row["paid"] = "n/a" if row["rate"] is None else str(row["rate"])
+    (tmp_path / "asked.csv.gz").write_bytes(gzip.compress(joined_by(";", rows).encode("utf-8-sig")))
+    (tmp_path / "asked.tsv").write_text(joined_by("\t", rows))
+    for name in ("asked.csv.gz", "asked.tsv"):
+        answer(tmp_path / "releases", tmp_path / name, tmp_path / name[6:], Asked({"k": 5}))
+        assert answers(tmp_path / name[6:]).select(["labels", "scores"]).to_pylist() == [
+            {name: row[name] for name in ("labels", "scores")} for row in found
+        ], name
+
+
+def joined_by(delimiter: str, rows: list[dict[str, Any]]) -> str:
+    """Write rows as text."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*rows[0]], delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def test_every_kind_of_table_gets_the_answers_of_its_twin(
+    shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lists and excluded labels as text, maps of JSON, folders, URLs; in files of a few rows, whatever the table is."""
+    monkeypatch.setattr("longtail.serving.batch.ROWS", 7)
+    kept, asked = ["user_id", "segment"], Asked(OPTIONS, "seen", ["user_id", "segment"])
+    table = pa.concat_tables([pq.read_table(file) for file in sorted((shop / "queries").iterdir())])
+    rows = [row | {"joined": row["joined"].isoformat(), "likes": dict(row["likes"])} for row in table.to_pylist()]
+    (tmp_path / "queries.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(table, tmp_path / "likes.parquet", row_group_size=9)
+    answer(shop / "releases", tmp_path / "likes.parquet", tmp_path / "0", asked)
+    assert [file.name for file in sorted((tmp_path / "0").iterdir())][1:] == [
+        f"part-{at:06}.parquet" for at in range(9)
+    ]
+    assert [pq.read_metadata(file).num_rows for file in sorted((tmp_path / "0").glob("p*"))] == [7] * 8 + [4]
+    answer(shop / "releases", tmp_path / "queries.ndjson", tmp_path / "1", asked)
+    assert answers(tmp_path / "1").to_pylist() == answers(tmp_path / "0").to_pylist()
+    without = table.drop_columns(["likes"])
+    pq.write_table(without, tmp_path / "p.parquet", row_group_size=9)
+    for segment in range(3):
+        (tmp_path / "hive" / f"segment={segment}").mkdir(parents=True)
+    texts = [{name: value for name, value in row.items() if name not in ("likes", "segment")} for row in rows]
+    for segment in range(3):
+        (tmp_path / "hive" / f"segment={segment}" / "x.csv").write_text(joined_by(",", texts[segment * 20 :][:20]))
+    (tmp_path / "t.csv").write_text(joined_by(",", [row | {"segment": place // 20} for place, row in enumerate(texts)]))
+    said: list[str] = []
+    answer(shop / "releases", tmp_path / "p.parquet", tmp_path / "p", asked, say=said.append)
+    expected = answers(tmp_path / "p").select(["user_id", "labels", "scores"])
+    assert said[0].endswith("p.parquet: no column 'likes': queries are answered as without these features")
+    answer(shop / "releases", f"file://{tmp_path}/p.parquet", tmp_path / "url", asked)
+    assert answers(tmp_path / "url").equals(answers(tmp_path / "p"))
+    for places, place in enumerate(
+        [tmp_path / "t.csv", tmp_path / "hive", f"file://{tmp_path}/t.c*", tmp_path / "t*.csv"]
+    ):
+        out = tmp_path / f"t{places}"
+        for share in (1, 0):
+            answer(shop / "releases", place, out, asked, share=(share, 2))
+        assert answers(out).column_names == [*kept, "labels", "scores"]
+        assert answers(out).select(["user_id", "labels", "scores"]).equals(expected), place
+        assert answers(out)["segment"].to_pylist() == [place // 20 for place in range(USERS)]
+
+
+BROKEN = {
+    "a line": ({"a.csv": "user_id,joined\nu1,2026-01-01\nu2\n"}, r"a\.csv: line 3: expected 2 columns, found 1"),
+    "a feature of some": (
+        {"a.csv": "user_id,joined\nu1,\n", "b.csv": "user_id\nu2\n"},
+        r"b\.csv: expected a column 'jo",
+    ),
+    "two types": (
+        {"a.csv": "user_id,seen\nu1,[i1]\n"},
+        r"a\.csv: row 0: column 'seen': expected lists of label ids, fo",
+    ),
+    "a value": (
+        {"a.csv": 'user_id,joined\n"u\n1",\nu2,soon\n'},
+        r"a\.csv: row 1: features\.joined: expected a date or",
+    ),
+    "a JSON line": (
+        {"a.jsonl": '{"user_id": "u1"}\n{"user_id": u2}\n'},
+        r"a\.jsonl: line 2: expected an object of JSON",
+    ),
+    "another code": ({"a.csv": "user_id\nµ\n".encode("latin-1")}, r"a\.csv: expected UTF-8 text, found other bytes"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_text_file_is_refused_with_its_place(shop: Path, tmp_path: Path, what: str) -> None:
+    files, said = BROKEN[what]
+    (tmp_path / "queries").mkdir()
+    for name, text in files.items():
+        (tmp_path / "queries" / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(BatchError, match=said):
+        answer(shop / "releases", tmp_path / "queries", tmp_path / "out", Asked({}, "seen" if "two" in what else None))
+    assert not list((tmp_path / "out").glob("*part-*"))

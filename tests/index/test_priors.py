@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,9 +89,73 @@ def test_labels_without_a_number_get_what_is_asked_for_and_so_do_added_ones(
     assert priors.of_added(np.array([-1, 5]), [{}, {}]).tolist() == [[expected], [-4]]
 
 
+def test_every_kind_of_table_of_priors_is_read_by_the_same_rules(bundle: Bundle, tmp_path: Path) -> None:
+    """Quoted titles, words for nothing, exponents, booleans and decimals; gzip, JSON lines, folders and URLs."""
+    ids = bundle.labels.ids.to_pylist()
+    rows = [
+        ("NA" if at == 3 else f"{at / 1e7!r}", "yes, no" if at else "", at % 2 == 0, f"{at / 4:.2f}") for at in range(L)
+    ]
+    lines = [
+        f'{id_},{small},"{title}",{str(in_stock).upper()},{price}'
+        for id_, (small, title, in_stock, price) in zip(ids, rows, strict=True)
+    ]
+    text = "\ufefflabel_id,small,title,in_stock,price\r\n" + "\r\n".join(lines)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "folder").mkdir()
+    for part in range(2):
+        of_part = zip(ids[part::2], rows[part::2], strict=True)
+        (tmp_path / "folder" / f"{part}.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "label_id": id_,
+                        "small": None if small == "NA" else float(small),
+                        "in_stock": in_stock,
+                        "price": price,
+                    }
+                )
+                + "\n"
+                for id_, (small, _, in_stock, price) in of_part
+            )
+        )
+    limits = {name: Limits(0, 1) for name in ("small", "in_stock", "price")}
+    expected = np.array([[at / 1e7, at % 2 == 0, at / 4] for at in range(L)], np.float32)
+    expected[3, 0] = 9
+    for place in (tmp_path / "t.csv.gz", tmp_path / "folder", f"file://{tmp_path}/t.csv.gz"):
+        priors = PriorTable(place, limits, missing=9).read(bundle, progress=quiet)
+        assert priors.names == ["small", "in_stock", "price"]
+        np.testing.assert_array_equal(priors.values_LP, expected)
+
+
+@pytest.mark.parametrize("ids", [[float(at) for at in range(L)], [f"{at}.0" for at in range(L)], [*range(L)]])
+def test_whole_floats_are_the_ids_of_integers(ids: list[object], bundle: Bundle, tmp_path: Path) -> None:
+    labels = replace(bundle.labels, ids=pa.array(map(str, range(L))))
+    pq.write_table(pa.table({"label_id": ids, "r": np.arange(L)}), tmp_path / "t.parquet")
+    priors = PriorTable(tmp_path / "t.parquet").read(replace(bundle, labels=labels), progress=quiet)
+    assert priors.values_LP[:, 0].tolist() == [*range(L)]
+
+
+BROKEN = {
+    "a line": ("label_id,r\nitem-1,1\nitem-2\nitem-3\n", r"t\.csv: line 3 and 1 more: expected 2 columns, found 1"),
+    "a word": (
+        "label_id,r\nitem-1,1\nitem-2,soon\n",
+        r"column 'r', row 1: expected a number that float32 holds, found 'soon'",
+    ),
+    "a quotation": ('label_id,r\nitem-1,"1\nitem-2,2\n', "column 'r', row 0: expected a number that float32 holds"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_table_is_refused_with_its_place(what: str, bundle: Bundle, tmp_path: Path) -> None:
+    text, said = BROKEN[what]
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(PriorsError, match=said):
+        PriorTable(tmp_path / "t.csv", missing=0).read(bundle, progress=quiet)
+
+
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
-    "no priors": ({}, r"expected 1 to 8 priors of different names, found \[\]"),
-    "text": ({"r": ["x"] * L}, "column 'r': expected numbers, found string"),
+    "no priors": ({}, r"expected 1 to 8 priors, found \[\]"),
+    "text": ({"r": ["x"] * L}, "column 'r', row 0: expected a number that float32 holds, found 'x'"),
     "infinite": ({"r": [1.0] * 9 + [1e39] * (L - 9)}, r"column 'r', row 9: expected a number that float32 holds"),
     "too many": ({f"r{place}": [1.0] * L for place in range(9)}, "expected 1 to 8 priors"),
 }
@@ -105,20 +171,20 @@ def test_a_table_that_cannot_be_read_is_refused(
 
 def test_ids_twice_absent_columns_and_files_are_refused(bundle: Bundle, tmp_path: Path) -> None:
     def read(**table: object) -> None:
-        pq.write_table(pa.table(table), tmp_path / "t")
-        PriorTable(tmp_path / "t", {"r": Limits(0, 1)}).read(bundle, progress=quiet)
+        pq.write_table(pa.table(table), tmp_path / "t.parquet")
+        PriorTable(tmp_path / "t.parquet", {"r": Limits(0, 1)}).read(bundle, progress=quiet)
 
     with pytest.raises(PriorsError, match=r"expected every id once, found \['item-1'\] more often"):
         read(label_id=["item-1", "item-1"], r=[1, 2])
     with pytest.raises(PriorsError, match="expected an id in every row, found 1 nulls"):
         read(label_id=["item-1", None], r=[1, 2])
-    with pytest.raises(PriorsError, match=r"expected a column 'label_id', found \['id', 'r'\]"):
+    with pytest.raises(PriorsError, match="expected a column 'label_id', found id, r"):
         read(id=["item-1"], r=[1])
     with pytest.raises(PriorsError, match=r"expected a column for each prior \['r'\], found none for \['r'\]"):
         read(label_id=["item-1"], s=[1])
-    (tmp_path / "t").write_text("label_id,r")
-    with pytest.raises(PriorsError, match="expected a table of priors, Parquet or CSV"):
-        PriorTable(tmp_path / "t").read(bundle, progress=quiet)
+    (tmp_path / "t.parquet").write_text("label_id,r")
+    with pytest.raises(PriorsError, match=r"t\.parquet: expected a readable parquet file"):
+        PriorTable(tmp_path / "t.parquet").read(bundle, progress=quiet)
 
 
 @pytest.mark.parametrize("text", ["recent", "=0:1", "recent=1", "recent=0:1:2:3", "recent=a:b", "recent=0:inf"])

@@ -7,27 +7,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from longtail.tables.engine import Engine, Opened
-from longtail.tables.values import WHOLE, in_words, is_no_id, literal, matches, text_of
+from longtail.tables.engine import Engine
+from longtail.tables.values import WHOLE, literal, matches
 from longtail.trainer.data.problems import Check
 
 NO_IDS = ("", "undefined", "null", "none", "nan", "nil", "n/a", "na", "unknown", "\\n")
 """What looks like a placeholder, in lower case, without blanks around it."""
-
-
-def id_of(opened: Opened, name: str, value: str, kind: str) -> tuple[str, str]:
-    """Return a column of ids as text; DataError where a value is neither a text nor a whole number."""
-    expected = "ids as strings or integers"
-    try:
-        wrong = is_no_id(value, kind)
-    except TypeError:
-        raise opened.file.wrong(name, expected, in_words(kind)) from None
-    if wrong is not None:
-        found = opened.engine.rows(f"SELECT {value} FROM {opened.relation} WHERE {wrong} LIMIT 1")
-        if found:
-            shown = f"{found[0][0]:g}" if isinstance(found[0][0], float) else str(found[0][0])
-            raise opened.file.wrong(name, expected, f"{in_words(kind)}, such as {shown}")
-    return text_of(value, kind), "VARCHAR"
 
 
 @dataclass(frozen=True)

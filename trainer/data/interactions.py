@@ -14,7 +14,7 @@ import numpy as np
 
 from longtail.tables import DataError, DataFile
 from longtail.tables.engine import Engine, Opened
-from longtail.tables.table import Part, Table, read_table
+from longtail.tables.table import Part, Table, id_of, read_table
 from longtail.tables.values import (
     as_type,
     double,
@@ -33,7 +33,7 @@ from longtail.tables.values import (
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Condition, seconds_of
 from longtail.trainer.data.feedback import IMPRESSIONS, WEIGHT, is_feedback, sources_of
-from longtail.trainer.data.ids import IdTexts, id_of
+from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.problems import Check, RowReport, find_problems
 from longtail.trainer.data.times import UNITS, Clock
 from longtail.trainer.data.times import in_words as time_in_words

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from longtail.tables import find_files
 from longtail.tables.engine import Engine, Opened
-from longtail.tables.table import Table, read_table
+from longtail.tables.table import Table, id_of, read_table
 from longtail.tables.values import micros_of, number_of
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
-from longtail.trainer.data.ids import checks_of_texts, id_of
+from longtail.trainer.data.ids import checks_of_texts
 from longtail.trainer.data.problems import Check, Problem, RowReport, find_problems
 from longtail.trainer.errors import DataError
 

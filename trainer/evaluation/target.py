@@ -25,9 +25,8 @@ from longtail.bundle import Interval
 from longtail.bundle.arrays import Float64, Int32, Int64
 from longtail.tables import find_files
 from longtail.tables.engine import Opened, engine
-from longtail.tables.table import read_table
+from longtail.tables.table import id_of, read_table
 from longtail.tables.values import number_of
-from longtail.trainer.data.ids import id_of
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives
