@@ -289,11 +289,8 @@ def _queries(
 ) -> list[Query]:
     """Return a query for every row; `first` is the number of the first in its slice."""
     features = [each for each in retriever.manifest.query_features if each.name in rows.column_names]
-    columns = {each.name: _as_json(rows[each.name]) for each in features}
-    for feature in features:
-        if feature.kind == "history":
-            columns[feature.name] = [*map(_as_list, columns[feature.name])]
-    excluded = [None] * rows.num_rows if exclude is None else [*map(_as_list, _as_json(rows[exclude]))]
+    columns = {each.name: _as_json(rows[each.name], as_lists=each.kind == "history") for each in features}
+    excluded = [None] * rows.num_rows if exclude is None else _as_json(rows[exclude], as_lists=True)
     queries = []
     for row, labels in enumerate(excluded):
         if isinstance(labels, str):
@@ -309,21 +306,15 @@ def _queries(
     return queries
 
 
-def _as_list(value: Any) -> Any:
-    """Return the list that a text spells, and any other value as it is."""
-    if not isinstance(value, str):
-        return value
-    found = parts_of(value, None)
-    return value if found is None else found
-
-
-def _as_json(column: pa.ChunkedArray) -> list[Any]:
-    """Get the values of a column as a request gives them."""
+def _as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:
+    """Get the values of a column as a request gives them; with `as_lists`, text of a list as the list."""
     array = in_one_piece(column)
     kind = array.type
     if pa.types.is_timestamp(kind):
         array = array.cast(pa.timestamp("us", kind.tz), safe=False)
     values: list[Any] = as_float64(array).to_pylist()
+    if as_lists and pa.types.is_string(kind):
+        return [text if text is None or (found := parts_of(text, None)) is None else found for text in values]
     lists = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
     plain = pa.types.is_string(kind) or (
         lists and not (pa.types.is_nested(kind.value_type) or _is_odd(kind.value_type))

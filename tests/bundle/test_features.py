@@ -302,6 +302,11 @@ def test_a_bag_with_a_separator_takes_text() -> None:
     assert inputs["tags"].tolist() == [[1, 2], [2, 0], [0, 0], [2, 0], [1, 0]]
     assert inputs["tags__weight"].tolist() == [[1, 1], [1, 0], [0, 0], [1, 0], [2, 0]]
     assert tags.expects.endswith("or a string of ids with '|' between them")
+    alone = Feature(name="tags", kind="bag", vocabulary="users", separator=",", max_length=3)
+    numbers = FeatureReader([alone], {"users": Vocabulary(pa.array(["3", "true"]))})
+    assert numbers.read([{"tags": value} for value in (3, 3.0, True, "3, true")])["tags"].tolist() == [
+        [1, 0], [1, 0], [2, 0], [1, 2],
+    ]  # fmt: skip
     assert read({"tags": "['north' 'east']"})["tags"] == [[1, 2]]
     with pytest.raises(ValueError, match="separator belongs to bag"):
         Feature(name="age", kind="number", separator="|")
