@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from longtail.tables.engine import Opened
 from longtail.trainer.cli import app
 from longtail.trainer.config import DataConfig, Recipe, load_recipe, recipe_toml
+from longtail.trainer.config.rows import shown
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.prepared import prepare
 from longtail.trainer.errors import DataError, RecipeError
@@ -293,6 +294,12 @@ def test_check_and_a_lake_table(shop: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_query_that_cannot_be_read_is_said_with_the_recipe(shop: Path) -> None:
     with pytest.raises(RecipeError, match=r"recipe\.toml: SELECT 1; SELECT 2: expected one SELECT, found 2 statements"):
         load_recipe(shop, ["data.train=SELECT 1; SELECT 2"])
+
+
+def test_messages_show_a_query_in_a_line() -> None:
+    query = "SELECT item,\n  a_column_with_a_long_name, another_column_with_a_long_name FROM 'a.csv'"
+    assert shown(["a.csv", query]) == "a.csv and 1 more"
+    assert shown(query) == "SELECT item, a_column_with_a_long_name, another_column_with_…"
 
 
 def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:

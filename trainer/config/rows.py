@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainValidator
 
 from longtail.tables import is_query
+from longtail.tables.files import in_line
 from longtail.trainer.config.base import Section
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -38,9 +39,9 @@ Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
 
 def shown(places: Places) -> str:
     """Return places for a message: one, or the first and how many more."""
-    if not isinstance(places, list):
-        return str(places)
-    return str(places[0]) if len(places) == 1 else f"{places[0]} and {len(places) - 1} more"
+    first, *more = places if isinstance(places, list) else [places]
+    name = in_line(str(first)) if is_query(first) else str(first)
+    return f"{name} and {len(more)} more" if more else name
 
 
 def seconds_of(span: str) -> float:
