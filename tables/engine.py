@@ -80,7 +80,6 @@ class Engine:
         self.connection = duckdb.connect(config={"autoinstall_known_extensions": False})
         self.run(f"SET temp_directory = {literal(str(folder / 'spilled'))}")
         self.run("SET TimeZone = 'UTC'")
-        self.run("SET enable_progress_bar = false")
         if memory is not None:
             self.run(f"SET memory_limit = '{memory}B'")
 
