@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import Feature, LabelChanges
+from longtail.bundle import Feature, LabelChanges, Vocabulary
 from longtail.bundle.errors import describe
-from longtail.bundle.ids import as_float64, id_text, parts_of
+from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
 from longtail.index.release.release import read_bundle_manifest
@@ -36,7 +36,7 @@ from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
 from longtail.tables.engine import Engine, Opened, engine
 from longtail.tables.table import Part, Table, read_table
-from longtail.tables.values import in_words, is_nested, is_text
+from longtail.tables.values import TEXT, in_words, is_nested, is_text
 
 ROWS = 100_000
 """Rows of a file of answers, at most."""
@@ -46,6 +46,8 @@ _K = 100
 """Labels of a query where its options do not say, at most."""
 _MEMORY = 2 << 30
 """Bytes that reading may take; what a table that is no Parquet has beyond them lies in a temporary folder."""
+_WRITTEN = "written:"
+"""Before the name of an id's column, as it stands in a text file."""
 _MANIFEST = "_batch.json"
 """Whoever reads the folder as a table passes over names that begin so."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
@@ -165,6 +167,7 @@ def _read(
 ) -> Table:  # fmt: skip
     """Return the table of queries, with the columns that are features, that are kept, and `exclude`."""
     expected = [feature.name for feature in features]
+    ids = [feature.name for feature in features if feature.kind == "id"]
     needed = [*(asked.keep or ()), *([] if asked.exclude is None else [asked.exclude])]
 
     def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
@@ -175,12 +178,14 @@ def _read(
             )
         every = asked.keep is None
         names = [name for name in opened.names if name in expected or (every and not is_nested(opened.column(name)[1]))]
-        return {name: opened.column(name) for name in dict.fromkeys([*names, *needed])}
+        read = {name: opened.column(name) for name in dict.fromkeys([*names, *needed])}
+        as_written = [name for name in ids if name in read and read[name][1] == TEXT]
+        return read | {_WRITTEN + name: (read[name][0], "VARCHAR") for name in as_written}
 
     table = read_table(duck, files, wanted, where, views=True)
     for part in table.parts:
         for name in table.kinds:
-            part.opened.column(name)
+            part.opened.column(name.removeprefix(_WRITTEN))
     table.refuse_rejected()
     if asked.exclude is not None and not (is_text(kind := table.kinds[asked.exclude]) or kind.endswith("[]")):
         raise BatchError(f"{where}: column {asked.exclude!r}: expected lists of label ids, found {in_words(kind)}")
@@ -196,7 +201,7 @@ def _kept(table: Table, asked: Asked) -> list[str]:
     """Return the columns that go into the answers."""
     if asked.keep is not None:
         return list(dict.fromkeys(asked.keep))
-    return [name for name, kind in table.kinds.items() if not is_nested(kind)]
+    return [name for name, kind in table.kinds.items() if not is_nested(kind) and not name.startswith(_WRITTEN)]
 
 
 def _slices(table: Table, where: str) -> list[_Slice]:
@@ -290,6 +295,10 @@ def _queries(
     """Return a query for every row; `first` is the number of the first in its slice."""
     features = [each for each in retriever.manifest.query_features if each.name in rows.column_names]
     columns = {each.name: _as_json(rows[each.name], as_lists=each.kind == "history") for each in features}
+    for each in features:
+        if (written := _WRITTEN + each.name) in rows.column_names:
+            known = retriever.vocabularies[str(each.vocabulary)]
+            columns[each.name] = _as_known(rows[written].to_pylist(), columns[each.name], known)
     excluded = [None] * rows.num_rows if exclude is None else _as_json(rows[exclude], as_lists=True)
     queries = []
     for row, labels in enumerate(excluded):
@@ -304,6 +313,13 @@ def _queries(
         except ValidationError as error:
             raise part.wrong(first + row, _first(error)) from None
     return queries
+
+
+def _as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary) -> list[Any]:
+    """Return ids of a text file as they are written where the release has them so, else what they spell."""
+    words = [text or "" for text in texts]
+    rows = zip(vocabulary.lookup_all(words), vocabulary.lookup_all(map(respelled, words)), strict=True)
+    return [text if text and any(found) else value for text, value, found in zip(texts, values, rows, strict=True)]
 
 
 def _as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError
+from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
 from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
@@ -133,6 +133,11 @@ class Retriever:
         changed = copy.copy(self)
         changed._use(self._as_built.with_changes(records))
         return changed
+
+    @property
+    def vocabularies(self) -> Mapping[str, Vocabulary]:
+        """Return the vocabularies of the bundle by their names."""
+        return self._bundle.vocabularies
 
     @property
     def priors(self) -> list[str]:

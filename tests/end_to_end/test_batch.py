@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.serving.batch import Asked, BatchError, answer
+from longtail.bundle import Vocabulary
+from longtail.serving.batch import Asked, BatchError, _as_known, answer
 from tests.end_to_end.commands import fitted_and_published, longtail, served
 
 USERS, ITEMS = 60, 30
@@ -321,6 +322,13 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
         assert answers(out).column_names == [*kept, "labels", "scores"]
         assert answers(out).select(["user_id", "labels", "scores"]).equals(expected), place
         assert answers(out)["segment"].to_pylist() == [place // 20 for place in range(USERS)]
+
+
+def test_ids_of_text_files_are_found_as_written_or_as_what_they_spell() -> None:
+    known = Vocabulary(pa.array([" 7", "1.10", "9007199254740993", "0.5", "true"]))
+    texts = [" 7", "1.10", "9007199254740993.0", "0.50", "True", None, "8.0"]
+    values = [7.0, 1.1, 9007199254740992.0, 0.5, True, None, 8.0]
+    assert _as_known(texts, values, known) == [" 7", "1.10", "9007199254740993.0", 0.5, "True", None, 8.0]
 
 
 BROKEN = {
