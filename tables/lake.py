@@ -82,7 +82,7 @@ class _IcebergRows:
     def __init__(self, table: Any) -> None:
         from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
 
-        self._scan = table.scan()
+        self._table, self._scan = table, table.scan()
         self._reader = ArrowScan(table.metadata, table.io, self._scan.projection(), self._scan.row_filter)
         self.schema = schema_to_pyarrow(self._scan.projection(), include_field_ids=False)
 
@@ -90,5 +90,13 @@ class _IcebergRows:
         return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        for task in sorted(self._scan.plan_files(), key=lambda task: task.file.file_path):
+        written: dict[str, int] = {}
+        if self._table.current_snapshot() is not None:
+            entries = self._table.inspect.entries().to_pylist()
+            written = {entry["data_file"]["file_path"]: entry["sequence_number"] for entry in entries}
+
+        def age(task: Any) -> tuple[int, str]:
+            return written.get(task.file.file_path, 0), task.file.file_path
+
+        for task in sorted(self._scan.plan_files(), key=age):  # oldest first
             yield from self._reader.to_table([task]).cast(self.schema).to_batches()

@@ -177,3 +177,10 @@ def test_lakes_in_s3(s3: S3Server) -> None:
     for place in (f"s3://{BUCKET}/delta", f"s3://{BUCKET}/ice/shop/log"):
         assert rows_of(place) == rows.to_pylist()
         assert rows_of(f"SELECT user FROM '{place}' WHERE item = 2") == [{"user": "b"}]
+
+
+def test_rows_of_an_iceberg_table_come_oldest_first(tmp_path: Path) -> None:
+    table = catalog(tmp_path).create_table("shop.log", log(("a", 1, "x")).schema)
+    for at in range(8):
+        table.append(log((f"u{at}", at, "x")))
+    assert [row["user"] for row in rows_of(tmp_path / "shop" / "log")] == [f"u{at}" for at in range(8)]
