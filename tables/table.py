@@ -23,6 +23,8 @@ from longtail.tables.values import (
     typed,
 )
 
+_FEW = 10_000
+"""Rows that are looked at first for the types of columns."""
 _AT_ONCE = 16
 """Columns whose types are found in one query: the time that DuckDB plans for grows with their square."""
 Columns = Callable[[Opened, int], dict[str, tuple[str, str]]]
@@ -89,18 +91,25 @@ class Table:
             self._find_types_of(texts[start : start + _AT_ONCE])
 
     def _find_types_of(self, texts: list[str]) -> None:
-        checks = []
-        for name in texts:
-            value = self.column(name)
-            given = f"FILTER (NOT {is_nothing(value)})"
-            checks += [f"bool_and({condition}) {given}" for condition in kinds_of_text(value).values()]
-        found = iter(self.engine.row(f"SELECT {', '.join(checks)} FROM {self.name}"))
-        for name in texts:
-            fits = {kind: next(found) for kind in kinds_of_text("")}
-            self.kinds[name] = next((kind for kind, holds in fits.items() if holds), "VARCHAR")
-            if self.kinds[name] != "VARCHAR":
-                value, at = typed(self.column(name), self.kinds[name]), self.column(name)
-                self.engine.run(f"ALTER TABLE {self.name} ALTER {at} TYPE {self.kinds[name]} USING {value}")
+        fits = {name: [*kinds_of_text("")] for name in texts}
+        few = f"(SELECT * FROM {self.name} LIMIT {_FEW})"
+        for source in (few, self.name):  # a few rows rule most types out
+            checks = []
+            for name, kinds in fits.items():
+                value = self.column(name)
+                conditions, given = kinds_of_text(value), f"FILTER (NOT {is_nothing(value)})"
+                checks += [f"bool_and({conditions[kind]}) {given}" for kind in kinds]
+            found = iter(self.engine.row(f"SELECT {', '.join(checks)} FROM {source}") if checks else ())
+            holds = {name: {kind: next(found) for kind in kinds} for name, kinds in fits.items()}
+            fits = {
+                name: [kind for kind, all_ in kinds.items() if all_ or (source == few and all_ is None)]
+                for name, kinds in holds.items()
+            }
+        for name, kinds in fits.items():
+            self.kinds[name] = kinds[0] if kinds else "VARCHAR"
+            if kinds:
+                at = self.column(name)
+                self.engine.run(f"ALTER TABLE {self.name} ALTER {at} TYPE {kinds[0]} USING {typed(at, kinds[0])}")
 
     def rows_of(self, part: Part, start: int, count: int) -> pa.Table:
         """Return all columns of some rows of a file, which begin at its row `start`."""
