@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -259,14 +260,16 @@ def alone_in(work: Path) -> Iterator[Path]:
         yield work
         return
     work.mkdir(parents=True, exist_ok=True)
-    with (work / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CheckpointError(
-                f"{work}: expected no other job here, found one: wait, or give another OUT"
-            ) from error
+    held = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(held)
+        raise CheckpointError(f"{work}: expected no other job here, found one: wait, or give another OUT") from error
+    try:
         yield work
+    finally:
+        os.close(held)
 
 
 def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
