@@ -121,17 +121,20 @@ class Recipe(Section):
                 yield f"table {name!r}: expected ids of queries or of labels, received both: {received}"
 
     def _problems_of_neighbours(self) -> Iterator[str]:
-        """Yield the histories and audiences whose `table` is not one of their own ids."""
+        """Yield histories whose `table` is not one of label ids, and audiences whose `table` holds other ids."""
         every = (*self.query.features, *self.label.features)
         for kind, own in (("history", self.data.label_id), ("audience", self.data.query_id)):
             tables = [each.entry_table or each.table_name for each in every if each.kind == kind]
-            known = {each.table_name for each in every if each.kind == "id" and each.name == own}
-            known |= {name for name in tables if tables.count(name) > 1}
-            for feature in every:
-                if feature.kind == kind and feature.table and feature.table not in known:
+            own_tables = {own, *(each.table_name for each in every if each.name == own)}
+            others = {each.table_name for each in every if each.kind in ("id", "bag") and each.name != own}
+            for each in every:
+                if each.kind != kind or each.table is None or each.table in {each.name, *own_tables}:
+                    continue
+                alone = kind == "history" and each.entries == "table" and tables.count(each.table) == 1
+                if alone or each.table in others - own_tables:
                     yield (
-                        f"feature {feature.name!r}: expected table = {own!r}, the ids that it holds, that of another "
-                        f"{kind}, or none, received {feature.table!r}"
+                        f"feature {each.name!r}: expected table = {own!r}, the ids that it holds, that of another "
+                        f"{kind}, or none, received {each.table!r}"
                     )
 
     def _problems_of_data(self) -> Iterator[str]:
