@@ -1,5 +1,6 @@
 """Where data may lie: files, directories, globs, partitions, other file systems; which rows and columns count."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -307,3 +308,20 @@ def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:
     data = load_recipe(tiny.write_job(tmp_path), places).data
     assert (data.train, data.labels) == ([tmp_path / "a", "s3://b", Path("/c")], "s3://shop/logs")
     assert data.prepared == tmp_path / "kept"
+
+
+def test_filters_leave_nan_out_and_tell_long_integers_apart(tmp_path: Path) -> None:
+    write(tmp_path / "nan.parquet", user=list("abcd"), item=[1] * 4, price=[1.0, float("nan"), 5.0, None])
+    for condition, kept in (
+        (["price", ">=", 3], ["c"]),
+        (["price", "!=", 1], ["c"]),
+        (["price", "not in", [1]], ["c"]),
+    ):
+        assert load(tmp_path / "nan.parquet", filter=[condition]).query_ids.to_pylist() == kept
+    shops = [1234567890123456789, 1234567890123456790]
+    write(tmp_path / "shops.parquet", user=["a", "b"], item=[1, 1], shop=shops)
+    (tmp_path / "shops.csv").write_text(
+        "user,item,shop\n" + "".join(f"{u},1,{s}\n" for u, s in zip("ab", shops, strict=True))
+    )
+    for name, operand in itertools.product(("shops.parquet", "shops.csv"), (shops[0], str(shops[0]))):
+        assert load(tmp_path / name, filter=[["shop", "=", operand]]).query_ids.to_pylist() == ["a"]

@@ -24,13 +24,12 @@ from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
 from longtail.tables.engine import Engine, engine
-from longtail.tables.values import quoted
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.ids import IdTexts
-from longtail.trainer.data.interactions import CONTEXT, Log, check_log, read_log
+from longtail.trainer.data.interactions import Log, check_log, read_log
 from longtail.trainer.data.likeness import example_of
 from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.problems import RowReport, settle
@@ -394,7 +393,7 @@ class _Loading:
     def _contexts(self, names: Sequence[str]) -> pa.Table:
         """Number the distinct contexts, by the first occurrence of each of their values; return them."""
         engine, made = self.engine, self.engine.name("contexts")
-        columns = [quoted(CONTEXT + name) for name in names]
+        columns = [f"context_{at}" for at in range(len(names))]
         every = ", ".join(columns)
         distinct = f"SELECT {every}, min(place) AS first FROM {self.pairs} GROUP BY ALL"
         firsts = [f"min(first) OVER (PARTITION BY {column}) AS first_{at}" for at, column in enumerate(columns)]

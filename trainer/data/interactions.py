@@ -5,6 +5,7 @@ Legend: `N` rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from longtail.tables import DataError, DataFile
 from longtail.tables.engine import Engine, Opened
 from longtail.tables.table import Part, Table, id_of, read_table
 from longtail.tables.values import (
+    NUMBER,
     as_type,
     double,
     in_words,
@@ -25,9 +27,9 @@ from longtail.tables.values import (
     is_text,
     is_time,
     literal,
+    matches,
     micros_of,
     number_of,
-    quoted,
     text_of,
 )
 from longtail.trainer.config import DataConfig
@@ -231,12 +233,15 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
     if log.has("event"):
         types = f"[{', '.join(map(literal, _weights(data)))}]"
         cells["event"] = f"list_position({types}, {log.column('event')})::INTEGER - 1"
-    cells |= {name: log.column(name) for name in log.table.kinds if name == "shown" or name.startswith(CONTEXT)}
+    if log.has("shown"):
+        cells["shown"] = log.column("shown")
+    contexts = [name for name in log.table.kinds if name.startswith(CONTEXT)]
+    cells |= {f"context_{at}": log.column(name) for at, name in enumerate(contexts)}
     weight = _weight(log, data, errors)
     if weight is not None:
         cells["weight"] = weight
     engine.run(
-        f"CREATE TABLE {made} AS SELECT {', '.join(f'{cell} AS {quoted(name)}' for name, cell in cells.items())} "
+        f"CREATE TABLE {made} AS SELECT {', '.join(f'{cell} AS {name}' for name, cell in cells.items())} "
         f"FROM {log.table.name} AS log "
         f"LEFT JOIN {queries.table} AS queries ON log.{log.column('query')} = queries.text "
         f"LEFT JOIN {labels.table} AS labels ON log.{log.column('label')} = labels.text WHERE {log.alive}"
@@ -349,7 +354,7 @@ def _meets(opened: Opened, condition: Condition, value: str, kind: str) -> str:
     first = operands[0]
     if isinstance(first, str) and is_number(kind):
         with suppress(ValueError):  # not all of them numbers
-            operands = [float(each) for each in operands]
+            operands = [int(each) if matches_whole(each) else float(each) for each in operands]
             first = operands[0]
     if isinstance(first, date):
         left = micros_of(value, kind)
@@ -361,8 +366,15 @@ def _meets(opened: Opened, condition: Condition, value: str, kind: str) -> str:
         left = text_of(value, kind) if is_text(kind) or kind in ("BOOLEAN", "DATE", "UUID") else None
         of_operand = [literal(each) for each in operands]
     else:
-        exact = is_integer(kind) and all(isinstance(each, int) for each in operands)
-        left = f"{value}::HUGEINT" if exact else number_of(value, kind)
+        whole, left = all(isinstance(each, int) for each in operands), number_of(value, kind)
+        exact = whole and is_integer(kind)
+        if whole and is_text(kind) and max(map(abs, operands)) >= 2**53:  # a DOUBLE has fewer digits
+            exact = True
+            left = f"CASE WHEN {matches(value, NUMBER)} THEN TRY_CAST(trim({value}) AS DECIMAL(38, 9)) END"
+        elif exact:
+            left = f"{value}::HUGEINT"
+        elif left is not None:
+            left = f"CASE WHEN NOT isnan({left}) THEN {left} END"  # NaN is above every number
         of_operand = [str(each) if exact else double(each) for each in operands]
     read = left is not None and (
         left == value or not is_text(kind)
@@ -373,6 +385,11 @@ def _meets(opened: Opened, condition: Condition, value: str, kind: str) -> str:
     if isinstance(operand, list):
         return f"({left}) {operator.upper()} ({', '.join(of_operand)})"
     return f"({left}) {'<>' if operator == '!=' else operator} {of_operand[0]}"
+
+
+def matches_whole(text: str) -> bool:
+    """Tell whether a text is a whole number."""
+    return re.fullmatch(r"\s*[+-]?\d+\s*", text) is not None
 
 
 def _utc(day: date) -> datetime:

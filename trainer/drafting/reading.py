@@ -53,7 +53,7 @@ def times_in(column: pa.ChunkedArray) -> Times | None:
         number, micros = number_of("value", kind), micros_of("value", kind)
         if number is not None and micros is not None:  # text
             numbers, dates = reader.row(f"SELECT count({number}), count({micros}) FROM {source}")
-            number = number if numbers or not dates else None
+            number = number if numbers >= dates else None
         time = number or f"({micros})::DOUBLE"
         if number is None and micros is None:
             return None
