@@ -65,7 +65,7 @@ def as_float64(column: pa.Array) -> pa.Array:
 
 
 def respelled(id_: str) -> str:
-    """Get the id of the boolean or whole number that a text spells, as `ids_of` has it; of another, the text."""
+    """Get `true` of a text `True` and `39` of `39.0`; other texts stay."""
     return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_WHOLE, id_) else id_
 
 

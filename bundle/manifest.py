@@ -48,11 +48,11 @@ class Feature(Record):
 
     | kind | value in a request | tower inputs |
     |---|---|---|
-    | `id` | a string, number or boolean, as `id_text` reads it | `name` int32 [B] |
+    | `id` | a string, a number or a boolean | `name` int32 [B] |
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
     | `history` with `times` | the same, or an object of `ids`, `times` and `now` | `name__time` int32 [B, P] besides |
     | `audience` | ids of queries that chose the label, all of which count | the same |
-    | `bag` | a list of ids, an object id → weight, or a string as `parts_of` reads it | the same |
+    | `bag` | a list of ids, an object id → weight, or a string of ids joined by `separator` | the same |
     | `text` | a string, split into words by `tokenize`, hashed | the same |
     | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
     | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |

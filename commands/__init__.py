@@ -48,7 +48,7 @@ def _run(command: str, room: str, *, extra: str) -> None:
 
 
 def _write_any_text() -> None:
-    """Let this process, and those that it starts, write `?` for a character that the terminal's encoding lacks."""
+    """Write `?` for characters that the terminal lacks, in child processes too."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

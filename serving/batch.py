@@ -1,6 +1,6 @@
 """Answer a table of queries offline, as `POST /v1/retrieve` would each, into Parquet files.
 
-OUT holds `_batch.json`, which says what was asked of which release, and files for some of the rows of QUERIES each,
+OUT holds `_batch.json`, which has the options and the release, and files for some of the rows of QUERIES each,
 there whole or not at all. Processes with a share each may write to one OUT; one that is started again does what is not
 there.
 """
@@ -182,7 +182,7 @@ def _read(
         as_written = [name for name in ids if name in read and read[name][1] == TEXT]
         return read | {_WRITTEN + name: (read[name][0], "VARCHAR") for name in as_written}
 
-    table = read_table(duck, files, wanted, where, views=True)
+    table = read_table(duck, files, wanted, where, views=("parquet",))
     for part in table.parts:
         for name in table.kinds:
             part.opened.column(name.removeprefix(_WRITTEN))
@@ -245,7 +245,7 @@ def _agree(out: Path, manifest: dict[str, Any]) -> None:
 
 
 def _checked(asked: Asked) -> dict[str, Any]:
-    """The options of a query, none of which is of one row."""
+    """Return the options that all queries share."""
     refused = [name for name in ("features", "vector", "explore") if name in asked.options]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")

@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -29,7 +29,7 @@ _LONGEST_LINE = 1 << 27
 """Bytes of a row of a text file, at most."""
 _DELIMITERS = (",", ";", "\t", "|")
 _LIKE_ROWS = 6
-"""Delimiters inside one quoted cell, of lines with as many as a row has, from which it has swallowed rows."""
+"""Delimiters of a quoted cell from which on, where its lines look like rows, it has swallowed rows."""
 _SEEN = 10_000
 """Letters of a rejected line that are looked at."""
 _STRUCTURAL = {
@@ -41,7 +41,7 @@ _STRUCTURAL = {
 """What is not allowed in a text file, for it may hide other rows, by DuckDB's kind of error."""
 
 _GUESSED = r"\b(DATE|TIME|TIMESTAMP( WITH TIME ZONE)?|UUID|JSON)(?=[,)\[\]]|$)"
-"""Types that DuckDB takes texts of JSON for, and what it calls values of several types."""
+"""Types that DuckDB guesses for texts of JSON, and its name for values of several types."""
 
 
 class Rejected(NamedTuple):
@@ -117,10 +117,21 @@ class Engine:
         return f"{of}_{self._numbers}"
 
     @contextmanager
+    def on_one_thread(self) -> Iterator[None]:
+        """Run a query whose ties and groups depend on the order in which threads finish."""
+        self.run("SET threads = 1")
+        try:
+            yield
+        finally:
+            self.run("RESET threads")
+
+    @contextmanager
     def reading(self, file: DataFile) -> Iterator[None]:
         """Say of which file an error of reading is."""
         try:
             yield
+        except duckdb.OutOfMemoryException:
+            raise
         except store_errors(duckdb.Error, pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
             if isinstance(error, UnicodeDecodeError) or "not utf-8 encoded" in str(error):
                 raise DataError(f"{file.name}: expected UTF-8 text, found other bytes: write it as UTF-8") from error
@@ -143,22 +154,25 @@ def engine(folder: Path | None = None, memory: int | None = None) -> Iterator[En
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="longtail-", dir=folder) as own:
         made = Engine(Path(own), memory)
-        try:
-            yield made
-        finally:
-            made.connection.close()
+        with made.connection:
+            try:
+                yield made
+            except duckdb.OutOfMemoryException as error:
+                why = str(error).partition("\n")[0]
+                raise DataError(f"tables: expected more memory or disk than there is to read them in: {why}") from error
 
 
 class Opened:
     """A file whose columns are known.
 
     Attributes:
-        names: of its columns, as they are stored, and then those that only its folders name.
+        names: of its stored columns, then of columns that its folders name.
+        in_order: whether its rows come in one order on any number of threads.
     """
 
     def __init__(self, engine: Engine, file: DataFile) -> None:
         self.engine, self.file = engine, file
-        self._rejects, self._rejected_before = engine.name("rejects"), list[Rejected]()
+        self._rejects, self._rejected_before, self.in_order = engine.name("rejects"), list[Rejected](), True
         with engine.reading(file):
             self._text = _look_at(engine, file) if file.kind in ("csv", "tsv") else None
             if self._text is not None:
@@ -179,7 +193,7 @@ class Opened:
         if file.kind == "arrow":
             source = file.path
         elif file.kind == "sql":
-            source = opened_query(self.engine, file.path, self._view)
+            source, self.in_order = opened_query(self.engine, file.path, self._view)
         elif file.kind in ("delta", "iceberg"):
             source = self.engine.register(lake_reader(file))
         elif file.kind == "jsonl":
@@ -233,9 +247,10 @@ class Opened:
         raise DataError(f"{self.file.name}: expected a column {name!r}, found {', '.join(self.names)}")
 
     def insert(self, table: str, columns: Sequence[str]) -> tuple[int, list[Rejected]]:
-        """Append expressions of every row to a table; return the number of rows, and the lines that are none."""
-        with self.engine.reading(self.file):
-            (count,) = self.engine.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
+        """Append expressions of every row to a table; return the rows' number, and rejected lines."""
+        engine = self.engine
+        with engine.reading(self.file), engine.on_one_thread() if not self.in_order else nullcontext():
+            (count,) = engine.row(f"INSERT INTO {table} SELECT {', '.join(columns)} FROM {self.relation}")
             return count, self._rejected_before if self._text is None else self._rejected(count)
 
     def value(self, expression: str, row: int) -> Any:
@@ -315,8 +330,8 @@ def one_path(path: str) -> str:
 def _look_at(engine: Engine, file: DataFile) -> _Text:
     """Find out how a text file is written.
 
-    The header has most cells by its delimiter. Quotation marks are text where every line has as many cells without
-    them, and, but in TSV, no cell is quoted whole.
+    The delimiter is the one that the header has most of. Quotation marks are text if each line has as many cells as
+    the header when they count as text, and, in CSV, no cell is quoted whole.
     """
     path, lines, quotes = _staged(engine, file)
     with open(path, encoding="utf-8-sig", newline="") as content:
@@ -332,13 +347,14 @@ def _look_at(engine: Engine, file: DataFile) -> _Text:
         return text
     plain = text._replace(names=first.split(delimiter), quote="")
     whole = " OR ".join(f"""c{at} LIKE '"%"'""" for at in range(len(plain.names)))
-    found_first = f"SELECT 1 FROM {_read_csv(plain)} WHERE {whole} LIMIT 1"
-    query = f"SELECT 0, count(*) FROM {_read_csv(plain)}" if file.kind == "tsv" else found_first
     try:
-        found = engine.rows(query)
+        if file.kind == "tsv":
+            engine.row(f"SELECT count(*) FROM {_read_csv(plain)}")
+            return text if '"' in first else plain
+        found = engine.rows(f"SELECT 1 FROM {_read_csv(plain)} WHERE {whole} LIMIT 1")
     except duckdb.Error:
         return text
-    return text if '"' in first or (found and found[0][0]) else plain
+    return text if found or '"' in first else plain
 
 
 def _read_csv(text: _Text, rejects: str | None = None) -> str:
@@ -348,13 +364,11 @@ def _read_csv(text: _Text, rejects: str | None = None) -> str:
         rejects: table for the lines that are no rows; None makes one of them an error.
     """
     names = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(len(text.names)))
-    kept = (
-        ""
-        if rejects is None
-        else (
+    kept = ""
+    if rejects is not None:
+        kept = (
             f", store_rejects = true, rejects_limit = 0, rejects_table = '{rejects}', rejects_scan = '{rejects}_scan'"
         )
-    )
     return (
         f"read_csv({one_path(text.path)}, columns = {{{names}}}, delim = {literal(text.delimiter)}, "
         f"quote = '{text.quote}', escape = '{text.quote}', header = true, auto_detect = false, strict_mode = true, "
@@ -375,8 +389,7 @@ def _refuse_broken(path: str, file: DataFile) -> None:
 
 
 def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
-    """Return where a text file lies on this machine, unpacked and with line breaks of one kind; its lines; whether it
-    has quotation marks."""
+    """Unpack a text file; return its path, its number of lines, and whether it has quotation marks."""
     packed = next((ending for ending in PACKED if file.path.endswith(ending)), None)
     path = file.path
     if file.system is not None or packed:
@@ -402,7 +415,7 @@ def _staged(engine: Engine, file: DataFile) -> tuple[str, int, bool]:
 
 
 def _with_plain_breaks(engine: Engine, path: str, within: bool) -> str:
-    """Write a copy of a file that has line breaks of two kinds, all as `\\n`; return its path.
+    """Write a copy of a file with all line breaks as `\\n`; return its path.
 
     Args:
         within: whether those between quotation marks change, too.
@@ -436,7 +449,8 @@ def _content(file: DataFile) -> IO[bytes]:
 def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, str]]]:
     """Return what reads a file of JSON objects, and its columns with their types.
 
-    Texts stay texts, whatever DuckDB takes them for; values of several types are one column of texts.
+    Texts stay texts, also those that DuckDB takes for dates. Numbers and texts make a column of texts, and so do
+    numbers with more digits than a DOUBLE.
     """
     staged, count, _ = _staged(engine, file)
     if not count:
@@ -460,6 +474,17 @@ def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, st
     stored = []
     for name, kind in found:
         read_as = re.sub(_GUESSED, "VARCHAR", kind)
+        if kind in ("JSON", "DOUBLE"):
+            value = f"read_json({path}, {lines}, columns = {{{literal(name)}: 'JSON'}}) AS stored(value)"
+            nested, long = engine.row(
+                f"SELECT coalesce(bool_or(json_type(value) IN ('ARRAY', 'OBJECT')), false), "
+                f"coalesce(bool_or(regexp_matches(value::VARCHAR, '^-?\\d{{16,}}')), false) FROM {value}"
+            )
+            if nested:
+                raise DataError(
+                    f"{file.name}: key {name!r}: expected values of one kind, found lists or objects and others"
+                )
+            read_as = "VARCHAR" if long else read_as
         stored.append((name, TEXT if read_as == "VARCHAR" and kind not in ("VARCHAR", "JSON") else read_as))
     columns = ", ".join(f"{literal(name)}: {literal('VARCHAR' if kind == TEXT else kind)}" for name, kind in stored)
     return f"read_json({path}, {lines}, columns = {{{columns}}})", stored

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from longtail.tables.engine import Engine
 
 _TABLE_FUNCTIONS = ("unnest", "range", "generate_series")
-_CHANGING = {"now", "today", "random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid", "current_date", "current_time",
-             "current_timestamp", "localtime", "localtimestamp", "transaction_timestamp", "get_current_timestamp",
-             "get_current_time", "current_localtime", "current_localtimestamp"}  # fmt: skip
-"""Functions, some of them without parentheses, whose values differ each time."""
+_WITHOUT_PARENTHESES = {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
+_CHANGING = {*_WITHOUT_PARENTHESES, "now", "today", "random", "uuid", "uuidv4", "uuidv7", "gen_random_uuid",
+             "transaction_timestamp", "get_current_timestamp", "get_current_time", "current_localtime",
+             "current_localtimestamp"}  # fmt: skip
+"""Functions whose values differ each time."""
 _IN_ORDER = {"PROJECTION", "FILTER", "UNION", "UNNEST", "STREAMING_LIMIT"}
-"""Operators that keep the order of rows, beside scans."""
-
+"""Operators that keep the order of rows, as scans do."""
 Tree = dict[str, Any]
 
 
@@ -36,7 +36,7 @@ def renamed(query: str, change: Callable[[Path], Path | str]) -> str:
 
 
 def files_behind(places: Path | str | list[Path | str], file_format: str) -> list[DataFile]:
-    """Return every file of some places, and of a query those that it names."""
+    """Return every file of some places, and the files that queries among them name."""
     found: list[DataFile] = []
     for place in places if isinstance(places, list) else [places]:
         if not is_query(place):
@@ -47,8 +47,10 @@ def files_behind(places: Path | str | list[Path | str], file_format: str) -> lis
     return found
 
 
-def opened_query(engine: Engine, query: str, view: Callable[[list[DataFile], Path | str], str]) -> str:
-    """Return a query as a table, whose rows come in the same order each time.
+def opened_query(engine: Engine, query: str, view: Callable[[list[DataFile], Path | str], str]) -> tuple[str, bool]:
+    """Return a query as a table, and whether its rows come in one order on any number of threads.
+
+    Rows without an order of the files or of the query are sorted by all columns.
 
     Args:
         view: makes a table of the files of a place, and returns its name.
@@ -62,7 +64,8 @@ def opened_query(engine: Engine, query: str, view: Callable[[list[DataFile], Pat
         _rename(table, views[place])
     modifiers = tree["statements"][0]["node"]["modifiers"]
     ordered = [each for each in modifiers if each["type"] == "ORDER_MODIFIER"]
-    if ordered or not _keeps_order(engine, _text(tree)):
+    keeps = _keeps_order(engine, _text(tree))
+    if ordered or not keeps:
         columns = range(1, 1 + len(engine.rows(f"DESCRIBE {_text(tree)}")))
         by_all = _serialized(f"SELECT 1 ORDER BY {', '.join(map(str, columns))}")["statements"][0]["node"]["modifiers"]
         if ordered:
@@ -70,7 +73,7 @@ def opened_query(engine: Engine, query: str, view: Callable[[list[DataFile], Pat
         else:
             before = sum(each["type"] == "DISTINCT_MODIFIER" for each in modifiers)
             modifiers[before:before] = by_all
-    return f"({_text(tree)})"
+    return f"({_text(tree)})", keeps
 
 
 def _serialized(query: str) -> Tree:
@@ -115,7 +118,9 @@ def _tables(node: Any, known: Collection[str]) -> Iterator[Tree]:
     if node.get("sample"):
         raise DataError("the same rows each time, found a sample: take hash(user_id) % 10 = 0 or the like")
     names = [node["function_name"]] if kind == "FUNCTION" else node.get("column_names", [])
-    if len(names) == 1 and (name := names[0].lower()) in _CHANGING:
+    changing = _CHANGING if kind == "FUNCTION" else _WITHOUT_PARENTHESES
+    of_today = kind == "FUNCTION" and names == ["age"] and len(node["arguments"]) == 1
+    if len(names) == 1 and ((name := names[0].lower()) in changing or of_today):
         raise DataError(f"the same rows each time, found {name}: write a fixed value, or use data.since")
     if kind == "BASE_TABLE":
         if len(path := node["qualified_name"]["path"]) > 1:

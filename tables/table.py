@@ -23,6 +23,8 @@ from longtail.tables.values import (
     typed,
 )
 
+_TYPED = ("parquet", "delta", "iceberg")
+"""Kinds of files that say the types of their columns."""
 _FEW = 10_000
 """Rows that are looked at first for the types of columns."""
 _AT_ONCE = 16
@@ -135,7 +137,7 @@ class Table:
 
 def read_table(
     engine: Engine, files: Sequence[DataFile], wanted: Columns, where: str, errors: list[str] | None = None, *,
-    views: bool = False,
+    views: Collection[str] = (),
 ) -> Table:  # fmt: skip
     """Read columns of some files into one table.
 
@@ -144,7 +146,7 @@ def read_table(
             if it lacks one. A name may have a role before it, `role:name`, which messages leave out.
         where: the files, for messages.
         errors: takes what is wrong with single files, which are left out; None raises it.
-        views: leave rows where they are if all files are Parquet; `rows_of` then reads them.
+        views: kinds of files whose rows stay where they are, if all files are of these.
     """
     opened: list[tuple[int, Opened, dict[str, tuple[str, str]]]] = []
     for number, file in enumerate(files):
@@ -157,18 +159,18 @@ def read_table(
             errors.append(str(error))
     kinds = _kinds([columns for *_, columns in opened], where)
     made = Table(engine, engine.name("rows"), kinds)
-    views = views and all(one.file.kind == "parquet" for _, one, _ in opened) and "HUGEINT" not in kinds.values()
+    stay = "HUGEINT" not in kinds.values() and all(one.file.kind in views for _, one, _ in opened)
     stored = ", ".join(f"c{at} {'VARCHAR' if kind == TEXT else kind}" for at, kind in enumerate(kinds.values()))
     engine.run(f"CREATE TABLE {made.name} ({stored or 'nothing INTEGER'})")
     first = 0
     for number, one, columns in opened:
         cells = _cells(columns, kinds)
-        if views:
+        if stay:
             source = engine.name("rows")
             named = [f"{cell} AS c{at}" for at, cell in enumerate(cells)]
+            named += ["file_row_number AS rowid"] if one.file.kind == "parquet" else []
             with engine.reading(one.file):
-                engine.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)}, file_row_number AS rowid "
-                           f"FROM {one.relation}")  # fmt: skip
+                engine.run(f"CREATE VIEW {source} AS SELECT {', '.join(named)} FROM {one.relation}")
                 (rows,) = engine.row(f"SELECT count(*) FROM {source}")
             made.parts.append(Part(one, number, 0, rows, [], source))
             continue
@@ -210,25 +212,14 @@ def view_of(engine: Engine, files: Sequence[DataFile], where: str) -> tuple[str,
     Returns:
         Its name, and the lines of the files that are no rows.
     """
-    rejected: list[Rejected] = []
-    if any(file.kind in ("csv", "tsv") for file in files):
-        table = read_table(engine, files, all_columns, where)
-        table.find_types()
-        kinds, parts = table.kinds, [(table.name, [table.column(name) for name in table.kinds])]
-        rejected = [line for part in table.parts for line in part.rejected]
-    else:
-        opened = [Opened(engine, file) for file in files]
-        columns = [all_columns(one, 0) for one in opened]
-        kinds = _kinds(columns, where)
-        parts = [(one.relation, _cells(each, kinds)) for one, each in zip(opened, columns, strict=True)]
+    table = read_table(engine, files, all_columns, where, views=_TYPED)
+    table.find_types()
+    kinds, rejected = table.kinds, [line for part in table.parts for line in part.rejected]
     lower = [name.lower() for name in kinds]
     if twice := [name for name in kinds if lower.count(name.lower()) > 1]:
         raise DataError(f"{where}: expected columns that a query can tell apart, found {' and '.join(twice)}")
-    names = [*map(quoted, kinds)]
-    rows = [
-        f"SELECT {', '.join(f'{cell} AS {name}' for cell, name in zip(cells, names, strict=True))} FROM {relation}"
-        for relation, cells in parts
-    ]
+    columns = ", ".join(f"{table.column(name)} AS {quoted(name)}" for name in kinds)
+    rows = [f"SELECT {columns} FROM {source}" for source in dict.fromkeys(part.source for part in table.parts)]
     name = engine.name("place")
     engine.run(f"CREATE VIEW {name} AS {' UNION ALL '.join(rows)}")
     return name, rejected

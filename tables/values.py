@@ -96,7 +96,7 @@ def text_of(value: str, kind: str) -> str:
 
 
 def is_no_id(value: str, kind: str) -> str | None:
-    """Tell values of a column that are no ids: fractions, and numbers that floats cannot tell apart; None: it has none.
+    """Return the condition of values that are no ids; None for a type without such values.
 
     Raises:
         TypeError: no value of this type is an id.
@@ -156,7 +156,7 @@ def kinds_of_text(text: str) -> dict[str, str]:
 
 
 def typed(text: str, kind: str) -> str:
-    """Return a value of a column of text, all of which holds values of a type."""
+    """Read a text as a value of the type that its whole column holds."""
     if kind == "VARCHAR":
         return text
     if kind == "TIMESTAMP":
@@ -169,7 +169,7 @@ def typed(text: str, kind: str) -> str:
 def one_type(kinds: set[str]) -> str | None:
     """Return the type that holds values of some types; None where there is none.
 
-    Numbers become wider, dates become timestamps; beside text, all but lists is text.
+    Numbers become wider, and dates timestamps. With text, all but lists become text.
     """
     kinds = {"VARCHAR" if kind.startswith("ENUM") else kind for kind in kinds if kind != '"NULL"'} or {"VARCHAR"}
     if len(kinds) == 1:

@@ -26,7 +26,7 @@ from longtail.tables.values import double, in_words, is_nothing, is_text, number
 
 LABEL_COLUMN = "label_id"
 _LIMIT_IN_NATS = 3.0
-"""Weights go as far, unless told otherwise, as one standard deviation of the prior is worth so many nats of score."""
+"""Weights go as far, unless limits are given, as one standard deviation of the prior is worth so many nats of score."""
 _LARGEST = float(np.finfo(np.float32).max)
 _SHOWN = 5
 
@@ -48,7 +48,7 @@ class Limits:
 
     @classmethod
     def parse(cls, text: str) -> tuple[str, Self]:
-        """A prior's name and limits, from `NAME=MIN:MAX` or `NAME=MIN:MAX:DEFAULT`."""
+        """Parse a prior's name and limits from `NAME=MIN:MAX` or `NAME=MIN:MAX:DEFAULT`."""
         name, _, limits = text.rpartition("=")
         try:
             minimum, maximum, *default = map(float, limits.split(":"))
@@ -141,7 +141,7 @@ class PriorTable:
         return values
 
     def _fill(self, values_LP: Float64, names: list[str], bundle: Bundle) -> Float64:
-        """What labels without a value get, float64 [P]."""
+        """Return what labels without a value get, float64 [P]."""
         absent_LP = np.isnan(values_LP)
         if self.missing is None and absent_LP.any():
             row, place = (int(at) for at in np.argwhere(absent_LP)[0])

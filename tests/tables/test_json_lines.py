@@ -78,3 +78,16 @@ def test_a_line_that_is_no_object(tmp_path: Path, content: str, message: str) ->
     (tmp_path / "a.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
         rows_of(tmp_path / "a.jsonl")
+
+
+def test_numbers_with_more_digits_than_a_float_stay_as_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"ean": 18446744073709551616, "p": 1.5}\n{"ean": 1, "p": 2}\n')
+    assert rows_of(path) == [{"ean": "18446744073709551616", "p": 1.5}, {"ean": "1", "p": 2.0}]
+
+
+def test_lists_beside_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"tags": ["x"]}\n{"tags": "y"}\n')
+    with pytest.raises(DataError, match=r"a.jsonl: key 'tags': expected values of one kind, found lists or objects"):
+        rows_of(path)

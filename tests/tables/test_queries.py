@@ -1,5 +1,6 @@
 """Queries over files: what they may name, how the text in these is typed, and what they cannot do."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -160,3 +161,28 @@ def test_files_behind_a_query() -> None:
     assert [file.name for file in files] == [
         "days/day=007/a.parquet", "days/day=008/a.parquet", "my log.csv", "Käufer.parquet",
     ]  # fmt: skip
+
+
+def test_rows_of_ties_and_groups_are_the_same_each_time(tmp_path: Path) -> None:
+    rows = 200_000
+    log = pa.table({"u": [at % 50 for at in range(rows)], "l": range(rows)})
+    pq.write_table(log, tmp_path / "log.parquet", row_group_size=5_000)
+    query = f"FROM '{tmp_path}/log.parquet'"
+    for select in (
+        f"SELECT u, any_value(l) AS l {query} GROUP BY u",
+        f"SELECT arg_max(l, 1) AS l {query}",
+        f"SELECT u, l {query} QUALIFY row_number() OVER (PARTITION BY u) = 1",
+    ):
+        assert len({json.dumps(rows_of(select)) for _ in range(5)}) == 1, select
+
+
+@pytest.mark.parametrize("name", ["uuid", "today", "now", "random"])
+def test_columns_may_have_the_names_of_functions(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{name},u\nx,y\n")
+    assert rows_of(f"SELECT {name}, u FROM '{tmp_path}/a.csv'") == [{name: "x", "u": "y"}]
+
+
+def test_ages_of_today_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("u,day\nx,2026-01-01\n")
+    with pytest.raises(DataError, match="expected the same rows each time, found age"):
+        rows_of(f"SELECT age(day) AS a FROM '{tmp_path}/a.csv'")

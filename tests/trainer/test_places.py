@@ -198,6 +198,10 @@ REFUSED = {
     "a list beside =": ({"filter": [["a", "=", [1]]]}, r"a =: expected one value, received \[1\]"),
     "one value beside in": ({"filter": [["a", "in", 1]]}, "a in: expected a list, received 1"),
     "a table": ({"filter": [["a", "=", {}]]}, "expected text, numbers or dates, received {}"),
+    "values of two types": (
+        {"filter": [["a", "in", ["de", 1]]]},
+        "a in: expected values of one type",
+    ),
     "no places": ({"train": []}, r"expected at least one path or URL, received \[\]"),
     "a number": ({"train": 7}, "expected a path or a URL, or a list of them, received 7"),
     "columns of lists": ({"format": "lists", "filter": [["a", "=", 1]]}, "expected format parquet"),

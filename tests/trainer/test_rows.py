@@ -141,7 +141,7 @@ def test_bad_rows_of_feature_tables(tmp_path: Path) -> None:
     log = parquet(tmp_path, user=["a", "b"], item=["x", "y"])
     items = parquet(tmp_path, "items.parquet", item=["x", None, "", "y", "x"], price=[1, 2, 3, 4, 5])
 
-    with pytest.raises(DataError, match="expected distinct ids, found 'x' 2 times"):
+    with pytest.raises(DataError, match="expected distinct ids, found 'x' a second time in row 4"):
         load(log, labels=items)
     dataset = load(log, labels=items, on_bad_row="drop", max_bad_rows=3)
 
@@ -272,5 +272,16 @@ def test_where_not_all_ids_are_whole_numbers_text_stays_and_the_likeness_is_name
 
 def test_two_rows_of_one_id_in_other_texts_are_refused(tmp_path: Path) -> None:
     items = text(tmp_path, "item,price\n39,1\n39.0,2\n", "items.csv")
-    with pytest.raises(DataError, match=r"expected one row of the id '39', found rows of '39' and '39.0'"):
+    with pytest.raises(DataError, match="expected distinct ids, found '39' a second time in row 1"):
         load(parquet(tmp_path, user=[1], item=[39]), labels=items)
+
+
+def test_rows_of_a_feature_table_are_numbered_as_in_their_file(tmp_path: Path) -> None:
+    log = parquet(tmp_path, user=["a"], item=["x"])
+    (tmp_path / "items").mkdir()
+    text(tmp_path, "item,price\n,0\nw,1\nx,2\n", "items/1.csv")
+    text(tmp_path, "item,price\ny,3\nz,4,5\n,6\nx,7\n", "items/2.csv")
+    with pytest.raises(DataError) as refused:
+        load(log, labels=tmp_path / "items")
+    assert "2.csv: column 'item': expected distinct ids, found 'x' a second time in row 3" in str(refused.value)
+    assert "2.csv: expected 2 columns, found 3 in line 3" in str(refused.value)

@@ -85,6 +85,10 @@ def _condition(value: tuple[str, str, Any]) -> tuple[str, str, Any]:
     for part in operand if isinstance(operand, list) else [operand]:
         if not isinstance(part, str | int | float | date):
             raise ValueError(f"{column} {operator}: expected text, numbers or dates, received {part!r}")
+    kinds = (bool, str, date, (int, float))
+    parts = operand if isinstance(operand, list) else [operand]
+    if not any(all(isinstance(part, kind) for part in parts) for kind in kinds):
+        raise ValueError(f"{column} {operator}: expected values of one type, received {operand!r}")
     return value
 
 

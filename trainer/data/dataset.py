@@ -33,7 +33,7 @@ from longtail.trainer.data.interactions import Log, check_log, read_log
 from longtail.trainer.data.likeness import example_of
 from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.problems import RowReport, settle
-from longtail.trainer.data.tables import IdTable, one_chunk, read_feature_table
+from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
 from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
@@ -87,7 +87,7 @@ class Dataset:
     report: RowReport = field(default_factory=RowReport)
 
     def label_counts(self) -> Int64:
-        """Return training pairs of every label, whatever they weigh, int64 [L]."""
+        """Return the training pairs of every label, unweighted, int64 [L]."""
         return occurrences(self.train.labels, len(self.label_ids))
 
     def label_visits(
@@ -132,7 +132,7 @@ class Dataset:
 
     @cached_property
     def computed_fingerprint(self) -> str:
-        """As `fingerprint`, computed once."""
+        """Compute `fingerprint` once."""
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -156,7 +156,7 @@ class Dataset:
         return digest.hexdigest()
 
     def refit(self) -> Dataset:
-        """This data set with valid moved into train."""
+        """Return this data set with valid moved into train."""
         train = self.train.followed_by(self.valid)
         train = once_each(train) if self.repeats == "drop" else train
         return replace(self, train=train, valid=self.valid.take(slice(0)))
@@ -290,15 +290,23 @@ class _Loading:
         return log, tables
 
     def _encode(self, log: Log, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
-        """Number the ids of both sides in the order of their first occurrence, and check every row; return the ids."""
+        """Number ids by first occurrence, and check every row; return the ids."""
         engine, data, report, errors = self.engine, self.data, self.report, self._errors
         listed = {side: self._listed(table) for side, table in tables.items() if table is not None}
         if not log.table.rows:
             self._refuse(log, tables)
-        texts = {}
-        for side in ("query", "label"):
+        texts, of_side = {}, {"query": data.query_id, "label": data.label_id}
+        for side in of_side:
             rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
             texts[side] = IdTexts.of(engine, rows, listed.get(side))
+            if (table := tables[side]) is not None and table.parts:
+                table = self._canonical(table, texts[side], listed[side])
+                try:
+                    tables[side] = (
+                        table if table.since is not None else distinct_rows(table, of_side[side], data, report)
+                    )
+                except DataError as error:
+                    errors.append(str(error))
         self.pairs = check_log(log, data, report, errors, texts["query"], texts["label"])
         engine.run(f"DROP TABLE {log.table.name}")
         self._refuse(log, tables)
@@ -317,7 +325,6 @@ class _Loading:
                 every, without = engine.row(
                     f"SELECT count(place), count(*) FILTER (place IS NOT NULL AND listed IS NULL) FROM {rows}"
                 )
-                tables[side] = table = self._canonical(table, of, listed[side])
                 if without:
                     example = example_of(made[side][:every], table.ids, nothing=without == every)
                     report.unlisted["queries" if side == "query" else "labels"] = without, every, example
@@ -339,14 +346,8 @@ class _Loading:
         """Return a feature table with the ids that its texts stand for."""
         if not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
             return table
-        rows = f"FROM {listed} JOIN {texts.table} USING (text)"
-        twice = (
-            f"SELECT id, min(text), max(text) {rows} GROUP BY id HAVING count(DISTINCT text) > 1 ORDER BY id LIMIT 1"
-        )
-        if found := self.engine.rows(twice):
-            id_, one, other = found[0]
-            raise DataError(f"feature table: expected one row of the id {id_!r}, found rows of {one!r} and {other!r}")
-        return replace(table, ids=one_chunk(self.engine.arrow(f"SELECT id {rows} ORDER BY place")["id"]))
+        found = self.engine.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
+        return replace(table, ids=one_chunk(found["id"]))
 
     def _refuse(self, log: Log, tables: dict[str, IdTable | None]) -> None:
         """Raise DataError for all that is wrong with the data."""
@@ -367,7 +368,7 @@ class _Loading:
     def _requests(
         self, table: IdTable | None, query_ids: pa.Array, context: Sequence[str]
     ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
-        """Number the distinct ways in which queries are asked; return them, their contexts and queries' attributes."""
+        """Number the distinct requests; return them, their contexts, and the attributes of queries."""
         engine, contexts, keys = self.engine, None, ["query"]
         attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
         if context:
@@ -411,7 +412,7 @@ class _Loading:
         return table.rename_columns([*names])
 
     def _versions(self, table: IdTable, query_ids: pa.Array) -> pa.Table:
-        """Find the attributes of a query as of each pair; return all by query, then time, and a last row of none."""
+        """Find each pair's version of its query; return versions by query and time, then an empty row."""
         engine, data = self.engine, self.data
         path, name = shown(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
@@ -429,10 +430,11 @@ class _Loading:
         )
         twice = f"SELECT place, lag(place) OVER (PARTITION BY query, since ORDER BY place) AS before FROM {made}"
         if again := engine.rows(f"SELECT place FROM ({twice}) WHERE before IS NOT NULL ORDER BY place LIMIT 1"):
-            row = again[0][0]
+            at = again[0][0]
+            file, row = table.where(at)
             raise DataError(
-                f"{path}: column {name!r}: expected one row of a query at a time, "
-                f"found a second of {table.ids[row].as_py()!r} in row {row}"
+                f"{file}: column {name!r}: expected one row of a query at a time, "
+                f"found a second of {table.ids[at].as_py()!r} in row {row}"
             )
         time = "pairs.time" if "time" in self._columns() else "0"
         self._replace(

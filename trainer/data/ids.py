@@ -65,7 +65,7 @@ class IdTexts:
         return cls(engine, made, ids, engine.rows(f"SELECT text, code FROM {made} WHERE {odd} ORDER BY text"))
 
     def without_gaps(self, pairs: str, column: str) -> str:
-        """Make a table as `ids` of those that pairs or a feature table still have; `before` are their former codes."""
+        """Number again the ids that pairs or a feature table still have; `before` is a former code."""
         made = self.engine.name("ids")
         used = f"SELECT {column} AS before, min(place) AS place FROM {pairs} GROUP BY 1"
         self.engine.run(
@@ -100,7 +100,7 @@ def looks_odd(text: str) -> str:
 
 
 def checks_of_texts(engine: Engine, table: str, text: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
-    """Yield checks of a column of texts, as `IdTexts.checks` does of codes."""
+    """Yield the checks of `IdTexts.checks` for a column of texts."""
     yield Check(name, f"{text} IS NULL", _EVERY_ROW, found="null")
     listed = f" OR {text} IN ({', '.join(map(literal, placeholders))})" if placeholders else ""
     for (found,) in engine.rows(f"SELECT DISTINCT {text} FROM {table} WHERE {looks_odd(text)}{listed} ORDER BY 1"):

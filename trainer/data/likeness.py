@@ -1,4 +1,4 @@
-"""Ids of two columns that are one to a person, and two to a program: ` p1` and `p1`, `007` and `7`, `39.0` and `39`."""
+"""Ids that a person takes for one and a program for two: `007` and `7`, `39.0` and `39`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _REWRITES = ((r"[\s\p{Z}\x{feff}\x{200b}]+", ""), (r"(.)\.0+$", r"\1"), (r"^0+(.
 
 
 def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[int, tuple[str, str] | None]:
-    """Count the ids that are listed; of those that are not, pair the first with a listed one that looks like it.
+    """Count the listed ids; pair the first unlisted one with a listed one that looks like it.
 
     Args:
         ids, listed: distinct strings without nulls.
@@ -30,7 +30,7 @@ def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[int, tuple[str, str] | 
 
 
 def example_of(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
-    """Return words about an id without a row, and the row that looks like its own; or, of `nothing` in rows, any."""
+    """Describe an id without a row, and a row that looks like its own, or any where `nothing` matches."""
     _, pair = lookalikes(ids, pc.unique(listed))
     if pair is None and not (nothing and len(listed)):
         return ""

@@ -71,7 +71,7 @@ def _load(recipe: Recipe, folder: Path | None = None) -> Dataset:
 
 
 def _read_by(recipe: Recipe) -> dict[str, Any]:
-    """Return how `load_dataset` reads, beside the section."""
+    """Return how `load_dataset` reads, apart from the section."""
     return {
         "seed": recipe.seed,
         "columns": recipe.table_columns,
@@ -96,7 +96,7 @@ def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
 
 
 def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
-    """Arrays by the names of their files; those that the data set lacks are left out."""
+    """Yield the arrays that the data set has, by file name."""
     parts: dict[str, Pairs | Requests | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
     for part, values in (parts | {"asked": dataset.requests, "impressions": dataset.impressions}).items():
         for field in fields(values) if values is not None else ():

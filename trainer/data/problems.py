@@ -43,7 +43,7 @@ class Problem:
         return self.among(1, self.count)
 
     def among(self, files: int, count: int) -> str:
-        """In words: these rows, and as many in as many files as have the same wrong with them."""
+        """Describe these rows, and their like in other files."""
         unit = "row" if self.column else "line"
         where = f"{unit} {self.rows[0]}"
         if count > 1:
@@ -56,7 +56,7 @@ class Problem:
 
 
 def in_words(problems: list[Problem]) -> list[str]:
-    """Problems, those of several files that are alike as one."""
+    """Describe problems, alike ones of several files as one."""
     alike: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in problems:
         alike.setdefault((problem.column, problem.expected, problem.found.partition(" (")[0]), []).append(problem)
@@ -116,7 +116,7 @@ class RowReport:
         )
 
     def lines(self) -> list[str]:
-        """In words, for people; empty where every row counts and nothing is wrong."""
+        """Describe what was left out and why; empty where nothing was."""
         counts = {
             "data.filter": self.filtered,
             "data.since": self.early,
@@ -160,7 +160,7 @@ class Check:
 
 
 def find_problems(engine: Engine, table: str, checks: Sequence[Check], parts: Iterable[Part], report: RowReport) -> str:
-    """Note the wrong rows of a table, file after file; return the condition of those that are refused or left out.
+    """Note the wrong rows of a table by file; return the condition of the fatal ones.
 
     Args:
         table: with `file`, a number, and `place`, a row's number.

@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.arrays import Bools
 from longtail.tables import find_files
 from longtail.tables.engine import Engine, Opened
-from longtail.tables.table import Table, id_of, read_table
-from longtail.tables.values import micros_of, number_of
+from longtail.tables.table import Part, Table, id_of, read_table
+from longtail.tables.values import in_words
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
 from longtail.trainer.data.ids import checks_of_texts
 from longtail.trainer.data.problems import Check, Problem, RowReport, find_problems
+from longtail.trainer.data.times import time_in
 from longtail.trainer.errors import DataError
 
 MOST_TEXT = np.iinfo(np.int32).max
@@ -29,15 +31,31 @@ class IdTable:
     """A feature table.
 
     Attributes:
-        ids: strings; distinct, but in a table of `data.valid_from`, whose rows are versions.
+        ids: strings; of `data.valid_from` each as often as it has versions.
         since: from when each row holds, float64; None without `data.valid_from`.
         dates: whether these are dates, in microseconds.
+        places: the number of each row among those of all files, for messages; None of a table without files.
     """
 
     ids: pa.Array
     table: pa.Table
     since: pa.Array | None = None
     dates: bool = False
+    places: pa.Array | None = None
+    parts: Sequence[Part] = ()
+
+    def filter(self, kept: Bools) -> IdTable:
+        """Return some of the rows."""
+        return self if kept.all() else replace(
+            self, **{name: value.filter(pa.array(kept)) for name in ("ids", "table", "since", "places")
+                     if (value := getattr(self, name)) is not None}
+        )  # fmt: skip
+
+    def where(self, row: int) -> tuple[str, int]:
+        """Return the file of a row, and its number there."""
+        place = row if self.places is None else self.places[row].as_py()
+        part = next(part for part in reversed(self.parts) if part.first <= place)
+        return part.opened.file.name, part.row(place)
 
     def aligned(self, ids: pa.Array) -> pa.Table:
         """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
@@ -54,7 +72,7 @@ def read_feature_table(
     """Return a feature table of any number of files; bad rows are left out and noted, for `settle` to judge.
 
     Args:
-        columns: those that are needed beside the ids; None reads all.
+        columns: columns that are needed besides the ids; None reads all.
         valid_from: column of times, where an id has a row for each of its versions.
     """
     where = shown(places)
@@ -74,19 +92,15 @@ def read_feature_table(
 
     table = read_table(engine, find_files(places, "table"), wanted, where)
     table.find_types([name for name in table.kinds if name.startswith(_COLUMN)])
-    read = _good_rows(table, id_column, data, report, where, valid_from)
-    return read if valid_from is not None else _distinct(read, id_column, where, data, report)
+    return _good_rows(table, id_column, data, report, where, valid_from)
 
 
 def _times(opened: Opened, name: str) -> dict[str, tuple[str, str]]:
     value, kind = opened.column(name)
-    number, micros = number_of(value, kind), micros_of(value, kind)
-    if number is None and micros is None:
-        raise opened.file.wrong(name, "numbers or timestamps", kind.lower())
-    if number is not None and micros is not None:  # text
-        numbers, dates = opened.engine.row(f"SELECT count({number}), count({micros}) FROM {opened.relation}")
-        number, micros = (number, None) if numbers >= dates else (None, micros)
-    return {_SINCE: (number or f"({micros})::DOUBLE", "DOUBLE"), _DATES: (str(number is None).lower(), "BOOLEAN")}
+    found = time_in(opened.engine, opened.relation, value, kind)
+    if found is None:
+        raise opened.file.wrong(name, "numbers or timestamps", in_words(kind))
+    return {_SINCE: (found[0], "DOUBLE"), _DATES: (str(found[1]).lower(), "BOOLEAN")}
 
 
 def _good_rows(
@@ -106,43 +120,43 @@ def _good_rows(
     bad = find_problems(engine, view, checks, table.parts, report)
     report.dropped += engine.row(f"SELECT count(*) FILTER ({bad}) FROM {table.name}")[0]
     names = [name for name in table.kinds if name.startswith(_COLUMN)]
-    found = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], f"NOT ({bad})")
-    ids, values = (
+    good = f"NOT ({bad})"
+    found = table.arrow([_ID, *names, *([_SINCE, _DATES] if valid_from else [])], good)
+    read = IdTable(
         one_chunk(found[_ID]),
         found.select(names).rename_columns([name.removeprefix(_COLUMN) for name in names]),
+        places=engine.arrow(f"SELECT rowid FROM {table.name} WHERE {good} ORDER BY rowid")["rowid"].combine_chunks(),
+        parts=table.parts,
     )
     if valid_from is None:
-        return IdTable(ids, values)
+        return read
     kinds = pc.unique(found[_DATES]).to_pylist()
     if len(kinds) > 1:
         raise DataError(f"{where}: column {valid_from!r}: expected numbers or dates in all files, found both")
-    return IdTable(ids, values, found[_SINCE].combine_chunks(), kinds == [True])
+    return replace(read, since=found[_SINCE].combine_chunks(), dates=kinds == [True])
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece; text beyond 2 GiB as `large_string`."""
+    """Join a column's chunks; text beyond 2 GiB becomes `large_string`."""
     if pa.types.is_string(column.type) and column.nbytes > MOST_TEXT:
         column = column.cast(pa.large_string())
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _distinct(read: IdTable, id_column: str, where: str, data: DataConfig, report: RowReport) -> IdTable:
+def distinct_rows(read: IdTable, id_column: str, data: DataConfig, report: RowReport) -> IdTable:
     """Return the first row of every id; a second one is bad."""
     encoded = read.ids.dictionary_encode()
     if len(encoded.dictionary) == len(encoded):
         return read
-    counts = np.bincount(encoded.indices.to_numpy())
-    worst = int(counts.argmax())
-    if data.on_bad_row == "error":
-        raise DataError(
-            f"{where}: column {id_column!r}: expected distinct ids, "
-            f"found {encoded.dictionary[worst].as_py()!r} {counts[worst]} times"
-        )
     first_N = np.zeros(len(encoded), bool)
     first_N[np.unique(encoded.indices.to_numpy(), return_index=True)[1]] = True
     again = np.flatnonzero(~first_N)
-    found = f"{encoded.dictionary[worst].as_py()!r} {counts[worst]} times, and its like,"
-    report.note([Problem(where, id_column, "distinct ids", found, again[:5].tolist(), len(again))])
+    file, row = read.where(int(again[0]))
+    found = f"{read.ids[int(again[0])].as_py()!r} a second time"
+    if data.on_bad_row == "error":
+        more = f", and {len(again) - 1:,} more such rows" if len(again) > 1 else ""
+        raise DataError(f"{file}: column {id_column!r}: expected distinct ids, found {found} in row {row}{more}")
+    rows = [row for of, row in map(read.where, again[:5].tolist()) if of == file]
+    report.note([Problem(file, id_column, "distinct ids", found, rows, len(again))])
     report.dropped += len(again)
-    good = pa.array(first_N)
-    return replace(read, ids=read.ids.filter(good), table=read.table.filter(good))
+    return read.filter(first_N)

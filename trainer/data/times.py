@@ -8,12 +8,26 @@ from datetime import UTC, datetime
 import numpy as np
 
 from longtail.tables.engine import Engine
-from longtail.tables.values import double
+from longtail.tables.values import double, micros_of, number_of
 
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """How many of a unit a second has."""
 _EARLIEST = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
 _A_DAY = 86_400
+
+
+def time_in(engine: Engine, source: str, value: str, kind: str) -> tuple[str, bool] | None:
+    """Return a column's times as a DOUBLE, and whether they are dates, in microseconds; None without times.
+
+    Text holds dates if more of its values are dates than numbers.
+    """
+    number, micros = number_of(value, kind), micros_of(value, kind)
+    if number is not None and micros is not None:
+        numbers, dates = engine.row(f"SELECT count({number}), count({micros}) FROM {source}")
+        number = None if dates > numbers else number
+    if number is not None:
+        return number, False
+    return None if micros is None else (f"({micros})::DOUBLE", True)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ _EVENT_WEIGHTS = {
     for weight, verbs in ((1, "view click"), (2, "like wishlist cart basket"), (3, "checkout purchase order buy"))
     for form in _forms(verbs)
 } | {"bought": 3, "transaction": 3, "transactions": 3}
-# An event type says rejection if one of its words does, whatever else it says (`view_skipped`): better an event too few
+# An event type is a rejection if one of its words is, despite its other words (`view_skipped`): better an event too few
 # than a rejection learnt as a wish. Whole words count, so that `banner`, `discount`, `hat` and `undergo` say nothing.
 _REJECTING = _forms(
     "remove delete cancel refund reject decline dismiss complain dispute discard abandon skip mute hide ignore exclude "
@@ -45,7 +45,7 @@ _WISHED = (
     | {"happy", "helpful", "satisfied", "relevant", "useful", "finish", "finished", "show", "for", "my", "now", "again",
        "thanks"}
 )  # fmt: skip
-# Nouns, too: beside a word of looking (`report_view`, `return_visit`) these say nothing.
+# Nouns, too: with a word of looking (`report_view`, `return_visit`) these say nothing.
 _NOUNS = _forms("report return block flag") - {"reporting", "returning", "blocking"}
 _LOOKING = _forms("view visit click open read download look scroll") | {"impression", "session"}
 _ALONE = {"pass", "passed", "drop", "dropped", "bad", "left", "down", "x"}

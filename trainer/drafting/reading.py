@@ -1,4 +1,4 @@
-"""Tables as `init` looks at them: whole, with the types that their columns have."""
+"""Whole tables with the types of their columns, for `init`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from longtail.bundle.arrays import Bools, Float64
 from longtail.tables import DataError, DataFile
 from longtail.tables import table as tables
 from longtail.tables.engine import Opened, engine
-from longtail.tables.values import micros_of, number_of
-from longtail.trainer.data.times import Clock
+from longtail.trainer.data.times import Clock, time_in
 
 
 class Times(NamedTuple):
@@ -50,13 +49,9 @@ def times_in(column: pa.ChunkedArray) -> Times | None:
     with engine() as reader:
         source = reader.register(pa.table({"value": column, "place": np.arange(len(column))}))
         kind = reader.rows(f"DESCRIBE SELECT value FROM {source}")[0][1]
-        number, micros = number_of("value", kind), micros_of("value", kind)
-        if number is not None and micros is not None:  # text
-            numbers, dates = reader.row(f"SELECT count({number}), count({micros}) FROM {source}")
-            number = number if numbers >= dates else None
-        time = number or f"({micros})::DOUBLE"
-        if number is None and micros is None:
+        if (time_and_dates := time_in(reader, source, "value", kind)) is None:
             return None
+        time, _ = time_and_dates
         clock = Clock.of(reader, time, source, "true", datetime.now(UTC))
         plausible = f"isfinite({time})" if clock.unit is None else clock.plausible(time, clock.unit)
         found = reader.arrow(

@@ -101,7 +101,7 @@ def draft_recipe(
 
 
 def _read(data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles) -> Dataset:
-    """Read the data as `fit` does by the lines drafted so far, whatever share of the rows is bad."""
+    """Read the data by the lines drafted so far, with any share of bad rows."""
     settings = tomllib.loads(_joined(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
     settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
