@@ -50,18 +50,16 @@ class IdTexts:
         whole, decimal = engine.row(
             f"SELECT bool_and({odd} OR {matches('text', WHOLE)}), bool_or(contains(text, '.')) FROM {distinct}"
         )
-        canonical = "regexp_replace(text, '\\.0+$', '')" if whole and decimal else "text"
-        grouped = f"SELECT {canonical} AS id, min(place) AS place, min(listed) AS listed FROM {distinct} GROUP BY 1"
-        if canonical == "text":
-            grouped = f"SELECT text AS id, place, listed FROM {distinct}"
+        texts = f"SELECT text, text AS id, place, listed FROM {distinct}"
+        if whole and decimal:
+            texts = f"SELECT text, regexp_replace(text, '\\.0+$', '') AS id, place, listed FROM {distinct}"
         engine.run(
             f"CREATE TABLE {ids} AS SELECT *, (row_number() OVER (ORDER BY place NULLS LAST, listed) - 1)::INTEGER "
-            f"AS code FROM ({grouped})"
+            f"AS code FROM (SELECT id, min(place) AS place, min(listed) AS listed FROM ({texts}) GROUP BY id)"
         )
-        engine.run(f"CREATE VIEW {made} AS SELECT id AS text, id, code FROM {ids}")
-        if canonical != "text":
-            texts = f"SELECT text, {canonical} AS id FROM {distinct}"
-            engine.run(f"CREATE OR REPLACE VIEW {made} AS SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)")
+        as_they_are = f"SELECT id AS text, id, code FROM {ids}"
+        spelled = f"SELECT text, id, code FROM ({texts}) JOIN {ids} USING (id)"
+        engine.run(f"CREATE VIEW {made} AS {spelled if whole and decimal else as_they_are}")
         return cls(engine, made, ids, engine.rows(f"SELECT text, code FROM {made} WHERE {odd} ORDER BY text"))
 
     def without_gaps(self, pairs: str, column: str) -> str:
