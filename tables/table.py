@@ -77,6 +77,11 @@ class Table:
         """Return the expression of a column as it is stored."""
         return f"c{[*self.kinds].index(name)}"
 
+    def where(self, place: int) -> tuple[str, int]:
+        """Return the file of a row of all files, and its number there."""
+        part = next(part for part in reversed(self.parts) if part.first <= place)
+        return part.opened.file.name, part.row(place)
+
     def refuse_rejected(self) -> None:
         """Raise DataError where a line of a text file is no row."""
         for part in self.parts:

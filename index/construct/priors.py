@@ -133,8 +133,9 @@ class PriorTable:
             wrong += f" OR ({number} IS NULL AND NOT {is_nothing(cell)})"
         shown = f"SELECT rowid, {cell} FROM {table.name} WHERE {wrong} ORDER BY rowid LIMIT 1"
         for row, found in table.engine.rows(shown):
+            file, at = table.where(row)
             raise PriorsError(
-                f"{self.path}, column {name!r}, row {row}: expected a number that float32 holds, found {found!r}"
+                f"{file}, column {name!r}, row {at}: expected a number that float32 holds, found {found!r}"
             )
         numbers = table.engine.arrow(f"SELECT {number} AS value FROM {table.name} ORDER BY rowid")["value"]
         values: Float64 = np.append(numbers.to_numpy(), np.nan)

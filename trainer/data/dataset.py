@@ -299,7 +299,7 @@ class _Loading:
         for side in of_side:
             rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
             texts[side] = IdTexts.of(engine, rows, listed.get(side))
-            if (table := tables[side]) is not None and table.parts:
+            if (table := tables[side]) is not None and table.source is not None:
                 table = self._canonical(table, texts[side], listed[side])
                 try:
                     tables[side] = (

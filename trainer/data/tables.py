@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from longtail.bundle.arrays import Bools
 from longtail.tables import find_files
 from longtail.tables.engine import Engine, Opened
-from longtail.tables.table import Part, Table, id_of, read_table
+from longtail.tables.table import Table, id_of, read_table
 from longtail.tables.values import in_words
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Places, shown
@@ -34,7 +34,8 @@ class IdTable:
         ids: strings; of `data.valid_from` each as often as it has versions.
         since: from when each row holds, float64; None without `data.valid_from`.
         dates: whether these are dates, in microseconds.
-        places: the number of each row among those of all files, for messages; None of a table without files.
+        places: the number of each row among those of all files, for messages.
+        source: the rows of all files; None of a table without files.
     """
 
     ids: pa.Array
@@ -42,7 +43,7 @@ class IdTable:
     since: pa.Array | None = None
     dates: bool = False
     places: pa.Array | None = None
-    parts: Sequence[Part] = ()
+    source: Table | None = None
 
     def filter(self, kept: Bools) -> IdTable:
         """Return some of the rows."""
@@ -53,9 +54,9 @@ class IdTable:
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the file of a row, and its number there."""
-        place = row if self.places is None else self.places[row].as_py()
-        part = next(part for part in reversed(self.parts) if part.first <= place)
-        return part.opened.file.name, part.row(place)
+        assert self.source is not None
+        assert self.places is not None
+        return self.source.where(self.places[row].as_py())
 
     def aligned(self, ids: pa.Array) -> pa.Table:
         """Return the table in the order of `ids`, [n]; ids without a row get nulls."""
@@ -126,7 +127,7 @@ def _good_rows(
         one_chunk(found[_ID]),
         found.select(names).rename_columns([name.removeprefix(_COLUMN) for name in names]),
         places=engine.arrow(f"SELECT rowid FROM {table.name} WHERE {good} ORDER BY rowid")["rowid"].combine_chunks(),
-        parts=table.parts,
+        source=table,
     )
     if valid_from is None:
         return read
