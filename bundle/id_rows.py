@@ -162,7 +162,8 @@ class IdRows(Mapping[str, int]):
 
     def _find_several(self, ids: Sequence[str]) -> list[int | None]:
         """`_find` of each, by one bisection of all together."""
-        texts, column = pa.array(map(_bytes, ids), pa.binary()), self.ids.view(pa.binary())
+        binary = pa.large_binary() if pa.types.is_large_string(self.ids.type) else pa.binary()
+        texts, column = pa.array(map(_bytes, ids), binary), self.ids.view(binary)
         ends_N = _STEP * np.array([bisect_left(self._steps, text) for text in map(_bytes, ids)])
         low_N, high_N = np.maximum(0, ends_N - _STEP), np.minimum(ends_N, len(self))
         while (open_N := low_N < high_N).any():

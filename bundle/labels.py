@@ -33,7 +33,7 @@ class Labels:
     """The label table.
 
     Attributes:
-        ids: string [L], distinct.
+        ids: string or, beyond 2 GiB of text, large_string [L], distinct.
         counts: int64 [L], training pairs.
         log_pn: float32 [L], log ν in nats, logsumexp 0: the noise that training implied [METHODS §9].
         buckets: int8 [L], 0 head, 1 torso, 2 tail, 3 new.
@@ -89,7 +89,8 @@ class Labels:
         table = map_table(path, verify=verify)
         for name, expected in _COLUMNS.items():
             found = table.schema.field(name).type if name in table.column_names else "no such column"
-            require(f"{path.name} column {name!r}", found == expected, expected, found)
+            same = found == expected or (name == "label_id" and found == pa.large_string())
+            require(f"{path.name} column {name!r}", same, expected, found)
             nulls = table[name].null_count
             require(f"{path.name} column {name!r}", not nulls, "no nulls", f"{nulls} nulls")
         optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names]

@@ -117,7 +117,7 @@ def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets)
         display[name] = pa.chunked_array([*before.chunks, more]).take(places)
     counts = np.concatenate([labels.counts, added.counts])[places]
     return Labels(
-        ids=pa.concat_arrays([labels.ids, pa.array(added.ids, pa.string())]).take(places),
+        ids=pa.concat_arrays([labels.ids, pa.array(added.ids, labels.ids.type)]).take(places),
         counts=counts,
         log_pn=_normalised(np.concatenate([labels.log_pn, added.log_pn])[places]),
         buckets=buckets.assign(counts),

@@ -12,10 +12,11 @@ ROWS = IdRows(pa.array(IDS))
 
 
 @pytest.mark.parametrize("count", [1, 40, 5000])
-def test_ids_have_their_rows_one_by_one_and_together(count: int) -> None:
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_ids_have_their_rows_one_by_one_and_together(count: int, kind: pa.DataType) -> None:
     asked = IDS[-count:] + [f"other-{place}" for place in range(count)] + IDS[:count]
     expected = [*range(50_000 - count, 50_000), *[None] * count, *range(count)]
-    rows = IdRows(ROWS.ids)
+    rows = IdRows(ROWS.ids.cast(kind))
     assert rows.of(asked) == expected
     assert rows.of(asked) == expected  # now from those that are kept
     assert [ROWS.get(id_) for id_ in asked] == expected

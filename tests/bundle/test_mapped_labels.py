@@ -26,8 +26,11 @@ def mappable(path: Path, display: pa.Table = DISPLAY) -> Labels:
     return labels
 
 
-def test_the_mapped_table_is_the_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_the_mapped_table_is_the_table(tmp_path: Path, kind: pa.DataType) -> None:
     written = mappable(tmp_path / "labels.arrow", DISPLAY)
+    written = replace(written, ids=written.ids.cast(kind))
+    written.write(tmp_path / "labels.arrow")
     allocated = pa.total_allocated_bytes()
     mapped = Labels.read(tmp_path / "labels.arrow")
     for array in (mapped.row_of.order, mapped.row_of.fingerprints):
