@@ -113,7 +113,7 @@ def measured(stage: str, folder: Path) -> tuple[float, float]:
         while not ended.wait(0.05):
             most = max(most, own_gigabytes())
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     started = time.perf_counter()
     STAGES[stage](folder)
