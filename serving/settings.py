@@ -25,6 +25,8 @@ from longtail.bundle.remote import copies_of
 from longtail.index import MilvusServer, SpecError
 from longtail.state import Place, Postgres
 
+MOST_QUERIES = 1024
+"""Queries, events or labels of one request that are read before `max_queries` is looked at."""
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
 _LOADING_SECONDS = 5.0
@@ -143,7 +145,7 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=1 << 20, ge=1)
     """Longest request body that is read; a longer one gets 413 and is never held in memory."""
-    max_queries: int = Field(default=256, ge=1)
+    max_queries: int = Field(default=256, ge=1, le=MOST_QUERIES)
     """Most queries, label ids, labels or events in one request."""
     max_k: int = Field(default=1000, ge=1)
     """Most labels that one query may ask for."""

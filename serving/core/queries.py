@@ -20,6 +20,7 @@ from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
+from longtail.serving.settings import MOST_QUERIES
 
 MAX_IDS = 10_000
 """Ids in one list of a request, at most."""
@@ -85,6 +86,19 @@ _Display = Annotated[
 ]
 
 
+def _bound_arrays(schema: Any) -> None:
+    """Stop the validation of every list and dictionary at its first error, and bound those that have no bound."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "dict"):
+            schema["fail_fast"] = True
+            schema.setdefault("max_length", MAX_IDS)
+        for part in schema.values():
+            _bound_arrays(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _bound_arrays(part)
+
+
 class RequestModel(BaseModel):
     """Base of what clients send.
 
@@ -93,6 +107,12 @@ class RequestModel(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[Any], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _bound_arrays(schema)
+        return schema
 
 
 class Mmr(RequestModel):
@@ -244,7 +264,7 @@ class SimilarQuery(SearchOptions):
     """Labels whose nearest labels are wanted: one label's id, or several in `ids`."""
 
     id: LabelId | None = None
-    ids: list[LabelId] | None = Field(default=None, min_length=1)
+    ids: list[LabelId] | None = Field(default=None, min_length=1, max_length=MOST_QUERIES)
 
     @property
     def labels(self) -> list[str | int]:
@@ -270,10 +290,13 @@ class ToEmbed(RequestModel):
     """Queries or labels whose vectors are wanted."""
 
     queries: list[QueryFeatures] | None = Field(
-        default=None, min_length=1, description="Queries, to embed by the query tower."
+        default=None, min_length=1, max_length=MOST_QUERIES, description="Queries, to embed by the query tower."
     )
     labels: list[LabelId] | None = Field(
-        default=None, min_length=1, description="Or ids of labels that may be answered; those added count too."
+        default=None,
+        min_length=1,
+        max_length=MOST_QUERIES,
+        description="Or ids of labels that may be answered; those added count too.",
     )
 
     @property

@@ -32,6 +32,10 @@ LONGEST_ID = 512
 """Characters of a label id that the release does not know."""
 REFERENCE = "#/components/schemas/{model}"
 _LONGEST_NAME = 100
+_MOST_VALUES = 1 << 16
+"""Values and keys of a body, at most: 256 in each of 256 queries."""
+_MOST_ERRORS = 1000
+"""Errors of one body that are worth looking at: lists end at their first, so the rest are unknown keys."""
 
 
 class Body(RequestModel):
@@ -111,6 +115,9 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
         raise ClientDisconnect
     if len(body) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
+    # Reading takes time by the value, in which no other request is answered; a value follows one of these.
+    if len(body) > _MOST_VALUES and sum(map(body.count, (b",", b":", b"[", b"{"))) > _MOST_VALUES:
+        raise BodyTooLargeError(f"expected a body of at most {_MOST_VALUES} commas, colons, [ and {{, received more")
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
@@ -150,6 +157,8 @@ def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, fi
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyError | InvalidRequestError:
     """Return the first of pydantic's errors as expected and received."""
+    if (count := error.error_count()) > _MOST_ERRORS:
+        return InvalidRequestError(f"expected an object of known keys, received one of {count} that are not")
     first = error.errors(include_url=False)[0]
     kind, context, said = first["type"], first.get("ctx", {}), str(first["msg"])
     if kind == "json_invalid":
@@ -163,7 +172,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
     elif kind == "too_short":
         message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     elif kind == "too_long":
-        message = f"expected at most {context['max_length']} of them, received {context['actual_length']}"
+        message = f"expected at most {context['max_length']} of them, received {context['actual_length'] or 'more'}"
     elif said.startswith("expected "):  # an error of a model's own, which also says what was received
         message = said
     else:

@@ -10,13 +10,13 @@ from longtail.serving.core.listing import LabelState
 from longtail.serving.core.queries import MAX_IDS, BucketName, LabelId
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.requests import LONGEST_ID, Body, at_most
-from longtail.serving.settings import Settings
+from longtail.serving.settings import MOST_QUERIES, Settings
 
 
 class LabelsRequest(Body):
     """Body of POST /v1/labels."""
 
-    labels: list[NewLabel] = Field(min_length=1)
+    labels: list[NewLabel] = Field(min_length=1, max_length=MOST_QUERIES)
 
     def check_limits(self, settings: Settings) -> None:
         """Check the number of labels and the length of their ids."""

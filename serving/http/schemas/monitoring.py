@@ -12,13 +12,13 @@ from longtail.serving.core.queries import BucketName
 from longtail.serving.http.requests import Body, at_most, check_recorded
 from longtail.serving.monitoring.records import Source
 from longtail.serving.monitoring.verdict import Severity, Signal
-from longtail.serving.settings import Settings
+from longtail.serving.settings import MOST_QUERIES, Settings
 
 
 class FeedbackRequest(Body):
     """Body of POST /v1/feedback."""
 
-    events: list[Event] = Field(min_length=1)
+    events: list[Event] = Field(min_length=1, max_length=MOST_QUERIES)
 
     def check_limits(self, settings: Settings) -> None:
         """Check the number of events, and features that are recorded."""

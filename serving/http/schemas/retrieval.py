@@ -11,7 +11,7 @@ from longtail.bundle.errors import describe
 from longtail.serving.core.queries import MAX_IDS, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.http.requests import Body, at_most
-from longtail.serving.settings import Settings
+from longtail.serving.settings import MOST_QUERIES, Settings
 
 _RELEASE = Field(
     default=None, max_length=128, description="Answer from this release, if it is loaded still. Null: the current one."
@@ -24,7 +24,7 @@ _ANSWER_IDS = Field(default=True, description="Give every result an `answer_id`,
 class RetrieveRequest(Body):
     """Body of POST /v1/retrieve."""
 
-    queries: list[Query] = Field(min_length=1)
+    queries: list[Query] = Field(min_length=1, max_length=MOST_QUERIES)
     release: str | None = _RELEASE
     preview: bool = _PREVIEW
     answer_ids: bool = _ANSWER_IDS

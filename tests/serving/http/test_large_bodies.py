@@ -1,0 +1,220 @@
+"""Large bodies: each is refused after a bounded part of it, so that other requests do not wait.
+
+`pytest -s` prints the longest wait of a second client and of a probe for each body: the suite tests the bound, not the
+time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+from pydantic import ValidationError
+
+from longtail.index import IndexSpec, Releases, build
+from longtail.serving import create_app
+from longtail.serving.http.requests import Body
+from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
+from longtail.serving.http.schemas.monitoring import FeedbackRequest
+from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
+from tests.bundles import make_bundle
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
+from tests.serving.process import ServerProcess, server, until
+
+MEGABYTE, VALUES = 1 << 20, 65_000
+HISTORY = '{"queries":[{"features":{"history":['
+RETRIEVE, FEEDBACK, LABELS, DELETE = "/v1/retrieve", "/v1/feedback", "/v1/labels", "/v1/labels/delete"
+SIMILAR, EMBED = "/v1/similar", "/v1/embed"
+ENTRIES = {
+    "empty queries": (RETRIEVE, '{"queries":[', "{}", "]}"),
+    "queries": (RETRIEVE, '{"queries":[', '{"features":{}}', "]}"),
+    "keys of a query": (RETRIEVE, '{"queries":[{"features":{},', '"%d":1', "}]}"),
+    "keys": (RETRIEVE, "{", '"%d":1', "}"),
+    "exclude": (RETRIEVE, '{"queries":[{"features":{},"exclude":[', "1", "]}]}"),
+    "wrong exclude": (RETRIEVE, '{"queries":[{"features":{},"exclude":[', "[]", "]}]}"),
+    "allow": (RETRIEVE, '{"queries":[{"features":{},"allow":[', "{}", "]}]}"),
+    "many excludes": (RETRIEVE, '{"queries":[', '{"features":{},"exclude":[' + ",".join(["1"] * 999) + "]}", "]}"),
+    "many long excludes": (
+        RETRIEVE,
+        '{"queries":[',
+        '{"features":{},"exclude":[' + ",".join(["1"] * 9999) + "]}",
+        "]}",
+    ),
+    "buckets": (RETRIEVE, '{"queries":[{"features":{},"buckets":[', "1", "]}]}"),
+    "display": (RETRIEVE, '{"queries":[{"features":{},"display":[', "1", "]}]}"),
+    "wrong vector": (RETRIEVE, '{"queries":[{"vector":[', "[]", "]}]}"),
+    "features": (RETRIEVE, '{"queries":[{"features":{', '"%d":1', "}}]}"),
+    "history": (RETRIEVE, HISTORY, '"u%d"', "]}}]}"),
+    "nested": (RETRIEVE, HISTORY, "[]", "]}}]}"),
+    "filters": (RETRIEVE, '{"queries":[{"features":{},"filter":{', '"%d":1', "}}]}"),
+    "filter": (RETRIEVE, '{"queries":[{"features":{},"filter":{"title":{"in":[', '"%d"', "]}}}]}"),
+    "priors": (RETRIEVE, '{"queries":[{"features":{},"priors":{', '"%d":1', "}}]}"),
+    "wrong priors": (RETRIEVE, '{"queries":[{"features":{},"priors":{', '"%d":[]', "}}]}"),
+    "explore": (RETRIEVE, '{"queries":[{"features":{},"explore":{', '"%d":[]', "}}]}"),
+    "max_per": (RETRIEVE, '{"queries":[{"features":{},"max_per":{', '"%d":1', "}}]}"),
+    "lists in mmr": (RETRIEVE, '{"queries":[{"features":{},"mmr":[', "{}", "]}]}"),
+    "lists in release": (RETRIEVE, '{"queries":[{"features":{}}],"release":[', "{}", "]}"),
+    "a list": (RETRIEVE, "[", "{}", "]"),
+    "half a list": (RETRIEVE, '{"queries":[', "{}", "]"),
+    "empty events": (FEEDBACK, '{"events":[', "{}", "]}"),
+    "events": (FEEDBACK, '{"events":[', '{"features":{},"labels":[1]}', "]}"),
+    "labels of an event": (FEEDBACK, '{"events":[{"features":{},"labels":[', '"l%d"', "]}]}"),
+    "many labels of events": (
+        FEEDBACK,
+        '{"events":[',
+        '{"features":{},"labels":[' + ",".join(["1"] * 999) + "]}",
+        "]}",
+    ),
+    "features of an event": (FEEDBACK, '{"events":[{"labels":[1],"features":{', '"%d":1', "}}]}"),
+    "empty labels": (LABELS, '{"labels":[', "{}", "]}"),
+    "labels": (LABELS, '{"labels":[', '{"id":1}', "]}"),
+    "features of a label": (LABELS, '{"labels":[{"id":1,"features":{', '"%d":1', "}}]}"),
+    "genres of a label": (LABELS, '{"labels":[{"id":"n","features":{"genres":[', '"g%d"', "]}}]}"),
+    "columns of a label": (LABELS, '{"labels":[{"id":1,"features":{},"display":{', '"%d":1', "}}]}"),
+    "priors of a label": (LABELS, '{"labels":[{"id":1,"features":{},"priors":{', '"%d":1', "}}]}"),
+    "ids": (DELETE, '{"ids":[', "%d", "]}"),
+    "wrong ids": (DELETE, '{"ids":[', "{}", "]}"),
+    "similar": (SIMILAR, '{"ids":[', "%d", "]}"),
+    "similar to lists": (SIMILAR, '{"ids":[', "[]", "]}"),
+    "lists as an id": (SIMILAR, '{"id":[', "[]", "]}"),
+    "empty queries to embed": (EMBED, '{"queries":[', "{}", "]}"),
+    "queries to embed": (EMBED, '{"queries":[', '{"features":{}}', "]}"),
+    "labels to embed": (EMBED, '{"labels":[', "{}", "]}"),
+}
+
+
+def filled(start: str, entry: str, end: str, most: int) -> bytes:
+    """A body of as many entries as a megabyte holds, and `most` commas, colons and brackets."""
+    each, size, entries = sum(map(entry.count, ",:[{")) + 1, len(start) + len(end), []
+    while (size := size + len(text := entry.replace("%d", str(len(entries)))) + 1) <= MEGABYTE and most >= each:
+        entries.append(text)
+        most -= each
+    return (start + ",".join(entries) + end).encode()
+
+
+JSON = {"content-type": "application/json"}
+MODELS: dict[str, type[Body]] = {
+    RETRIEVE: RetrieveRequest, FEEDBACK: FeedbackRequest, LABELS: LabelsRequest, DELETE: LabelIdsRequest,
+    SIMILAR: SimilarRequest, EMBED: EmbedRequest,
+}  # fmt: skip
+KNOWN = {"keys", "keys of a query"}
+"""Unknown keys, which pydantic collects: the only errors that can be many."""
+ANSWERED = {
+    "many excludes",
+    "many long excludes",
+    "many labels of events",
+    "history",
+    "nested",
+    "filter",
+    "genres of a label",
+}
+"""Those that the schema takes."""
+
+
+def arrays_in(schema: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(schema, dict) and schema.get("type") == "definitions":  # of any JSON, which has no error
+        schema = schema["schema"]
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    if isinstance(schema, dict) and schema.get("type") in ("list", "dict", "set", "tuple"):
+        yield schema
+    for part in parts:
+        yield from arrays_in(part)
+
+
+@pytest.mark.parametrize("model", Body.__subclasses__())
+def test_every_array_of_a_body_is_bounded_and_ends_at_its_first_error(model: type[Body]) -> None:
+    arrays = list(arrays_in(model.__pydantic_core_schema__))
+    assert arrays
+    for array in arrays:
+        assert array["fail_fast"], array
+        assert array["max_length"] <= 10_000, array
+
+
+@pytest.mark.parametrize("case", sorted(ENTRIES.keys() - KNOWN - ANSWERED))
+def test_reading_ends_at_the_first_error(case: str) -> None:
+    path, *parts = ENTRIES[case]
+    with pytest.raises(ValidationError) as caught:
+        MODELS[path].model_validate_json(filled(*parts, MEGABYTE))
+    assert caught.value.error_count() == 1
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_a_megabyte_of_values_is_not_read(case: str, tmp_path: Path) -> None:
+    path, *parts = ENTRIES[case]
+    app = create_app(plane_settings(tmp_path, max_body_bytes=MEGABYTE), retriever=plane_retriever())
+    with client_of(app) as client:
+        answer = client.post(path, content=filled(*parts, MEGABYTE), headers=JSON)
+        assert answer.status_code == 413
+        assert answer.json()["detail"] == "expected a body of at most 65536 commas, colons, [ and {, received more"
+        answer = client.post(path, content=filled(*parts, VALUES), headers=JSON)
+        assert answer.status_code in (200, 400, 422)
+        if case in KNOWN:
+            assert answer.json()["detail"].startswith("expected an object of known keys, received one of 3")
+
+
+def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
+    app = create_app(plane_settings(tmp_path, max_body_bytes=MEGABYTE), retriever=plane_retriever())
+    with client_of(app) as client:
+        features = {str(place): 1 for place in range(10_001)}
+        answer = client.post(FEEDBACK, json={"events": [{"labels": ["a"], "features": features}]})
+    error = {"message": "expected at most 10000 of them, received more", "field": "events.0.features"}
+    assert answer.json()["error"] == error | {"type": "invalid_request"}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    root = tmp_path_factory.mktemp("large")
+    build(make_bundle(label_tower=True).write(root / "bundle"), root / "releases", spec=IndexSpec("flat"), name="only")
+    Releases(root / "releases").publish("only")
+    with server(root / "releases", root / "log", state=root / "state") as running:
+        running.wait_until_ready()
+        yield running
+
+
+class Client(threading.Thread):
+    """Asks the same over and over."""
+
+    def __init__(self, service: ServerProcess, method: str, path: str, body: object = None) -> None:
+        super().__init__()
+        self._service, self._asked, self._ended = service, (method, path, body), threading.Event()
+        self.waited, self.failed = 0.0, 0
+
+    def run(self) -> None:
+        method, path, body = self._asked
+        with httpx.Client(base_url=self._service.url, timeout=30) as http:
+            while not self._ended.is_set():
+                began = time.perf_counter()
+                self.failed += http.request(method, path, json=body).status_code != 200
+                self.waited = max(self.waited, time.perf_counter() - began)
+
+    def __enter__(self) -> Client:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self.join()
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_other_clients_are_answered_beside_large_bodies(service: ServerProcess) -> None:
+    polite = {"queries": [{"features": {"user_id": "u1"}}]}
+    with httpx.Client(base_url=service.url, timeout=60) as http:
+        for case, (path, *parts) in ENTRIES.items():
+            for most in (VALUES, MEGABYTE):
+                content = filled(*parts, most)
+                with Client(service, "POST", RETRIEVE, polite) as client, Client(service, "GET", "/livez") as probe:
+                    until(lambda: client.waited and probe.waited)
+                    client.waited = probe.waited = 0
+                    answer = http.post(path, content=content, headers=JSON)
+                assert (client.failed, probe.failed) == (0, 0)
+                assert answer.status_code in (200, 400, 413, 422)
+                waited = [f"{seconds * 1e3:6.0f} ms" for seconds in (client.waited, probe.waited)]
+                print(f"{case:24}{len(content):8} B", answer.status_code, *waited)
