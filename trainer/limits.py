@@ -54,6 +54,12 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
     for key, (value, there) in most.items():
         if value > there:
             raise DataError(f"loss.{key}: expected at most {there}, the labels there are, received {value}")
+    half = 0.5 * float(np.log(labels))
+    if top_k is not None and top_k.published_gradient and top_k.temperature <= half:
+        raise DataError(
+            f"loss.top_k.temperature: expected more than ½·log L = {half:.3g} with published_gradient, which otherwise "
+            f"lowers every positive of a fresh model, received {top_k.temperature:g}"
+        )
     if threshold := recipe.loss.weight.threshold:
         highest = float(np.exp(log_frequencies_of(recipe, dataset).max()))
         if threshold > highest:

@@ -17,7 +17,7 @@ from keras import ops
 from longtail.bundle import Proposal
 from longtail.trainer import backend
 from longtail.trainer.checkpoint import Checkpoints
-from longtail.trainer.config import EvaluationConfig, LossConfig
+from longtail.trainer.config import LossConfig
 from longtail.trainer.config.loss import TopKConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
@@ -27,6 +27,7 @@ from longtail.trainer.limits import check_sizes
 from longtail.trainer.losses import LOSSES, Objective, SampledLogits
 from longtail.trainer.losses.hits import hits_of, stands_for
 from longtail.trainer.losses.objective import log_terms
+from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.top_k import HeldToTopK, QueryStates, TopK
 from longtail.trainer.sampling import SAMPLERS, DrawContext, LabelTable, SamplerSetup
 from tests.trainer import tiny
@@ -118,17 +119,18 @@ def test_beta_goes_to_the_kth_highest_score(name: str, arguments: dict[str, Any]
 
 
 @pytest.mark.parametrize("family", [name for name, family in LOSSES.items() if family.ranks])
-def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) -> None:
-    """And its gradient goes through the weight, by central differences; mining and the regularizer stay as they are."""
+@pytest.mark.parametrize("published", [False, True], ids=["", "published gradient"])
+def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str, published: bool) -> None:
+    """The gradient goes through the weight in the published form alone, by central differences; mining and the
+    regularizer stay as they are."""
     positive_B, beta_B = np.float32([1.0, -0.5]), np.float32([0.4, 0.25])
     logits = SampledLogits(
         positive_B, np.float32([[0.5, -1.0], [0.0, 0.75]]), np.zeros((2, 2), bool),
         *[np.float32([-1.0, -2.0])] * 4,
     )  # fmt: skip
     plain = Objective(family, "importance", regularizer=0.1)
-    held = replace(
-        plain, methods=(HeldToTopK(TopKConfig(k=1, temperature=0.5), EVALUATION, DATA, never_the_positive=False),)
-    )
+    config = TopKConfig(k=1, temperature=0.5, published_gradient=published)
+    held = replace(plain, methods=(HeldToTopK(tiny.recipe(), config, DATA),))
 
     def losses(objective: Objective, of: SampledLogits) -> np.ndarray:
         if LOSSES[family].stateful:
@@ -139,7 +141,7 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
     def by_hand(positive_B: np.ndarray) -> np.ndarray:
         of = logits._replace(positive_B=positive_B)
         penalty_B = losses(plain, of) - losses(replace(plain, regularizer=0.0), of)
-        weight_B = 1 / (1 + np.exp(-(positive_B - beta_B) / 0.5))
+        weight_B = 1 / (1 + np.exp(-((positive_B if published else logits.positive_B) - beta_B) / 0.5))
         return weight_B * losses(replace(plain, regularizer=0.0), of) + penalty_B
 
     np.testing.assert_allclose(losses(held, logits._replace(rows={"beta": beta_B})), by_hand(positive_B), rtol=1e-5)
@@ -159,7 +161,6 @@ def test_a_loss_is_weighed_by_how_far_its_positive_is_above_beta(family: str) ->
 TRAIN = tiny.pairs((0, 0), (0, 1), (0, 3), (1, 1), (1, 0), (2, 0))
 """Label 0 in three pairs, 1 in two, 3 in one, 2, 4 and 5 in none: of head, torso, tail and new."""
 DATA = tiny.dataset(TRAIN, queries=4, labels=6)
-EVALUATION = EvaluationConfig(ks=[2], metric="recall@2")
 FULL = {"sampler": "full", "weight": "importance"}
 ASKED = np.int32([0, 0, 0, 1, 1, 2])
 
@@ -215,12 +216,14 @@ def test_a_step_by_hand(parts: int) -> None:
 
 @pytest.mark.usefixtures("eager")
 def test_other_rows_of_a_batch_are_draws_and_the_row_s_own_place_is_none() -> None:
+    """Scores have the bias of training removed: in-batch draws of weight `unit` leave f + log q."""
     job = tiny.recipe(loss={"top_k": {"k": 2}}, model={"dim": 4, "temperature": 0.5})
     model = tiny.model(job, DATA, batch_size=6)
     logits_BL = model.embed_queries({"user_id": TRAIN.queries + 1}) @ model.embed_labels().T / 0.5
     model.train_step(tiny.batch(TRAIN, _request=np.arange(6, dtype=np.int32) // 2))
 
     count_L, quantile = np.array([3, 2, 0, 1, 0, 0]), 0.6744897501960817  # Φ⁻¹(1 − 1½/6)
+    logits_BL += np.log(np.maximum(count_L, 1e-9) / 6)
     expected_BS = []
     for row, label in enumerate(TRAIN.labels):
         others_L = count_L - (np.arange(6) == label)
@@ -266,7 +269,7 @@ def test_what_is_kept_is_in_checkpoints(tmp_path: Path) -> None:
 
 
 def kept_of(data: Dataset) -> HeldToTopK:
-    return HeldToTopK(TopKConfig(k=2), EVALUATION, data, never_the_positive=False)
+    return HeldToTopK(tiny.recipe(), TopKConfig(k=2), data)
 
 
 def test_batches_say_what_is_asked() -> None:
@@ -314,3 +317,55 @@ def test_k_by_bucket_names_buckets_that_have_training_pairs(k: dict[str, int]) -
 def test_a_k_beyond_the_catalogue_is_refused(k: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         check_sizes(tiny.recipe(loss={"top_k": {"k": k}}), DATA)
+
+
+def test_the_published_gradient_is_refused_where_it_lowers_every_positive_of_a_fresh_model() -> None:
+    """Up to τ = ½·log 6 = .896: there σ = ½, and the loss is log L."""
+    published = {"k": 2, "published_gradient": True}
+    with pytest.raises(DataError, match=r"temperature: expected more than ½·log L = 0\.896 with published_gradient"):
+        check_sizes(tiny.recipe(loss={"top_k": published | {"temperature": 0.89}}), DATA)
+    check_sizes(tiny.recipe(loss={"top_k": published | {"temperature": 0.9}}), DATA)
+
+
+CHOSEN = np.random.default_rng(3)
+PREFER = (np.arange(300) + 3) ** -1.0 * np.exp(CHOSEN.normal(0, 0.7, (40, 6)) @ CHOSEN.normal(0, 1, (6, 300)))
+PREFER /= PREFER.sum(axis=1, keepdims=True)
+PICKED = np.concatenate([CHOSEN.choice(300, 100, p=p_L) for p_L in PREFER])
+"""p(y|x) of 40 queries and 300 labels, and 100 pairs of each query."""
+
+
+def ranked(loss: dict[str, Any], bias_removal: float) -> np.ndarray:
+    """Train a model on those pairs; its scores at λ, [40, 300]."""
+    data = tiny.dataset(tiny.pairs(*zip(np.repeat(np.arange(40), 100), PICKED, strict=True)), queries=40, labels=300)
+    job = tiny.recipe(
+        loss=loss, model={"dim": 16, "similarity": "dot", "temperature": 1, "label_bias": True},
+        query={"features": [tiny.USER | {"dim": 16}]}, label={"features": [tiny.ITEM | {"dim": 16}]},
+        optimizer={"embedding_learning_rate": 0.1},
+    )  # fmt: skip
+    encoding = Encoding.fit(job, data)
+    model, methods = tiny.model(job, data, batch_size=250), methods_of(job, data, encoding)
+    for epoch in range(25):
+        for _, batch in epoch_batches(
+            data.train, encoding.query, methods, batch_size=250, seed=0, epoch=epoch, first=0
+        ):
+            model.train_step(batch)
+    users = np.arange(40, dtype=np.int32) + 1
+    log_pi_L = np.log((np.bincount(PICKED, minlength=300) + 0.5) / 4150)
+    f_QL = model.embed_queries({"user_id": users}) @ model.embed_labels().T + model.label_biases()
+    return np.asarray(f_QL + bias_removal * log_pi_L)
+
+
+@pytest.mark.parametrize(("loss", "bias_removal"), [(FULL, 0), ({}, 1)], ids=["full", "in_batch"])
+def test_rankings_are_no_worse_than_without_it(loss: dict[str, Any], bias_removal: float) -> None:
+    """At the defaults: among all labels, and among a bucket's own. The published gradient turns the order round."""
+    counts_L = np.bincount(PICKED, minlength=300)
+    tail_L = counts_L <= np.quantile(counts_L[counts_L > 0], 0.33)
+
+    everywhere, plain = np.ones(300, bool), ranked(loss, bias_removal)
+    for top_k, k, among_L in (({"k": 20}, 20, everywhere), ({"k": {"tail": 50}}, 50, tail_L)):
+        p_QL = PREFER[:, among_L]
+        held = ranked(loss | {"top_k": top_k}, bias_removal)
+        best = [np.argsort(-scores[:, among_L], axis=1)[:, :k] for scores in (held, plain)]
+        held_Q, plain_Q = (np.take_along_axis(p_QL, best_Qk, axis=1).sum(axis=1) for best_Qk in best)
+        more_Q = (held_Q - plain_Q) / p_QL.sum(axis=1)
+        assert more_Q.mean() > -2 * more_Q.std() / np.sqrt(40)

@@ -107,6 +107,11 @@ class SamplerConfig(Choice):
         return self.name in ("in_batch", "mixed", "cross_batch")
 
     @property
+    def even(self) -> bool:
+        """Return whether q is the same for every label."""
+        return self.name in ("uniform", "full") or self.alpha == 0
+
+    @property
     def never_the_positive(self) -> bool:
         """Return whether no draw is ever the positive of its row, so that there is none to keep."""
         return bool(self.exclude_positive) or self.name == "minimum_variance"
@@ -157,6 +162,9 @@ class TopKConfig(Section):
     positive of a bucket that is not named counts in full."""
     temperature: float = Field(default=1.0, gt=0)
     """τ, in logits: a published τ of cosines is this one times the model's temperature."""
+    published_gradient: bool = False
+    """Lets the gradient pass through the weight too, as the authors' code does. It lowers a positive whose loss is
+    above temperature/(1 − σ), so that it needs temperature > ½·log L, or rankings turn round [METHODS §2.5]."""
     memory: Count = 100
     """Visits of a query that its β is an average over: more are less noisy, fewer follow the model faster."""
 
@@ -178,7 +186,8 @@ class TopKConfig(Section):
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} {k}" for name, k in self.by_bucket.items()) or str(self.k)
-        return f"top {named} within {self.temperature:g}"
+        published = ", published gradient" if self.published_gradient else ""
+        return f"top {named} within {self.temperature:g}{published}"
 
 
 class RetrievedConfig(Section):
@@ -369,8 +378,7 @@ class LossConfig(Section):
     def calibrated_at(self) -> float:
         """Return the λ of scores that are log-probabilities; 0 where there is nothing to remove."""
         of_q, of_pi = self._powers_in_noise
-        even = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
-        return 0.0 if of_pi == 0 and (even or of_q == 0) else 1.0
+        return 0.0 if of_pi == 0 and (self.sampler.even or of_q == 0) else 1.0
 
     def could_imply(self, noise: str) -> bool:
         """Return whether ν of this loss may have that name, as `name_of_noise` gives it.
@@ -380,8 +388,7 @@ class LossConfig(Section):
         of_q, of_pi = self._powers_in_noise
         if self.sampler.name == "adversarial":
             return noise.startswith("p_n(y|x)") and (of_pi != 0) == ("·" in noise)
-        even = self.sampler.name in ("uniform", "full") or self.sampler.alpha == 0
-        known = not math.isnan(of_pi) and (even or of_q == 0)
+        known = not math.isnan(of_pi) and (self.sampler.even or of_q == 0)
         if not known or noise == "uniform":
             return not known or of_pi == 0
         return noise == ("π" if of_pi == 1 else f"π^{of_pi:.4g}")

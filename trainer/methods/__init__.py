@@ -31,9 +31,7 @@ def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, replay: Rep
     if loss.negatives_per == "query":
         made.append(NegativesPerQuery(train, None if replay is None else replay.chances()))
     if loss.top_k is not None:
-        made.append(
-            HeldToTopK(loss.top_k, recipe.evaluation, dataset, never_the_positive=loss.sampler.never_the_positive)
-        )
+        made.append(HeldToTopK(recipe, loss.top_k, dataset))
     if encoding.audience is not None:
         made.append(OwnInAudience(encoding.audience))
     if loss.impressions:

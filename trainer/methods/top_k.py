@@ -1,7 +1,8 @@
 """SL@K: a positive counts by how far it is above the K-th highest score of its query (Yang et al. 2025) [METHODS §2.5].
 
-Among all labels, or among those of the positive's own frequency bucket. That score, β, is estimated for every query as
-training goes: each visit counts the labels above the present β, without bias, by the draws that the loss has anyhow.
+Among all labels, or among those of the positive's own frequency bucket, of scores without the bias of training:
+f + k·log ν [METHODS §9]. That score, β, is estimated for every query as training goes: each visit counts the labels
+above the present β, without bias, by the draws that the loss has anyhow.
 
 Legend: `B` rows, `N` training pairs, `A` requests, for every objective, `L` labels, `M` draws,
 `U` distinct queries of a batch, `G` groups of labels that have a β of their own, `S` numbers that are kept of a query:
@@ -23,10 +24,12 @@ from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
+from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import TopKConfig
-from longtail.trainer.config.sections import EvaluationConfig
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.limits import log_frequencies_of
+from longtail.trainer.losses.implied_noise import implied_noise, power_of_q, removes_all
 from longtail.trainer.losses.method import Method, Visit
 from longtail.trainer.losses.objective import SampledLogits
 
@@ -89,7 +92,7 @@ class TopK:
         the draws' mean and spread.
 
         Args:
-            positive_B, negative_BM: logits of positives and candidates, float32; hits are labels like any other.
+            positive_B, negative_BM: scores of positives and candidates, float32; hits are labels like any other.
             stands_BM: labels that each candidate stands for, float32, of `stands_for`.
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
@@ -119,7 +122,7 @@ class TopK:
 
 
 def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor:
-    """Compute σ((f_y − β)/τ), float32 [B]; its gradient goes through f_y, as the authors' own code has it.
+    """Compute σ((f_y − β)/τ), float32 [B].
 
     Example:
         >>> import numpy as np
@@ -145,12 +148,10 @@ class HeldToTopK(Method):
     needs = ("_request",)
     weighs_draws = True
 
-    def __init__(
-        self, config: TopKConfig, evaluation: EvaluationConfig, dataset: Dataset, *, never_the_positive: bool
-    ) -> None:
+    def __init__(self, recipe: Recipe, config: TopKConfig, dataset: Dataset) -> None:
         self._request_keys = dataset.train.request_keys
         counts_L = dataset.label_counts()
-        buckets_L = buckets_for(evaluation, counts_L).assign(counts_L)
+        buckets_L = buckets_for(recipe.evaluation, counts_L).assign(counts_L)
         labels, buckets = len(counts_L), [BUCKET_NAMES.index(name) for name in config.by_bucket]
         group_L = np.full(labels, len(buckets), np.int32) if buckets else np.zeros(labels, np.int32)
         for group, bucket in enumerate(buckets):
@@ -161,12 +162,19 @@ class HeldToTopK(Method):
             labels=labels,
             temperature=config.temperature,
             memory=config.memory,
-            never_the_positive=never_the_positive,
+            never_the_positive=recipe.loss.sampler.never_the_positive,
         )
+        self._published = config.published_gradient
+        loss, objective = recipe.loss, recipe.loss.objective()
+        link = removes_all(objective)
+        self._times_log_q = 0.0 if loss.sampler.even else link * power_of_q(objective)
+        log_pi_L = log_frequencies_of(recipe, dataset)
+        beside_L = link * implied_noise(objective, log_pi_L, None, reweight=loss.reweight)
+        self._beside_L = untrained_variable((beside_L - beside_L.mean()).astype(np.float32), "top_k_noise")
         queries = int(self._request_keys.max()) + 1
         self._states_AS = untrained_variable(np.zeros((queries, len(self.top_k.k_G) + 2), np.float32), "top_k")
         self._group_L = untrained_variable(group_L, "top_k_group")
-        self.variables, self.constants = [self._states_AS], [self._group_L]
+        self.variables, self.constants = [self._states_AS], [self._group_L, self._beside_L]
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Make `_request`, int32 [B]: what every row asks (`Pairs.request_keys`)."""
@@ -177,22 +185,29 @@ class HeldToTopK(Method):
         return {
             "top_k": backend.gather(self._states_AS, visit.batch["_request"]),
             "top_k group": backend.gather(self._group_L, visit.positive_B),
+            "top_k noise": backend.gather(self._beside_L, visit.positive_B),
         }
 
     def of_candidates(self, candidates: Tensor) -> Tensors:
-        """Get the groups of the candidates."""
-        return {"top_k groups": backend.gather(self._group_L, candidates)}
+        """Get the groups of the candidates, and what their noise has beside q."""
+        return {
+            "top_k groups": backend.gather(self._group_L, candidates),
+            "top_k noises": backend.gather(self._beside_L, candidates),
+        }
 
     def visited(self, logits: SampledLogits, *, draws: int) -> Tensors:
-        """Compute β of the rows, and the states of their queries after this step."""
+        """Compute the logits at which positives are at β, and the states of their queries after this step."""
         rows = logits.rows
         before = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
-        at_B, states_BS = self.top_k.visited(before, logits.positive_B, logits.negative_BM, rows["stands"], m=draws)
-        return {"beta": self.top_k.beta(at_B), "top_k visited": states_BS}
+        noise_B = rows["top_k noise"] + self._times_log_q * logits.log_q_positive_B
+        negative_BM = logits.negative_BM + (rows["top_k noises"] + self._times_log_q * logits.log_q_negative)
+        at_B, states_BS = self.top_k.visited(before, logits.positive_B + noise_B, negative_BM, rows["stands"], m=draws)
+        return {"beta": self.top_k.beta(at_B) - noise_B, "top_k visited": states_BS}
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
         """Weigh the losses by how far their positives are above β."""
-        return losses_B * truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
+        weight_B = truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
+        return losses_B * (weight_B if self._published else ops.stop_gradient(weight_B))
 
     def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
         """Write the states; of rows that ask the same query, the mean."""
