@@ -21,12 +21,14 @@ COUNTS = np.bincount(TRAIN.labels, minlength=L)
 pytestmark = pytest.mark.usefixtures("eager")
 
 
-def made(*, gradients: bool, size: int = B, negatives: int = M, rate: float = 0.5, **loss: Any) -> TwoTower:
+def made(
+    *, gradients: bool, size: int = B, negatives: int = M, rate: float = 0.5, embeddings: str = "adam", **loss: Any
+) -> TwoTower:
     sampler = {"name": "cross_batch", "negatives": negatives} | ({"gradients": True} if gradients else {})
     recipe = tiny.recipe(
         label={"features": [{**tiny.ITEM, "unknown_rate": 0}]},
         model={"dim": 4, "label_bias": True, "temperature": T},
-        optimizer={"embedding_learning_rate": rate},
+        optimizer={"embedding_learning_rate": rate, "embeddings": embeddings},
         loss={"sampler": sampler, **loss},
     )
     model = tiny.model(recipe, tiny.dataset(TRAIN, queries=12, labels=L), batch_size=size)
@@ -81,6 +83,28 @@ def test_only_with_gradients_labels_of_earlier_batches_move(gradients: bool) -> 
 
     moved = np.flatnonzero((ops.convert_to_numpy(model.tables["item_id"].table)[1:] != before).any(axis=1))
     assert set(moved) == (own | memory if gradients else own)
+
+
+def test_a_label_feels_the_memory_s_repulsion_through_its_batch() -> None:
+    """Without gradients through the memory, the batch's on its labels as negatives count for (B − 1 + M)/(B − 1) of it.
+
+    Biases move by SGD of rate 1, which is the gradient.
+    """
+    model = made(gradients=False, embeddings="sgd", rate=1.0)
+    memory_M, rows_LD, before_L = remembered(model), model.embed_labels(), model.label_biases()
+    batch = TRAIN.take(np.array([0, 4, 6]))
+    users_BD = model.embed_queries({"user_id": batch.queries + 1})
+    labels = np.concatenate([batch.labels, memory_M])
+    logits_BC = users_BD @ rows_LD[labels].T / T + before_L[labels]
+    own_B = np.arange(B)
+    weight_BC = np.exp(logits_BC - logits_BC[own_B, own_B][:, None]) * (labels != batch.labels[:, None])
+    share_BC = weight_BC / (1 + weight_BC.sum(axis=1, keepdims=True))
+    expected_B = share_BC.sum(axis=1) - (B - 1 + M) / (B - 1) * share_BC[:, :B].sum(axis=0)
+
+    model.train_step(tiny.batch(batch))
+
+    moved_B = (model.label_biases() - before_L)[batch.labels]
+    np.testing.assert_allclose(moved_B, expected_B / B, rtol=1e-4)
 
 
 def test_before_the_first_step_it_holds_draws_from_the_data_and_an_epoch_embeds_it_anew() -> None:

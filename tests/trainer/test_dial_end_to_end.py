@@ -30,6 +30,7 @@ DATA = COUNTS / 100
 PI = COUNTS.sum(axis=0) / 300
 POPULARITY = {"name": "popularity", "negatives": L, "alpha": 0.5}
 UNIFORM = {"name": "uniform", "negatives": L}
+MEMORY = {"name": "cross_batch", "negatives": 2 * B}
 MIXED = (255 * PI + 96 / GROUPS) / 351
 
 
@@ -55,6 +56,8 @@ CELLS: dict[str, tuple[dict[str, Any], str, np.ndarray, float]] = {
         {"weight": "importance", "sampler": UNIFORM, "reweight": 0.5}, "π^0.5", PI**0.5, 0.2,
     ),
     "nce · popularity(½)": ({"family": "nce", "sampler": POPULARITY}, "uniform", np.ones(GROUPS), 0.1),
+    "logistic · cross_batch · unit": ({"family": "logistic", "sampler": MEMORY}, "π", PI, 0.1),
+    "cross_batch · importance": ({"weight": "importance", "sampler": MEMORY}, "uniform", np.ones(GROUPS), 0.1),
 }  # fmt: skip
 """`[loss]`, ν in words and in numbers, and how far log p may be off, in nats: softmax has its knee."""
 

@@ -107,12 +107,15 @@ class BatchLoss:
     Attributes:
         in_batch: the batch's positives are candidates too, before the drawn ones.
         bfloat16: compute inner products in bfloat16.
+        repels: what the gradient of the batch's labels as negatives is multiplied by: above 1 they stand for recalled
+            labels, draws of the same q that no gradient reaches [METHODS §2.1].
     """
 
     objective: Objective
     in_batch: bool
     bfloat16: bool
     hits: Hits = "mask"
+    repels: float = 1.0
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensors]:
         """Compute the mean weighted loss, float32 scalar, nats; and what methods have made of the rows, by name."""
@@ -147,9 +150,15 @@ class BatchLoss:
         dim = labels_CD.shape[1]
         shared = {"scale": embedded.scale}
         of_rows = {"queries": embedded.queries_BD, "positives": labels_CD[:rows], "positive_bias": bias_C[:rows]}
+        labels, bias = labels_CD[start:end], bias_C[start:end]
+        if self.repels != 1:
+            labels, bias = (
+                ops.concatenate([x[:rows] + (self.repels - 1) * (x[:rows] - ops.stop_gradient(x[:rows])), x[rows:]])
+                for x in (labels, bias)
+            )
         sampled = {
-            "labels": ops.reshape(labels_CD[start:end], (*candidates.shape, dim)),
-            "bias": ops.reshape(bias_C[start:end], candidates.shape),
+            "labels": ops.reshape(labels, (*candidates.shape, dim)),
+            "bias": ops.reshape(bias, candidates.shape),
         }
         if len(candidates.shape) == 2:
             of_rows |= sampled

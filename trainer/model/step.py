@@ -113,6 +113,7 @@ class TrainStep:
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
+                repels=1.0 if self.sampler.recall is None else m / max(batch_size - 1, 1),
             )
         )
         self._seed = keras.random.SeedGenerator(recipe.seed)
