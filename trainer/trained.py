@@ -93,7 +93,8 @@ class Trained:
         constant = apart and bool(np.ptp(log_nu) == 0)
         named = name_of_noise(log_nu, log_pi, reweight=loss.reweight)
         if power := self._power_of_scores * power_of_q(loss.objective()):
-            named = f"exp({power:.4g}·f)" + ("" if constant else f" · {named}")
+            drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
+            named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
         return Noise(named if constant else named + shared, constant=constant, apart=apart)
 

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,8 @@ from longtail.trainer.losses.implied_noise import (
 )
 from longtail.trainer.losses.weights import LogProbabilities
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
+from longtail.trainer.trained import Trained
+from tests.trainer import tiny
 
 PI = np.array([144, 64, 36, 16, 9, 4, 1]) / 274
 L = len(PI)
@@ -517,3 +520,13 @@ def test_label_smoothing_of_reweighted_pairs() -> None:
     expected_L = np.log(0.7 * share_L / share_L.sum() + 0.3 / 4)
     np.testing.assert_allclose(f_L - f_L.mean(), expected_L - expected_L.mean(), atol=1e-5)
     assert np.argsort(-(f_L + np.log(pi_L))).tolist() == [3, 0, 1, 2]
+
+    def slope(**loss: Any) -> float:
+        recipe, model = tiny.recipe(loss=loss), SimpleNamespace(temperature=1.0)
+        return Trained(recipe, *[None] * 2, model, *[None] * 2).slope  # type: ignore[arg-type]
+
+    assert (slope(label_smoothing=0.3), slope(reweight=1), slope(label_smoothing=0.3, reweight=1)) == (1, 1, 0)
+
+
+def test_a_manifest_says_that_positives_were_pooled() -> None:
+    assert LossConfig.model_validate({"family": "bilateral_softmax"}).noise_suffix == ", but for pooled positives"
