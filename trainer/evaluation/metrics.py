@@ -66,7 +66,7 @@ class Positives:
     @property
     def weight_per_query(self) -> Float64:
         """What the pairs of every query weigh, float64 [N]."""
-        return np.bincount(self.query_rows, self.weights, minlength=self.queries)
+        return np.bincount(self.query_rows, self.weights, minlength=self.queries).astype(np.float64)
 
     def between(self, start: int, end: int) -> Positives:
         """Return those of queries start … end − 1, numbered from 0."""
