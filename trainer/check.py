@@ -27,7 +27,7 @@ from longtail.trainer.data.times import in_words
 from longtail.trainer.errors import DataError, TrainerError
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
-from longtail.trainer.limits import check_choice, check_display, check_sizes
+from longtail.trainer.limits import check_choice, check_display, check_sizes, warn_of_future
 
 _COPIES = 4
 """Of the logits of a batch: themselves, their weights, their gradient, and what the loss keeps for it."""
@@ -113,7 +113,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     return Check(
         name=name,
         problems=problems,
-        warnings=list(_warnings(made, splits, features)),
+        warnings=[*_warnings(made, splits, features), *filter(None, [warn_of_future(dataset)])],
         rows=dataset.report.lines(),
         queries=len(dataset.query_ids),
         labels=len(dataset.label_ids),

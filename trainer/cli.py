@@ -46,11 +46,13 @@ def data(
         str,
         typer.Argument(
             help="movielens-100k, movielens-1m, gowalla, gowalla-popularity, amazon-beauty, delicious; with --from "
-            "also eurlex-4k, amazoncat-13k, wikilshtc-325k or amazon-670k."
+            "also ir-benchmark, ir-benchmark-popularity, eurlex-4k, amazoncat-13k, wikilshtc-325k or amazon-670k."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
-    source: Annotated[Path | None, typer.Option("--from", help="Local copy to read instead of downloading.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", help="Files to read: a directory, or a zip, also at an address.")
+    ] = None,
 ) -> None:
     """Prepare a known data set: Parquet files and a matching recipe."""
     from longtail.trainer.data.sources import prepare

@@ -18,12 +18,14 @@ class TrainingHistory:
         best_epoch: epoch of the highest metric; the last one where nothing was validated.
         tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by the λ_n that was tried for the tree, where it was
             chosen by cross-validation: the best was taken.
+        temperatures: the validation metric after a short run, by temperature, where `auto` chose it.
     """
 
     losses: list[float] = field(default_factory=list)
     metrics: dict[float, float] = field(default_factory=dict)
     best_epoch: float = 0
     tree_penalties: dict[float, float] = field(default_factory=dict)
+    temperatures: dict[float, float] = field(default_factory=dict)
 
     def out_of_patience(self, patience: int | None) -> bool:
         """Return whether this many evaluations have passed since the best; never if None."""

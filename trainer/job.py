@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,9 @@ from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.export.bundle import to_bundle
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
-from longtail.trainer.limits import check_choice
+from longtail.trainer.limits import check_choice, warn_of_future
 from longtail.trainer.progress import Reporter
+from longtail.trainer.temperature import chosen_before, with_temperature
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import prepare_run, train
 from longtail.trainer.trained import Trained
@@ -113,7 +114,8 @@ def _trained_bundle(
     recipe: Recipe, dataset: Dataset, weights: WarmStart | None, out: Path, work: Path, reporter: Reporter,
     callbacks: Sequence[keras.callbacks.Callback], track: Sequence[str],
 ) -> Bundle:  # fmt: skip
-    """Train, choose λ and μ, refit, and write the bundle."""
+    """Choose the temperature, train, choose λ and μ, refit, and write the bundle."""
+    recipe, temperatures = with_temperature(recipe, dataset, work, reporter, weights)
     trained = train(
         recipe,
         dataset,
@@ -130,7 +132,7 @@ def _trained_bundle(
     warn_of_floor(recipe.evaluation, dial, reporter)
     say_of_prior(trained, reporter)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    selection = trained.history
+    selection = replace(trained.history, temperatures=temperatures)
     if recipe.training.refit and len(dataset.valid):
         reporter.say(f"Refit on train + valid for {trained.history.best_epoch:g} epochs, {dial.default}")
         trained = train(
@@ -163,6 +165,7 @@ def export_checkpoint(
     refuse_existing(out)
     weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
+    recipe = chosen_before(recipe, dataset, work, weights)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -340,7 +343,7 @@ def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     paired = [pairs.queries for pairs in (dataset.train, dataset.valid, dataset.test)]
     if unpaired := len(dataset.query_ids) - len(distinct(np.concatenate(paired))):
         reporter.say(f"{unpaired:,} of the queries have no label: nothing is learned from them or measured on them")
-    for line in dataset.report.lines():
+    for line in [*dataset.report.lines(), *filter(None, [warn_of_future(dataset)])]:
         reporter.say(escape(line))
     for split, found in held_out_of(recipe, dataset).items():
         if found.measured < found.pairs:

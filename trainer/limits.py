@@ -84,6 +84,22 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
         raise DataError(f"loss.mining.{key}: expected at most {available}, the negatives of a row, received {ranks}")
 
 
+def warn_of_future(dataset: Dataset) -> str | None:
+    """Return a warning where training has pairs that came after pairs to find; None where it has none."""
+    if dataset.train.times is None or not len(dataset.train):
+        return None
+    newest, shares = dataset.train.times.max(), []
+    for name, pairs in (("valid", dataset.valid), ("test", dataset.test)):
+        if pairs.times is not None and len(pairs) and (share := float((pairs.times < newest).mean())):
+            shares.append(f"{share:.0%} of the {name} pairs")
+    if not shares:
+        return None
+    return (
+        f"data.split: {' and '.join(shares)} are older than the newest training pair: figures tell less of the future "
+        "than those of data.split.strategy = 'temporal'"
+    )
+
+
 def check_choice(recipe: Recipe, dataset: Dataset) -> None:
     """Refuse a family, a metric or a target prior by which no λ can be chosen on these data.
 
@@ -105,6 +121,8 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
             f"loss.family {family!r}: expected a link, evaluation.default_bias_removal or validation pairs to choose λ "
             "by, received none of them"
         )
+    if recipe.model.temperature == "auto" and not len(dataset.valid):
+        raise DataError("model.temperature: expected valid pairs to choose it on for 'auto', found none")
     if isinstance(prior, Path):
         read_shares(prior)
 

@@ -79,12 +79,14 @@ class WarmStart:
         sha256: of what holds them, for the identity of what is trained from it.
         ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
         slots: state of the optimisers by name; None where there is none, or none is wanted.
+        temperature: of the bundle.
         newest: time of the last pair that was learnt from, in its column's unit; None where the bundle does not say.
     """
 
     sha256: str
     weights: Mapping[str, Float32]
     ids: Mapping[str, pa.Array]
+    temperature: float
     slots: Mapping[str, Array] | None = None
     no_slots: str = "the bundle keeps no optimiser state (training.keep_optimizer)"
     newest: float | None = None
@@ -111,12 +113,13 @@ class WarmStart:
         sha256 = " ".join(bundle.manifest.files[name].sha256 for name in files)
         weights = _arrays(path / WEIGHTS_FILE)
         weights |= {f"tables/{name}": read_table(file) for name, file in bundle.tables.items()}
+        temperature = float(f"{bundle.manifest.temperature:.6g}")  # a float32, to the digits that recipes have
         if not optimizer:
-            return cls(sha256, weights, ids, no_slots="as asked (--fresh-optimizer)", newest=newest)
+            return cls(sha256, weights, ids, temperature, no_slots="as asked (--fresh-optimizer)", newest=newest)
         if OPTIMIZER_FILE not in bundle.manifest.files:
-            return cls(sha256, weights, ids, newest=newest)
+            return cls(sha256, weights, ids, temperature, newest=newest)
         state = bundle.manifest.files[OPTIMIZER_FILE].sha256
-        return cls(f"{sha256} {state}", weights, ids, _arrays(path / OPTIMIZER_FILE), newest=newest)
+        return cls(f"{sha256} {state}", weights, ids, temperature, _arrays(path / OPTIMIZER_FILE), newest=newest)
 
     def replay(self, recipe: Recipe, train: Pairs) -> Replay | None:
         """Return which pairs epochs visit; None for all of them."""

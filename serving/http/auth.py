@@ -117,8 +117,7 @@ def _client_of(address: str) -> str:
 def _is_here(url: str) -> bool:
     """Return whether the host in a URL is this machine."""
     try:
-        parts = urlsplit(url)
-        return is_loopback(parts.hostname or "") and not ("@" in url or parts.path or parts.query)
+        return is_loopback(urlsplit(url).hostname or "")
     except ValueError:
         return False
 

@@ -17,6 +17,7 @@ from longtail.trainer.check import Check, check, show
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.job import fit
+from tests.trainer import tiny
 
 RECIPE = """
 name = "small"
@@ -182,3 +183,17 @@ def test_a_column_that_no_service_could_display_is_refused_before_training(small
     with pytest.raises(DataError, match="column 'odd': expected text in UTF-8"):
         fit(small, small.parent / "bundle", overrides=overrides)
     assert not (small.parent / "bundle").exists()
+
+
+@pytest.mark.parametrize(
+    "strategy", ["random", "random_per_query", "temporal_per_query", "leave_last_out", "temporal", "files"]
+)
+def test_pairs_to_find_that_are_older_than_training_are_said(tmp_path: Path, strategy: str) -> None:
+    shares = "" if strategy == "leave_last_out" else ", valid = 0.1, test = 0.1"
+    split = 'test = "test.parquet"' if strategy == "files" else f'split = {{ strategy = "{strategy}"{shares} }}'
+    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE.replace('split = { strategy = "leave_last_out" }', split))
+    pq.write_table(pq.read_table(tmp_path / "interactions.parquet"), tmp_path / "test.parquet")
+    found = check(recipe)
+    assert found.ok, found.problems
+    said = [each for each in found.warnings if "older than the newest training pair" in each]
+    assert len(said) == (strategy != "temporal")

@@ -101,7 +101,7 @@ ERRORS = {
     "no bundle": ("evaluate OUT", "expected a bundle (a directory with manifest.json), found none"),
     "unknown split": ("evaluate OUT --split train", "--split: expected valid or test, received 'train'"),
     "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),
-    "no local copy": ("data gowalla --out OUT --from nowhere", "--from nowhere: expected a directory, found none"),
+    "no local copy": ("data gowalla --out OUT --from nowhere", "expected a directory or a zip, found none"),
     "empty local copy": ("data gowalla --out OUT --from EXISTING", "train.txt: expected a text file, found none"),
     "no checkpoint": ("export RECIPE --from EXISTING --out OUT", "expected a checkpoint of this recipe, found none"),
 }  # fmt: skip

@@ -29,6 +29,8 @@ def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None
         "eurlex-4k.toml",
         "gowalla-popularity.toml",
         "gowalla.toml",
+        "ir-benchmark-popularity.toml",
+        "ir-benchmark.toml",
         "movielens-100k.toml",
         "movielens-1m.toml",
         "wikilshtc-325k.toml",

@@ -123,7 +123,7 @@ def test_gowalla_with_a_shift_is_read_as_published_and_from_lists(tmp_path: Path
     listed = write(tmp_path / "lists", {"train.txt": "0 7 8\n1 9\n", "test.txt": "1 7\n"})
 
     for folder in (published, listed):
-        tables = lists.read_gowalla_popularity(folder)
+        tables = lists.read_ir_benchmark(folder)
         assert columns(tables["train"]) == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
         assert columns(tables["test"]) == {"user_id": ["1"], "item_id": ["7"]}
 
@@ -151,7 +151,7 @@ def test_beauty_from_reviews_is_in_the_order_of_time(tmp_path: Path) -> None:
         (movielens.read_100k, r"expected u.data \(GroupLens\) or ml-100k.inter \(RecBole\), found other.txt"),
         (movielens.read_1m, r"expected train.txt and test.txt, or ratings.dat, found other.txt"),
         (lists.read_gowalla, r"train.txt: expected a text file, found none"),
-        (lists.read_gowalla_popularity, r"train.txt: expected a text file, found none"),
+        (lists.read_ir_benchmark, r"train.txt: expected a text file, found none"),
         (lists.read_beauty, r"expected sequences.txt or reviews_Beauty_5.json.gz, found neither"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -309,3 +309,27 @@ def test_a_tampered_wheel_is_refused_and_nothing_is_cached(cache: Path, index: d
         fetch("x", SOURCES, say=lambda _: None)
 
     assert list(cache.iterdir()) == []
+
+
+def test_a_set_of_the_ir_benchmark_comes_as_a_zip_from_a_path_or_an_address(
+    tmp_path: Path, web: dict[str, bytes | Exception]
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("proc/train.tsv", "user_id\titem_id\n0\t7\n0\t8\n1\t9\n")
+        archive.writestr("proc/test.tsv", "user_id\titem_id\n1\t7\n")
+    (tmp_path / "proc.zip").write_bytes(packed.getvalue())
+    web["https://example.org/data/health/proc.zip"] = packed.getvalue()
+    for at, source in enumerate([tmp_path / "proc.zip", "https://example.org/data/health/proc.zip"]):
+        prepare("ir-benchmark", tmp_path / f"out{at}", source, say=pytest.fail)
+        found = pq.read_table(tmp_path / f"out{at}" / "train.parquet").to_pydict()
+        assert found == {"user_id": ["0", "0", "1"], "item_id": ["7", "8", "9"]}
+        assert load_recipe(tmp_path / f"out{at}" / "recipe.toml").model.temperature == "auto"
+    for source, why in (
+        ("https://example.org/none.zip", "expected a zip to download: .*unreachable"),
+        (str(tmp_path / "absent"), "expected a directory or a zip, found none"),
+    ):
+        with pytest.raises(DataError, match=why):
+            prepare("ir-benchmark", tmp_path / "refused", source, say=pytest.fail)
+    with pytest.raises(DataError, match=r"--from https://.*/data/SET/proc.zip"):
+        prepare("ir-benchmark", tmp_path / "refused", None, say=lambda _: None)

@@ -61,7 +61,7 @@ def kept(model: TwoTower, *, state: bool = True) -> WarmStart:
     vocabularies = Encoding.fit(model.recipe, DATA).vocabularies
     ids = {name: vocabulary.ids for name, vocabulary in vocabularies.items()} | {"label bias": DATA.label_ids}
     slots = arrays(optimizer_state_of(model, model.train_step.updates)) if state else None
-    return WarmStart("", arrays(weights_of(model)), ids, slots)
+    return WarmStart("", arrays(weights_of(model)), ids, 0.1, slots)
 
 
 def begun(recipe: Recipe, warm: WarmStart, data: object = DATA) -> tuple[TwoTower, CarriedOver]:

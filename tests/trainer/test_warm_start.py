@@ -86,7 +86,7 @@ def test_dense_weights_go_by_place_layer_and_shape() -> None:
     other, encoding, label_ids = fresh(users=6, items=4, **recipe([7]))
     weights = {name: ops.convert_to_numpy(variable) + 1 for name, variable in dense_weights(old).items()}
 
-    carried = WarmStart("", weights, {}).carry_over(other, encoding.vocabularies, label_ids)
+    carried = WarmStart("", weights, {}, 0.1).carry_over(other, encoding.vocabularies, label_ids)
 
     assert carried.dense == ["query/1.Dense.bias", "log_temperature"]
     assert carried.left["query/0.Dense.kernel"] == "expected shape (4, 7), found (4, 5)"

@@ -171,7 +171,7 @@ def _recipe(
     # Where a vector's length counts, scores are smaller than log-odds, and popularity's share may have to be larger.
     dot = (
         'similarity = "dot"  # a query of which little is known has a short vector, and popularity decides\n'
-        "temperature = 0.2\ninit_scale = 0.01"
+        "init_scale = 0.01\n"
     )
     about = [f"# {source}: {report.read:,} rows, {queries:,} queries × {labels:,} labels.", *head]
     return f"""{_joined(about)}
@@ -190,7 +190,7 @@ name = {_toml(name)}
 
 [model]
 dim = {_WIDTH}
-{dot if described else "temperature = 0.2"}
+{dot if described else ""}temperature = "auto"  # the best on valid of a few short runs
 
 [loss]
 # The other labels of a batch are the negatives. They come by popularity, and so λ has all of it to give back.
@@ -212,10 +212,10 @@ refit = true  # then train again on train + valid
 {ks}metric = "recall@{k}"
 # A query's training labels are not in its lists. Where people come back for the same label, say false.
 exclude_seen = true
-{"bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]" if described else "# bias_removal = [0, 0.5, 1]"}
+bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
 # Reported with the model, so that nobody serves one that is worse.
-baselines = ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
+baselines = ["popularity", "recent popularity", "item-kNN", "iALS"]
 """
 
 

@@ -56,7 +56,7 @@ class TwoTower:
         self._query, self._label = (backend.compile_tower(tower) for tower in (self.towers.query, self.towers.label))
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
         self.log_temperature = keras.Variable(
-            float(np.log(recipe.model.temperature)), dtype="float32", name="log_temperature",
+            float(np.log(recipe.model.number)), dtype="float32", name="log_temperature",
             trainable=recipe.model.learn_temperature,
         )  # fmt: skip
 

@@ -30,6 +30,8 @@ class Ranges:
     def __init__(self, recipe: Recipe) -> None:
         if recipe.tune is None:
             raise RecipeError("tune: expected a section [tune] with ranges in the recipe, found none")
+        if recipe.model.temperature == "auto" and not {"model", "model.temperature"} & {*recipe.tune.ranges}:
+            raise RecipeError("tune: expected a number or a range for model.temperature, received 'auto'")
         self.recipe, self.tune = recipe.model_copy(update={"tune": None}), recipe.tune
         self._tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"tune"})
         for key, values in self.tune.ranges.items():

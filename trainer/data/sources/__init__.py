@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from longtail.bundle import atomic_directory, refuse_existing
 from longtail.trainer.data.sources import extreme, lists, movielens
-from longtail.trainer.data.sources.downloads import Source, fetch
+from longtail.trainer.data.sources.downloads import Source, fetch, unpacked
 from longtail.trainer.errors import DataError
 
 __all__ = ["DATASETS", "KnownDataset", "prepare"]
@@ -46,11 +47,10 @@ DATASETS: dict[str, KnownDataset] = {
     "movielens-1m": KnownDataset(movielens.SOURCES_1M, movielens.read_1m, ("train", "test"), (6_040, 3_706, 1_000_209)),
     "gowalla": KnownDataset(lists.SOURCES_GOWALLA, lists.read_gowalla, ("train", "test"), (29_858, 40_981, 1_027_370)),
     "gowalla-popularity": KnownDataset(
-        lists.SOURCES_GOWALLA_POPULARITY,
-        lists.read_gowalla_popularity,
-        ("train", "test"),
-        (29_858, 40_988, 1_027_464),
+        lists.SOURCES_GOWALLA_POPULARITY, lists.read_ir_benchmark, ("train", "test"), (29_858, 40_988, 1_027_464)
     ),
+    "ir-benchmark": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
+    "ir-benchmark-popularity": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
     "amazon-beauty": KnownDataset(
         lists.SOURCES_BEAUTY, lists.read_beauty, ("interactions",), (22_363, 12_101, 198_502)
     ),
@@ -63,30 +63,29 @@ DATASETS: dict[str, KnownDataset] = {
 }
 
 
-def prepare(name: str, out: Path, source: Path | None, *, say: Callable[[str], object]) -> None:
+def prepare(name: str, out: Path, source: str | Path | None, *, say: Callable[[str], object]) -> None:
     """Write a known data set and its recipe to `out`, whole or not at all.
 
     Args:
         name: a key of `DATASETS`.
         out: directory to write; must not exist.
-        source: local copy of the raw files; None downloads them, once, into the user's cache.
+        source: raw files: a directory, or the path or address of a zip; None downloads them into the user's cache.
         say: called with a line of text for each step.
     """
     if name not in DATASETS:
         raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}")
     refuse_existing(out)
     known = DATASETS[name]
-    raw = source if source is not None else fetch(name, known.sources, say=say)
-    if not raw.is_dir():
-        raise DataError(f"--from {raw}: expected a directory, found none")
-    try:
-        tables = known.convert(raw)
-        if known.expected is not None:
-            _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
-    except DataError:
-        if source is None:
-            shutil.rmtree(raw)  # so that the next run downloads it again
-        raise
+    with tempfile.TemporaryDirectory() as folder:
+        raw = fetch(name, known.sources, say=say) if source is None else unpacked(source, Path(folder))
+        try:
+            tables = known.convert(raw)
+            if known.expected is not None:
+                _check_counts(name, raw, [tables[table] for table in known.interactions], known.expected)
+        except DataError:
+            if source is None:
+                shutil.rmtree(raw)  # so that the next run downloads it again
+            raise
     with atomic_directory(out) as working:
         for table_name, table in tables.items():
             pq.write_table(table, working / f"{table_name}.parquet")

@@ -102,6 +102,22 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
     )
 
 
+def unpacked(source: str | Path, folder: Path) -> Path:
+    """Return a local copy's directory: itself, or `folder` with the files of a zip, also of one at an address."""
+    if "://" in str(source):
+        try:
+            _download(Download(str(source), "files.zip"), folder)
+        except (OSError, http.client.HTTPException, zipfile.BadZipFile) as error:
+            raise DataError(f"--from {source}: expected a zip to download: {error}") from error
+        return folder
+    if zipfile.is_zipfile(source):
+        _unpack(Path(source), folder)
+        return folder
+    if not Path(source).is_dir():
+        raise DataError(f"--from {source}: expected a directory or a zip, found none")
+    return Path(source)
+
+
 def listing(folder: Path) -> str:
     """Return the first ten names in a directory, for errors that expected others."""
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"

@@ -1,4 +1,4 @@
-"""Gowalla, split in two ways, and Amazon Beauty, in the forms research publishes them."""
+"""Gowalla, the sets of the IR benchmark, and Amazon Beauty, in the forms research publishes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.errors import DataError
 
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"
-_IR_BENCHMARK = "https://raw.githubusercontent.com/Tiny-Snow/IR-Benchmark-Dataset/main/data_ood"
+_IR_BENCHMARK = "https://raw.githubusercontent.com/Tiny-Snow/IR-Benchmark-Dataset/main"
+_IR_BENCHMARK_PAGE = "https://github.com/Tiny-Snow/IR-Benchmark-Dataset"
 _BEAUTY = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles/reviews_Beauty_5.json.gz"
 
 SOURCES_GOWALLA = (
@@ -27,8 +28,15 @@ SOURCES_GOWALLA = (
 SOURCES_GOWALLA_POPULARITY = (
     Source(
         "the IR-Benchmark data repository",
-        (Download(f"{_IR_BENCHMARK}/gowalla-popularity/proc.zip", "proc.zip"),),
-        "data_ood/gowalla-popularity in https://github.com/Tiny-Snow/IR-Benchmark-Dataset",
+        (Download(f"{_IR_BENCHMARK}/data_ood/gowalla-popularity/proc.zip", "proc.zip"),),
+        f"data_ood/gowalla-popularity in {_IR_BENCHMARK_PAGE}",
+    ),
+)
+SOURCES_IR_BENCHMARK = (
+    Source(
+        "the IR-Benchmark data repository, of which --from names a set",
+        (),
+        f"--from {_IR_BENCHMARK}/data/SET/proc.zip, or data_ood/SET; {_IR_BENCHMARK_PAGE} lists them",
     ),
 )
 SOURCES_BEAUTY = (
@@ -53,8 +61,8 @@ def read_gowalla(folder: Path) -> dict[str, pa.Table]:
     return {"train": _pairs(*train), "test": _pairs(read_lists(folder / "test.txt"))}
 
 
-def read_gowalla_popularity(folder: Path) -> dict[str, pa.Table]:
-    """`train`, `test` (`user_id`, `item_id`) of the split whose test pairs are drawn uniformly over labels.
+def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
+    """Return `train` and `test` (`user_id`, `item_id`) of a set of the IR benchmark.
 
     Reads `train.tsv` and `test.tsv` (a head, then a user and an item a line), or `train.txt` and `test.txt` (per-user
     lists).

@@ -1,0 +1,73 @@
+"""`model.temperature = "auto"`: short runs on valid choose it, and the job goes on as with the number."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from longtail.trainer import DataError, RecipeError, fit, load_recipe
+from longtail.trainer.errors import CheckpointError, TrainerError
+from longtail.trainer.job import export_checkpoint
+from longtail.trainer.progress import Reporter
+from longtail.trainer.temperature import TEMPERATURES
+from longtail.trainer.tuning.ranges import Ranges
+from tests.trainer import tiny
+
+AUTO = ["model.temperature=auto", "training.epochs=5", "training.refit=false"]
+
+
+def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    chosen = fit(recipe, tmp_path / "auto", overrides=AUTO)
+    tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
+    best = max(tried, key=tried.__getitem__)
+    at = TEMPERATURES.index(best)
+    assert {*TEMPERATURES[max(at - 1, 0) : at + 2]} <= {*tried}
+    assert json.loads(chosen.reports["recipe.json"])["model"]["temperature"] == best
+    named = fit(recipe, tmp_path / "named", overrides=[*AUTO, f"model.temperature={best}"])
+    assert np.array_equal(chosen.embeddings, named.embeddings)
+    again = fit(recipe, tmp_path / "again", overrides=AUTO, warm_start=tmp_path / "auto")
+    assert json.loads(again.reports["recipe.json"])["model"]["temperature"] == best
+    assert json.loads(again.reports["history.json"])["temperatures"] == {}
+
+
+@pytest.mark.parametrize("best", [0, 3, 4, 6, len(TEMPERATURES) - 1])
+def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
+    class EndedError(TrainerError):
+        pass
+
+    from longtail.trainer import temperature as search
+
+    runs: list[float] = []
+
+    def found(recipe, *_, epochs, **__):  # type: ignore[no-untyped-def]
+        if epochs == 5:
+            raise EndedError
+        runs.append(recipe.model.temperature)
+        distance = abs(TEMPERATURES.index(recipe.model.temperature) - best)
+        history = type("History", (), {"metrics": {1: 1.0 - distance / 10}})
+        return type("Trained", (), {"history": history})
+
+    monkeypatch.setattr(search, "train", found)
+    monkeypatch.setattr("longtail.trainer.job.train", found)
+    recipe = tiny.write_job(tmp_path)
+    for _ in range(2):  # the second time, all that was tried is known
+        with pytest.raises(EndedError):
+            fit(recipe, tmp_path / "out", overrides=AUTO)
+    content = json.loads((tmp_path / "out.work" / "temperatures.json").read_text())
+    assert [temperature for temperature, _ in content["tried"]] == runs
+    assert len({*runs}) == len(runs)
+    assert {*TEMPERATURES[max(best - 1, 0) : best + 2]} <= {*runs}
+
+
+def test_what_cannot_choose_a_temperature_is_refused(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    with pytest.raises(DataError, match=r"model.temperature: expected valid pairs to choose it on for 'auto'"):
+        fit(recipe, tmp_path / "a", overrides=[*AUTO, 'data.split={strategy="temporal", valid=0, test=0.2}'])
+    with pytest.raises(RecipeError, match=r"learn_temperature: expected a temperature to begin from"):
+        load_recipe(recipe, [*AUTO, "model.learn_temperature=true"])
+    with pytest.raises(RecipeError, match=r"tune: expected a number or a range for model.temperature"):
+        Ranges(load_recipe(recipe, [*AUTO, 'tune.ranges={"model.dim"={low=2, high=8}}']))
+    with pytest.raises(CheckpointError, match=r"expected a job that has chosen its temperature"):
+        export_checkpoint(load_recipe(recipe, AUTO), tmp_path / "b.work", tmp_path / "b", Reporter())

@@ -1,0 +1,90 @@
+"""Choose a model's temperature on valid, by short runs before the long one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from longtail.bundle.store import replace_file
+from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.devices import is_first, wait_for_all
+from longtail.trainer.errors import CheckpointError
+from longtail.trainer.progress import Reporter
+from longtail.trainer.train import train
+from longtail.trainer.warm_start import WarmStart
+
+TEMPERATURES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8)
+"""Temperatures that may be tried, from the lowest."""
+_FIRST = 0.12
+_SHARE = 5
+"""A short run takes one epoch of so many of the recipe's."""
+_FILE = "temperatures.json"
+
+
+def with_temperature(
+    recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
+) -> tuple[Recipe, dict[float, float]]:
+    """Return the recipe with a number in place of `auto`, and the metric on valid by temperature.
+
+    Temperatures next to the best are tried until both are worse; a killed search goes on where it was.
+    """
+    if recipe.model.temperature != "auto":
+        return recipe, {}
+    if warm_start is not None:
+        reporter.say(f"Temperature {warm_start.temperature:g}, that of the bundle to begin from")
+        return with_number(recipe, warm_start.temperature), {}
+    file, identity = work / _FILE, identity_of(recipe, dataset)
+    tried: dict[float, float] = _read(file, identity)
+    epochs = max(1, round(recipe.training.epochs / _SHARE))
+    while (temperature := _next(tried)) is not None:
+        place, name = work / "temperatures", f"{temperature:g}"
+        trained = train(
+            with_number(recipe, temperature, evaluate_every=epochs), dataset, epochs=epochs, work=place / name,
+            logs=work / "logs" / f"temperature-{name}", reporter=reporter,
+        )  # fmt: skip
+        tried[temperature] = max(trained.history.metrics.values())
+        reporter.say(f"Temperature {name}: valid {recipe.evaluation.metric} {tried[temperature]:.4f}")
+        wait_for_all(f"temperature {name}")
+        if is_first():
+            replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
+            shutil.rmtree(place, ignore_errors=True)
+    best = max(tried, key=tried.__getitem__)
+    reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
+    return with_number(recipe, best), tried
+
+
+def chosen_before(recipe: Recipe, dataset: Dataset, work: Path, warm_start: WarmStart | None) -> Recipe:
+    """Return the recipe with the temperature that an unfinished job chose; raises CheckpointError if it had not."""
+    if recipe.model.temperature != "auto":
+        return recipe
+    if warm_start is not None:
+        return with_number(recipe, warm_start.temperature)
+    tried = _read(work / _FILE, identity_of(recipe, dataset))
+    if _next(tried) is not None:
+        raise CheckpointError(f"{work}: expected a job that has chosen its temperature, found none of this recipe")
+    return with_number(recipe, max(tried, key=tried.__getitem__))
+
+
+def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe:
+    """Return the recipe with this temperature, and other values of `training`."""
+    model = recipe.model.model_copy(update={"temperature": temperature})
+    return recipe.model_copy(update={"model": model, "training": recipe.training.model_copy(update=training)})
+
+
+def _next(tried: dict[float, float]) -> float | None:
+    """Return a temperature to try: one next to the best; None where both of these are worse."""
+    if not tried:
+        return _FIRST
+    at = TEMPERATURES.index(max(tried, key=tried.__getitem__))
+    nearest = [TEMPERATURES[place] for place in (at + 1, at - 1) if 0 <= place < len(TEMPERATURES)]
+    return next((temperature for temperature in nearest if temperature not in tried), None)
+
+
+def _read(file: Path, identity: str) -> dict[float, float]:
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_bytes())
+    return dict(map(tuple, found["tried"])) if found["identity"] == identity else {}
