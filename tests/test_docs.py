@@ -51,10 +51,10 @@ CITING = [path for path in tracked(".py", ".md", ".toml") if path != Path(__file
 
 PLACES = {
     "R21": {"§": "2.1 2.2 3 4.1 5.1 5.2", "eq. ": "6 7 8 10 11 16 17 18", "Lemma ": "1 2", "Thm ": "3", "Prop. ": "4 5",
-            "Remark ": "4", "Table ": "1 2 3 4", "Fig. ": "1 2 3 4 6 8", "F.": "1 2 3", "": "limits"},
+            "Remark ": "2 4", "Table ": "1 2 3 4", "Fig. ": "1 2 3 4 5 6 8 9 10", "F.": "1 2 3", "": "limits"},
     "BM20": {"§": "3 4 5", "eq. ": "2 5 6 9 12 15 16", "Thm ": "1 2", "Fig. ": "1", "A.": "1 2"},
-    "Re19": {"§": "3 3.1 5", "Definition ": "3 4", "footnote ": "2", "Lemma ": "2", "Thm ": "2 3", "Algorithm ": "1",
-             "Table ": "1 2 3", "": "BOWL POWL"},
+    "Re19": {"§": "3 3.1 5", "Definition ": "3 4", "footnote ": "2", "Lemma ": "2", "Thm ": "2 3 4 5 6",
+             "Algorithm ": "1", "Table ": "1 2 3", "": "BOWL POWL"},
     "Yi19": {"Algorithm ": "2"},
 }  # fmt: skip
 """What may be cited of each paper. A new entry is looked up in the edition that docs/methods.md names; [R21]'s arXiv

@@ -128,7 +128,7 @@ class MiningConfig(Section):
     """ϑ of the highest-scored, the second and so on, non-increasing, as it stands; in place of keep and power, which
     sum to 1. With weight importance and uniform negatives, [Re19]'s ϑ is (L − 1)/m times this."""
     epsilon: float = Field(default=0.0, ge=0)
-    """ϑ of every rank beyond those; above 0 the mined loss stays calibrated [Re19 footnote 2]."""
+    """ϑ of every rank beyond those; the mined loss stays calibrated where it is large enough [Re19 Theorem 4]."""
     draw: int | None = Field(default=None, ge=1)
     """Samples ϑ: as many ranks, drawn in proportion to it with replacement, each weighing its sum by their number; the
     loss is computed of these alone. All that ϑ weighs if not given [Re19 §3.1]."""

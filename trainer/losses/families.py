@@ -75,7 +75,8 @@ def bilateral_softmax(positive_B: Tensor, negative_BM: Tensor, log_weight_BM: Te
         power: ρ; 1 to 1.3 [Wu et al. 2023]. Other than 1, a constant added to all logits changes the loss: they must
             be bounded, cosines over a temperature.
 
-    Hits: kept, as `softmax` over draws that may be the positive; with ρ = 1 it converges to f + log ν = log p.
+    Hits: kept, as `softmax` over draws that may be the positive; with ρ = 1 and no two rows of a batch that ask the
+    same it converges to f + log ν = log p. Pooled positives are one term, which one label fills: no λ gives p back.
 
     Relations: with ρ = 1 and the positive among the negatives, `softmax`.
 
