@@ -33,6 +33,8 @@ class Baseline:
         queries: B.
         shares: of the answered labels, by bucket; they sum to 1.
         coverage: of each bucket's labels, those answered at all.
+        by_k: of the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of
+            `score_edges`; and coverage of each bucket.
         popularity: mean training pairs of the answered labels.
         score_edges: nine deciles of the scores, ascending.
         score_shares: of the scores between them, ten; near 1/10 each, unless scores tie.
@@ -47,10 +49,12 @@ class Baseline:
     popularity_weight: float
     queries: int
     coverage: tuple[float, ...]
+    by_k: tuple[tuple[float, ...], ...]
 
     def report_json(self) -> dict[str, Any]:
         """Return it as GET /v1/monitoring shows it."""
         shown = asdict(self)
+        del shown["by_k"]
         scores = {"edges": list(shown.pop("score_edges")), "shares": list(shown.pop("score_shares"))}
         of_buckets = {name: dict(zip(BUCKET_NAMES, shown[name], strict=True)) for name in ("shares", "coverage")}
         return shown | of_buckets | {"scores": scores}
@@ -75,14 +79,22 @@ def measure_baseline(
         k: K.
     """
     listed_BK = rows_BK >= 0
-    rows_N, scores_N = rows_BK[listed_BK], scores_BK[listed_BK].astype(np.float64)
+    rows_N, scores_N, rank_N = rows_BK[listed_BK], scores_BK[listed_BK].astype(np.float64), np.nonzero(listed_BK)[1]
     if not len(rows_N):
         return None
     edges = np.quantile(scores_N, np.arange(1, DECILES) / DECILES)
     exposures = np.bincount(buckets_L[rows_N], minlength=len(BUCKET_NAMES))
-    shown_L = np.bincount(rows_N, minlength=len(buckets_L))
+    sizes = np.bincount(buckets_L, minlength=len(BUCKET_NAMES))
     # A score on an edge is in the decile above.
-    in_decile = np.bincount(np.searchsorted(edges, scores_N, side="right"), minlength=DECILES)
+    decile_N = np.searchsorted(edges, scores_N, side="right")
+    in_decile = np.bincount(decile_N, minlength=DECILES)
+    counts_KC = np.zeros((rows_BK.shape[1], len(BUCKET_NAMES) + DECILES))
+    for columns_N in (buckets_L[rows_N], len(BUCKET_NAMES) + decile_N):
+        np.add.at(counts_KC, (rank_N, columns_N), 1 / len(rows_BK))
+    coverage_of = [
+        coverage_by_bucket(np.bincount(rows_N[rank_N <= rank], minlength=len(buckets_L)), buckets_L, sizes)
+        for rank in range(rows_BK.shape[1])
+    ]
     return Baseline(
         bias_removal=float(bias_removal),
         k=int(k),
@@ -92,7 +104,8 @@ def measure_baseline(
         score_shares=tuple((in_decile / len(rows_N)).tolist()),
         popularity_weight=float(popularity_weight),
         queries=len(rows_BK),
-        coverage=tuple(coverage_by_bucket(shown_L, buckets_L, np.bincount(buckets_L, minlength=len(BUCKET_NAMES)))),
+        coverage=tuple(coverage_of[-1]),
+        by_k=tuple(map(tuple, np.hstack([counts_KC.cumsum(axis=0), coverage_of]).tolist())),
     )
 
 

@@ -45,6 +45,14 @@ class _Counted:
         """Deciles of the baseline's scores."""
         return None if self.baseline is None else np.array(self.baseline.score_edges)
 
+    @cached_property
+    def promised(self) -> Float64 | None:
+        """Labels per query by bucket and decile, of queries for 0, 1, …, k labels, float64 [1 + k, 14]."""
+        if self.baseline is None:
+            return None
+        by_k = np.array(self.baseline.by_k)[:, : _BUCKETS + DECILES]
+        return np.concatenate([np.zeros_like(by_k[:1]), by_k])
+
 
 class LiveFigures:
     """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
@@ -107,7 +115,7 @@ class LiveFigures:
         """
         with self._begin_lock:
             with self._warning("noting which release serves"):
-                self._history.begin(release, self._clock(), baseline)
+                self._history.begin(release, self._clock())
             counted = _Counted(release, ShownLabels(self._root, release, buckets_L), baseline)
             others = [held for held in self._held.values() if held.name != release]
             self._held = {held.name: held for held in (*others[1 - self._releases :], counted)}
@@ -121,19 +129,27 @@ class LiveFigures:
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
         """Count a batch; a release not held here gets no deciles and no count of labels shown.
 
+        Unrestricted answers are judged by as many of their first labels as the baseline has.
+
         Returns:
             Labels by bucket, int64 [4]; those of unrestricted answers; and these by decile of their scores, int64 [10],
             None without a baseline.
         """
         now, queries = self._clock(), len(answered.ends_B)
+        held, deciles = self._held.get(answered.release), None
+        promised_KC = None if held is None else held.promised
         judged_N: Bools | slice = slice(None)
         judged_queries: float = queries
         shown = judged = np.bincount(answered.buckets_N, minlength=_BUCKETS)
+        labels_B = np.diff(answered.ends_B, prepend=0)
+        judged_B = labels_B if promised_KC is None else np.minimum(labels_B, len(promised_KC) - 1)
         if answered.restricted_B is not None:
             judged_queries -= answered.restricted_B.sum()
-            judged_N = np.repeat(~answered.restricted_B, np.diff(np.asarray(answered.ends_B), prepend=0))
+            judged_B = np.where(answered.restricted_B, 0, judged_B)
+        if judged_B.sum() < len(answered.rows_N):
+            ranks_N = np.arange(len(answered.rows_N)) - np.repeat(answered.ends_B - labels_B, labels_B)
+            judged_N = ranks_N < np.repeat(judged_B, labels_B)
             judged = np.bincount(answered.buckets_N[judged_N], minlength=_BUCKETS)
-        held, deciles = self._held.get(answered.release), None
         if held is not None and held.edges is not None:
             deciles = np.searchsorted(held.edges, answered.scores_N[judged_N], side="right")
             deciles = np.bincount(deciles, minlength=DECILES)
@@ -146,8 +162,9 @@ class LiveFigures:
             counts["exposures"] += shown
             counts["judged_queries"] += judged_queries
             counts["judged_exposures"] += judged
-            if deciles is not None:
+            if deciles is not None and promised_KC is not None:
                 counts["judged_scores"] += deciles
+                counts["promised"] += promised_KC[judged_B].sum(axis=0)
             for dial, weights_B in enumerate((answered.bias_removal_B, answered.popularity_B)):
                 count_dials(counts["dials"][dial], weights_B)
             if held is not None:
@@ -219,6 +236,10 @@ class LiveFigures:
                 with self._ring_lock:  # this worker's row of the minute is not half written
                     rows = self._ring.read(now)
                 intervals = self._history.read()
+                if intervals and intervals[-1].name == current.name and intervals[-1].since > now:  # a clock set back
+                    with self._warning("noting which release serves"):
+                        self._history.begin(current.name, now)
+                    intervals = self._history.read()
                 made = make_report(current.name, current.baseline, current.shown, rows, intervals, now)
                 self._report = now, made
             made, (added, hidden) = self._report[1], self._labels

@@ -11,7 +11,6 @@ from pydantic import Field, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from longtail.bundle import replace_file
-from longtail.serving.monitoring.baseline import Baseline
 
 logger = logging.getLogger(__name__)
 _LONGEST = 100
@@ -25,8 +24,6 @@ class ReleaseInterval:
     name: str
     since: _Seconds
     until: _Seconds | None = None
-    baseline: Baseline | None = None
-    """Baseline that its traffic is compared with."""
 
 
 _INTERVALS = TypeAdapter(list[ReleaseInterval])
@@ -42,14 +39,16 @@ class ReleaseHistory:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def begin(self, name: str, now: float, baseline: Baseline | None) -> None:
-        """Note that `name` is in service from `now` on; of several workers the first says when."""
+    def begin(self, name: str, now: float) -> None:
+        """Note that `name` is in service from `now` on; of several workers, or clocks, the earliest says when."""
         intervals = self.read()
         if intervals and intervals[-1].name == name:
-            return
-        if intervals:
+            if intervals[-1].since <= now:
+                return
+            del intervals[-1]
+        elif intervals:
             intervals[-1] = replace(intervals[-1], until=now)
-        intervals = [*intervals, ReleaseInterval(name, now, None, baseline)][-_LONGEST:]
+        intervals = [*intervals, ReleaseInterval(name, now)][-_LONGEST:]
         replace_file(self._path, _INTERVALS.dump_json(intervals))
 
     def read(self) -> list[ReleaseInterval]:

@@ -89,7 +89,7 @@ def make_report(
         "baseline": None if baseline is None else baseline.report_json(),
         "windows": windows,
         "gini": shown.gini(now),
-        "series": _series(rows, {interval.name: interval.baseline for interval in intervals}, now),
+        "series": _series(rows, now),
         "releases": [
             {"name": one.name, "from": _iso(one.since), "until": None if one.until is None else _iso(one.until)}
             for one in intervals
@@ -99,6 +99,7 @@ def make_report(
 
 def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[list[float], float]) -> dict[str, Any]:
     exposures, judged, queries = counts["exposures"], counts["judged_exposures"], float(counts["queries"])
+    promised = counts["promised"][: len(BUCKET_NAMES)]
     return {
         "queries": int(queries),
         "bias_removal": _ratio(counts["bias_removal"], queries),
@@ -116,22 +117,38 @@ def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[lis
             "shares": {
                 name: _ratio(count, judged.sum()) for name, count in zip(BUCKET_NAMES, judged.tolist(), strict=True)
             },
+            "promised": {
+                name: _ratio(count, promised.sum()) for name, count in zip(BUCKET_NAMES, promised.tolist(), strict=True)
+            },
+            "coverage": dict(zip(BUCKET_NAMES, _coverage_of(counts, baseline), strict=True)),
             "scores": counts["judged_scores"].astype(int).tolist(),
         },
         "psi": {
-            "buckets": _exposure_psi(judged, baseline),
-            "scores": None if baseline is None else psi(counts["judged_scores"], baseline.score_shares),
+            "buckets": _exposure_psi(counts),
+            "scores": _psi(counts["judged_scores"], counts["promised"][len(BUCKET_NAMES) :]),
         },
         "dropped": int(counts["dropped"]),
     }
 
 
-def _exposure_psi(exposures: Array, baseline: Baseline | None) -> float | None:
+def _coverage_of(counts: np.void, baseline: Baseline | None) -> Sequence[float | None]:
+    """Return the coverage that the baseline has of as many labels a query as the answers have."""
+    if baseline is None or not counts["judged_queries"]:
+        return [None] * len(BUCKET_NAMES)
+    k = min(max(int(counts["judged_exposures"].sum() / counts["judged_queries"]), 1), len(baseline.by_k))
+    return baseline.by_k[k - 1][-len(BUCKET_NAMES) :]
+
+
+def _exposure_psi(counts: np.void) -> float | None:
     """Compute the PSI of head, torso, and tail with new: the baseline knows no label added since."""
-    if baseline is None:
-        return None
-    found, expected = (np.append(of[:TAIL], of[TAIL:].sum()) for of in (exposures, np.array(baseline.shares)))
-    return psi(found, expected.tolist())
+    found, expected = counts["judged_exposures"], counts["promised"][: len(BUCKET_NAMES)]
+    return _psi(*(np.append(of[:TAIL], of[TAIL:].sum()) for of in (found, expected)))
+
+
+def _psi(found: Array, promised: Array) -> float | None:
+    """Compute the PSI of counts against what the baseline has of as many labels; None without a baseline."""
+    total = promised.sum()
+    return psi(found, (promised / total).tolist()) if total else None
 
 
 def _recall_of(counts: np.void, source: int) -> list[tuple[int, int]]:
@@ -159,7 +176,7 @@ def wilson(hits: float, positives: float) -> tuple[float, float] | None:
     return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
 
 
-def _series(rows: npt.NDArray[np.void], baselines: Mapping[str, Baseline | None], now: float) -> dict[str, Any]:
+def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:
     """Figures of the minutes with traffic, oldest first, over all releases; the last is under way.
 
     A minute has the name of the release with most traffic in it, and its drift is that of this release.
@@ -170,7 +187,7 @@ def _series(rows: npt.NDArray[np.void], baselines: Mapping[str, Baseline | None]
     for row in rows[np.argsort(rows["counts"]["queries"] + rows["counts"]["requests"], kind="stable")]:
         minute, name = int(row["minute"]), row["release"].decode("ascii", "replace")
         names[minute] = name
-        drifts[minute] = _exposure_psi(row["counts"]["judged_exposures"], baselines.get(name))
+        drifts[minute] = _exposure_psi(row["counts"])
     minutes = sorted(names)
     counts_M = by_minute(rows, now)[np.array(minutes, np.int64) - first]
     exposures_M, queries_M = counts_M["exposures"], counts_M["queries"]
@@ -231,8 +248,8 @@ def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) ->
         ((of, _at(windows[of[1]], "unrestricted", "shares", of[0])) for of in by_bucket),
     )  # fmt: skip
     yield gauge(
-        "exposure_baseline_share", "The same share of calibration queries.", ("bucket",),
-        (((bucket,), _at(report, "baseline", "shares", bucket)) for bucket in BUCKET_NAMES),
+        "exposure_baseline_share", "The same share of calibration queries, for as many labels.", ("bucket", "window"),
+        ((of, _at(windows[of[1]], "unrestricted", "promised", of[0])) for of in by_bucket),
     )  # fmt: skip
     covered = [(of, _at(windows[of[1]], "exposures", of[0], "coverage")) for of in by_bucket]
     covered += [(("all", window), _at(figures, "coverage")) for window, figures in windows.items()]

@@ -52,6 +52,7 @@ COUNTS = np.dtype(
         ("judged_queries", "f8"),  # those that the client did not restrict to some labels
         ("judged_exposures", "f8", (len(BUCKET_NAMES),)),
         ("judged_scores", "f8", (DECILES,)),
+        ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # the same two, as the baseline has them of as many labels
         ("dials", "f8", (2, DIAL_BINS)),
         ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
         ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen that the answer held
@@ -84,8 +85,10 @@ class MinuteRing:
         self._directory = directory
         self._path = directory / f"minutes.{worker}"
         self._table: npt.NDArray[np.void] = np.frombuffer(map_file(self._path, ROWS * _ROW.itemsize), _ROW)
-        newest = np.flatnonzero(self._table["minute"] == self._table["minute"].max())
-        self._next = (int(newest[-1]) + 1) % ROWS
+        minutes = self._table["minute"]
+        # Not after the newest where rows are free: a clock that was set back has written older ones behind it.
+        free = np.flatnonzero(minutes == 0)
+        self._next = int(free[0]) if len(free) else (int(np.flatnonzero(minutes == minutes.max())[-1]) + 1) % ROWS
         self._minute = -1
         self._rows: dict[str, np.void] = {}
 

@@ -137,7 +137,8 @@ def _counted(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
-    judged, promised = evidence.windows[window]["unrestricted"], baseline["shares"][bucket]
+    judged = evidence.windows[window]["unrestricted"]
+    promised = judged["promised"][bucket]
     queries, share = judged["queries"], judged["shares"][bucket]
     if bucket == "new" and (evidence.added or not (share or promised)):
         return None  # labels added since have no promise, and take their share from the others
@@ -166,8 +167,9 @@ def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window:
 
 def _coverage(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
     """Coverage only grows with answers, so it is lost where more of them cover less than the baseline did."""
-    figures, promised = evidence.windows[window], baseline["coverage"][bucket]
-    if not promised or figures["unrestricted"]["labels"] < baseline["queries"] * baseline["k"]:
+    figures = evidence.windows[window]
+    promised = figures["unrestricted"]["coverage"][bucket]
+    if not promised or figures["unrestricted"]["queries"] < baseline["queries"]:
         return None
     covered, size = figures["exposures"][bucket]["coverage"], evidence.bucket_sizes[bucket]
     # Numbers of labels covered, whose variance is Poisson's at most.

@@ -53,11 +53,18 @@ class Recall(BaseModel):
 
 
 class Unrestricted(BaseModel):
-    """Answers that the client restricted neither by `buckets`, `allow` nor `filter`: what the verdict judges."""
+    """Answers that the client restricted neither by `buckets`, `allow` nor `filter`: what the verdict judges.
+
+    Of each, as many of its first labels as the baseline has.
+    """
 
     queries: int
     labels: int
     shares: dict[BucketName, float | None]
+    promised: dict[BucketName, float | None] = Field(
+        description="Shares that the baseline has of as many labels a query; null for none or without a baseline."
+    )
+    coverage: dict[BucketName, float | None] = Field(description="Coverage that it has of them.")
     scores: list[int] = Field(description="Of these labels, by the baseline's deciles.")
 
 

@@ -109,7 +109,18 @@ def test_reload_takes_what_current_names_or_says_why_not(tmp_path: Path, app: St
     assert reload().json()["changed"] is False
 
 
-BASELINE = Baseline(0.5, 3, (0.5, 0.25, 0.25, 0.0), 4.0, tuple(range(9)), (0.1,) * 10, 0.0, 100, (1.0, 1.0, 1.0, 0.0))
+BASELINE = Baseline(
+    0.5,
+    3,
+    (0.5, 0.25, 0.25, 0.0),
+    4.0,
+    tuple(range(9)),
+    (0.1,) * 10,
+    0.0,
+    100,
+    (1.0, 1.0, 1.0, 0.0),
+    tuple((0.5 * k, 0.25 * k, 0.25 * k, 0.0, *(0.1 * k,) * 10, 1.0, 1.0, 1.0, 0.0) for k in (1, 2, 3)),
+)
 
 
 @pytest.mark.parametrize("baseline", [None, BASELINE])

@@ -17,7 +17,7 @@ BUCKETS = np.repeat(np.arange(3, dtype=np.int8), 4)
 COUNTS = np.repeat(np.array([100, 10, 1]), 4)
 BASELINE = Baseline(
     bias_removal=0.0,
-    k=3,
+    k=4,
     shares=(0.5, 0.25, 0.25, 0.0),
     popularity=52.75,
     score_edges=(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0),
@@ -25,6 +25,7 @@ BASELINE = Baseline(
     popularity_weight=0.0,
     queries=1000,
     coverage=(1.0, 1.0, 1.0, 0.0),
+    by_k=tuple((0.5 * k, 0.25 * k, 0.25 * k, 0.0, *(0.1 * k,) * 10, 1.0, 1.0, 1.0, 0.0) for k in (1, 2, 3, 4)),
 )
 NOON = 1_700_006_400.0 - 1_700_006_400.0 % 86_400 + 12 * 3600
 

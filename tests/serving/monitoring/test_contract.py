@@ -32,7 +32,7 @@ WINDOW = {
     "unrestricted": {
         "queries": None,
         "labels": None,
-        "shares": dict.fromkeys(("head", "torso", "tail", "new")),
+        **{name: dict.fromkeys(("head", "torso", "tail", "new")) for name in ("shares", "promised", "coverage")},
         "scores": None,
     },
     "psi": {"buckets": None, "scores": None},
@@ -115,7 +115,7 @@ def test_the_gauges_are_the_reports_figures(live: LiveFigures, clock: Clock) -> 
     clock.pass_(1)
     series = series_of(live)
     assert series['longtail_exposure_share{bucket="tail",window="5m"}'] == pytest.approx(1 / 3)
-    assert series['longtail_exposure_baseline_share{bucket="head"}'] == 0.5
+    assert series['longtail_exposure_baseline_share{bucket="head",window="5m"}'] == 0.5
     assert series['longtail_coverage{bucket="all",window="24h"}'] == pytest.approx(3 / 12)
     assert series['longtail_coverage{bucket="head",window="24h"}'] == pytest.approx(1 / 4)
     assert series['longtail_popularity{window="1h"}'] == pytest.approx(37)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.exposure import psi
-from longtail.serving.monitoring import LiveFigures, OfflineFigures
+from longtail.serving.monitoring import AnsweredBatch, LiveFigures, OfflineFigures, measure_baseline
 from longtail.serving.monitoring.baseline import OfflineRecall
 from longtail.serving.monitoring.verdict import Evidence, judge
 from tests.serving.monitoring.shop import BASELINE, Clock, answered
@@ -36,6 +37,7 @@ def window(
     *,
     scores: float = 0.01,
     dials: Mapping[float, int] | None = None,
+    promised: Mapping[str, float] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
     """Twenty labels a query, none restricted."""
@@ -51,6 +53,8 @@ def window(
             "queries": queries,
             "labels": labels,
             "shares": {name: of if queries else None for name, of in shares.items()},
+            "promised": PROMISED if promised is None else promised,
+            "coverage": {"head": 1, "torso": 0.8, "tail": 0.5, "new": 0},
         },
         "psi": {"buckets": psi(counts, list(PROMISED.values())), "scores": scores if labels >= 200 else None},
         "dials": {"bias_removal": asked, "popularity_weight": [{"at": 0.0, "queries": queries}]},
@@ -186,14 +190,47 @@ def test_healthy_traffic_raises_no_alarm_and_drift_does() -> None:
         for _ in range(services):
             usual, queries = shown(1000, shares) / 20_000, int(10 ** rng.uniform(1.6, 3.6))
             counts = shown(queries, of)
-            live = window(queries, dict(zip(BUCKET_NAMES, (counts / counts.sum()).tolist(), strict=True)))
+            found, promised = (
+                dict(zip(BUCKET_NAMES, each.tolist(), strict=True)) for each in (counts / counts.sum(), usual)
+            )
+            live = window(queries, found, promised=promised)
             live["psi"]["buckets"] = psi(counts, usual.tolist())
-            promise = baseline(dict(zip(BUCKET_NAMES, usual.tolist(), strict=True)))
-            raised.append(bool(findings(judge(evidence(live, baseline=promise)))))
+            raised.append(bool(findings(judge(evidence(live)))))
         return raised
 
     assert np.mean(alarms(shares, 200)) < 0.02
     assert np.mean(alarms(np.array([0.2, 0.4, 0.4]), 50)) > 0.9
+
+
+@pytest.mark.parametrize("mix", [(1,), (3,), (8,), (20,), (50,), (1, 50), (5, 10, 20)])
+def test_answers_of_other_lengths_than_the_baseline_s_are_no_drift(tmp_path: Path, clock: Clock, mix: tuple) -> None:
+    """The head comes first and scores fall by rank, so that shares, scores and coverage differ by k."""
+    rng = np.random.default_rng(7)
+    buckets = np.repeat(np.arange(3, dtype=np.int8), 100)
+
+    def retrieved(queries: int, k: int, lean: float = 1.0) -> np.ndarray:
+        of_head = rng.random((queries, k)) < np.minimum(0.95 * lean, 1 - np.arange(k) / 60)
+        return np.where(of_head, rng.integers(0, 100, (queries, k)), rng.integers(100, 300, (queries, k)))
+
+    rows_BK = retrieved(1000, 20)
+    scores_BK = np.tile(-np.arange(20, dtype=np.float32), (1000, 1))
+    measured = measure_baseline(scores_BK, rows_BK, buckets, np.ones(300, np.int64), 0.0, 20)
+    assert measured is not None
+    for name, lean, drifts in (("usual", 1.0, False), ("other", 0.3, True)):
+        live = LiveFigures(tmp_path / name, clock=clock)
+        live.begin_release("r1", buckets, measured)
+        for k in mix:
+            found = retrieved(6000 // len(mix), k, lean)
+            batch = AnsweredBatch(
+                release="r1", bias_removal_B=np.zeros(len(found), np.float32),
+                popularity_B=np.zeros(len(found), np.float32), rows_N=found.ravel(),
+                scores_N=np.tile(-np.arange(k, dtype=np.float32), len(found)),
+                ends_B=(k * np.arange(1, 1 + len(found))).tolist(), buckets_N=buckets[found.ravel()],
+                counts_N=np.ones(found.size, np.int64),
+            )  # fmt: skip
+            live.count_answers(batch)
+        verdict = live_verdict(live, clock)
+        assert (verdict["severity"] == "act", bool(findings(verdict))) == (drifts, drifts)
 
 
 def live_verdict(live: LiveFigures, clock: Clock) -> dict[str, Any]:

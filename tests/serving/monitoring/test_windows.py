@@ -61,6 +61,8 @@ def test_restricted_answers_are_shown_and_not_judged(live: LiveFigures, clock: C
     assert (figures["queries"], figures["exposures"]["tail"]["count"]) == (2, 3)
     assert figures["unrestricted"] == {
         "queries": 1, "labels": 2, "shares": {"head": 0.5, "torso": 0.5, "tail": 0.0, "new": 0.0},
+        "promised": {"head": 0.5, "torso": 0.25, "tail": 0.25, "new": 0.0},
+        "coverage": {"head": 1.0, "torso": 1.0, "tail": 1.0, "new": 0.0},
         "scores": [0, 0, 2, 0, 0, 0, 0, 0, 0, 0],
     }  # fmt: skip
 
@@ -205,6 +207,12 @@ def test_the_baseline_by_hand() -> None:
     assert baseline.popularity == pytest.approx((300 + 10 + 2) / 6)
     assert baseline.score_edges[4] == pytest.approx(3.5)
     assert sum(baseline.score_shares) == pytest.approx(1)
+    by_k = np.array(baseline.by_k)
+    assert by_k[:, :4].tolist() == [[1, 0, 0, 0], [1.5, 0, 0.5, 0], [1.5, 0.5, 0.5, 0], [1.5, 0.5, 1, 0]]
+    assert by_k[:, 4:14].sum(axis=1) == pytest.approx([1, 2, 2.5, 3])
+    assert by_k[-1, 4:14] / 3 == pytest.approx(baseline.score_shares)
+    assert by_k[:, 14:].tolist() == [[0.25, 0, 0, 0], [0.5, 0, 0.25, 0], [0.5, 0.25, 0.25, 0], [0.5, 0.25, 0.5, 0]]
+    assert tuple(by_k[-1, 14:]) == baseline.coverage
     assert measure_baseline(scores[:, :1], np.full((2, 1), -1), BUCKETS, COUNTS, 0.5, 1) is None
 
 
@@ -252,6 +260,27 @@ def test_a_file_of_another_size_is_started_again(
     assert window(live, "5m", clock)["queries"] == 1
     live.close()
     assert window(open_live(), "5m", clock)["queries"] == 1
+
+
+@pytest.mark.parametrize("back", [90.0, 3 * 3600, 86_400, 400 * 86_400])
+def test_a_clock_that_was_set_back_hides_nothing(open_live: Opening, clock: Clock, back: float) -> None:
+    live = open_live()
+    for place in range(3):
+        live.count_answers(answered([[0, 1, 4, 8]] * (1 + place)))
+        clock.pass_(60)
+    clock.pass_(-back)
+    live.count_answers(answered([[0, 1, 4, 8]] * 20))
+    assert window(live, "5m", clock)["queries"] >= 20
+    live.close()
+    live = open_live()
+    live.count_answers(answered([[4]] * 5))
+    assert window(live, "5m", clock)["queries"] >= 25
+    live.close()
+    clock.pass_(back)
+    live = open_live()
+    live.count_answers(answered([[4]] * 7))
+    day = window(live, "24h", clock)["queries"]
+    assert day == (13 if back >= 86_400 else 38)
 
 
 def test_the_oldest_minutes_give_way(tmp_path: Path) -> None:
