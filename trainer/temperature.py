@@ -11,9 +11,11 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.devices import is_first, wait_for_all
+from longtail.trainer.dial_selection import choose_dial, found_by_label
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
+from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import WarmStart
 
 TEMPERATURES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8)
@@ -27,7 +29,7 @@ _FILE = "temperatures.json"
 def with_temperature(
     recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
 ) -> tuple[Recipe, dict[float, float]]:
-    """Return the recipe with a number in place of `auto`, and the metric on valid by temperature.
+    """Return the recipe with a number in place of `auto`, and what was found on valid by temperature.
 
     Temperatures next to the best are tried until both are worse; a killed search goes on where it was.
     """
@@ -45,8 +47,8 @@ def with_temperature(
             with_number(recipe, temperature, evaluate_every=epochs), dataset, epochs=epochs, work=place / name,
             logs=work / "logs" / f"temperature-{name}", reporter=reporter,
         )  # fmt: skip
-        tried[temperature] = max(trained.history.metrics.values())
-        reporter.say(f"Temperature {name}: valid {recipe.evaluation.metric} {tried[temperature]:.4f}")
+        tried[temperature] = _found(trained)
+        reporter.say(f"Temperature {name}: valid {_measure(recipe)} {tried[temperature]:.4f}")
         wait_for_all(f"temperature {name}")
         if is_first():
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
@@ -72,6 +74,21 @@ def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe
     """Return the recipe with this temperature, and other values of `training`."""
     model = recipe.model.model_copy(update={"temperature": temperature})
     return recipe.model_copy(update={"model": model, "training": recipe.training.model_copy(update=training)})
+
+
+def _found(trained: Trained) -> float:
+    """Return the metric on valid, or, where the recipe names a target prior, the best recall under it."""
+    prior = trained.recipe.evaluation.target_prior
+    if prior is None:
+        return max(trained.history.metrics.values())
+    found = found_by_label(trained)
+    choose_dial(trained, trained.dataset, found)
+    return found.best(prior)[1]
+
+
+def _measure(recipe: Recipe) -> str:
+    prior, k = recipe.evaluation.target_prior, recipe.evaluation.k
+    return recipe.evaluation.metric if prior is None else f"recall@{k} under the target prior {prior}"
 
 
 def _next(tried: dict[float, float]) -> float | None:

@@ -8,6 +8,7 @@ import pytest
 
 from longtail.trainer import DataError, RecipeError, fit, load_recipe
 from longtail.trainer.errors import CheckpointError, TrainerError
+from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.job import export_checkpoint
 from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import TEMPERATURES
@@ -32,6 +33,16 @@ def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp
     assert json.loads(again.reports["history.json"])["temperatures"] == {}
 
 
+def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    overrides = [*AUTO, "evaluation.target_prior=uniform", "training.epochs=1"]
+    chosen = fit(recipe, tmp_path / "auto", overrides=overrides)
+    tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
+    for temperature, found in tried.items():  # a short run of one epoch is the whole run
+        fit(recipe, tmp_path / f"{temperature}", overrides=[*overrides, f"model.temperature={temperature}"])
+        assert FoundByLabel.read(tmp_path / f"{temperature}").best("uniform")[1] == pytest.approx(found)
+
+
 @pytest.mark.parametrize("best", [0, 3, 4, 6, len(TEMPERATURES) - 1])
 def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
     class EndedError(TrainerError):
@@ -47,7 +58,7 @@ def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch:
         runs.append(recipe.model.temperature)
         distance = abs(TEMPERATURES.index(recipe.model.temperature) - best)
         history = type("History", (), {"metrics": {1: 1.0 - distance / 10}})
-        return type("Trained", (), {"history": history})
+        return type("Trained", (), {"history": history, "recipe": recipe})
 
     monkeypatch.setattr(search, "train", found)
     monkeypatch.setattr("longtail.trainer.job.train", found)
