@@ -45,8 +45,9 @@ def data(
     name: Annotated[
         str,
         typer.Argument(
-            help="movielens-100k, movielens-1m, gowalla, gowalla-popularity, amazon-beauty, delicious; with --from "
-            "also ir-benchmark, ir-benchmark-popularity, eurlex-4k, amazoncat-13k, wikilshtc-325k or amazon-670k."
+            help="movielens-100k, movielens-1m, gowalla, gowalla-popularity, amazon-beauty, amazon-sports, "
+            "amazon-toys, delicious; with --from also ir-benchmark, ir-benchmark-popularity, eurlex-4k, "
+            "amazoncat-13k, wikilshtc-325k or amazon-670k."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],

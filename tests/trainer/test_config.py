@@ -24,6 +24,8 @@ def test_the_recipes_that_are_shipped_are_those_of_the_known_data_sets() -> None
     assert SHIPPED == [
         "amazon-670k.toml",
         "amazon-beauty.toml",
+        "amazon-sports.toml",
+        "amazon-toys.toml",
         "amazoncat-13k.toml",
         "delicious.toml",
         "eurlex-4k.toml",

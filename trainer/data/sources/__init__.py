@@ -52,7 +52,13 @@ DATASETS: dict[str, KnownDataset] = {
     "ir-benchmark": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
     "ir-benchmark-popularity": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
     "amazon-beauty": KnownDataset(
-        lists.SOURCES_BEAUTY, lists.read_beauty, ("interactions",), (22_363, 12_101, 198_502)
+        lists.amazon("Beauty"), lists.read_amazon, ("interactions",), (22_363, 12_101, 198_502)
+    ),
+    "amazon-sports": KnownDataset(
+        lists.amazon("Sports_and_Outdoors"), lists.read_amazon, ("interactions",), (35_598, 18_357, 296_337)
+    ),
+    "amazon-toys": KnownDataset(
+        lists.amazon("Toys_and_Games"), lists.read_amazon, ("interactions",), (19_412, 11_924, 167_597)
     ),
     "delicious": KnownDataset(
         (extreme.DELICIOUS.source,), extreme.DELICIOUS.read, ("train", "test"), (16_091, 983, 306_317)

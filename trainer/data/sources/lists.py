@@ -1,4 +1,4 @@
-"""Gowalla, the sets of the IR benchmark, and Amazon Beauty, in the forms research publishes them."""
+"""Gowalla, the sets of the IR benchmark, and sequences of Amazon, in the forms research publishes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from longtail.trainer.errors import DataError
 _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master/data/gowalla"
 _IR_BENCHMARK = "https://raw.githubusercontent.com/Tiny-Snow/IR-Benchmark-Dataset/main"
 _IR_BENCHMARK_PAGE = "https://github.com/Tiny-Snow/IR-Benchmark-Dataset"
-_BEAUTY = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles/reviews_Beauty_5.json.gz"
+_AMAZON = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles"
 
 SOURCES_GOWALLA = (
     Source(
@@ -39,13 +39,18 @@ SOURCES_IR_BENCHMARK = (
         f"--from {_IR_BENCHMARK}/data/SET/proc.zip, or data_ood/SET; {_IR_BENCHMARK_PAGE} lists them",
     ),
 )
-SOURCES_BEAUTY = (
-    Source(
-        "the Amazon product data of McAuley et al.",
-        (Download(_BEAUTY, "reviews_Beauty_5.json.gz"),),
-        "Beauty 5-core at https://jmcauley.ucsd.edu/data/amazon/",
-    ),
-)
+
+
+def amazon(category: str) -> tuple[Source]:
+    """Return the source of the 5-core reviews of a category of Amazon."""
+    name = f"reviews_{category}_5.json.gz"
+    return (
+        Source(
+            "the Amazon product data of McAuley et al.",
+            (Download(f"{_AMAZON}/{name}", name),),
+            f"{category} 5-core at https://jmcauley.ucsd.edu/data/amazon/",
+        ),
+    )
 
 
 def read_gowalla(folder: Path) -> dict[str, pa.Table]:
@@ -72,16 +77,16 @@ def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
     return {name: _pairs(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
 
 
-def read_beauty(folder: Path) -> dict[str, pa.Table]:
-    """`interactions` (`user_id`, `item_id`), each user's oldest first.
+def read_amazon(folder: Path) -> dict[str, pa.Table]:
+    """Return `interactions` (`user_id`, `item_id`), each user's oldest first.
 
     Reads `sequences.txt` (per-user lists), or the 5-core reviews with their times.
     """
     if (folder / "sequences.txt").is_file():
         return {"interactions": _pairs(read_lists(folder / "sequences.txt"))}
-    archive = folder / "reviews_Beauty_5.json.gz"
-    if not archive.is_file():
-        raise DataError(f"{folder}: expected sequences.txt or {archive.name}, found neither")
+    archive = next(iter(sorted(folder.glob("reviews_*_5.json.gz"))), None)
+    if archive is None:
+        raise DataError(f"{folder}: expected sequences.txt or reviews_*_5.json.gz, found neither")
     reviews = _read(archive, "jsonl", ["reviewerID", "asin", "unixReviewTime"])
     reviews = reviews.sort_by([("reviewerID", "ascending"), ("unixReviewTime", "ascending")])
     return {"interactions": pa.table({"user_id": reviews["reviewerID"], "item_id": reviews["asin"]})}
