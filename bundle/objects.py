@@ -24,6 +24,7 @@ from longtail.bundle.manifest import FileRecord
 _CLIENT: Any = {"allow_http": True, "connect_timeout": "5s", "read_timeout": "20s", "timeout": "60s"}
 _RETRIES: Any = {"max_retries": 3, "retry_timeout": timedelta(seconds=60)}
 _BLOCK = 1 << 23
+_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _NO_BUCKET = ("NoSuchBucket", "bucket does not exist", "ContainerNotFound")
 
@@ -49,6 +50,12 @@ def local_path(place: str | Path) -> Path:
     return Path(place)
 
 
+def check_scheme(url: str) -> None:
+    """Raise StorageError for a URL that is of no object store: no other host is asked for what it names."""
+    if url.partition("://")[0].lower() not in _SCHEMES:
+        raise StorageError(f"{url}: expected s3://, gs:// or az://, as releases and bundles are at object stores")
+
+
 def options_of(url: str) -> dict[str, Any]:
     """Get how obstore opens a URL: limits, and the keys of AWS's credentials file, which it does not read itself."""
     options: dict[str, Any] = {"client_options": _CLIENT, "retry_config": _RETRIES}
@@ -68,6 +75,7 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         if not is_url(url):
             raise StorageError(f"expected the URL of an object store, such as s3://bucket/folder, received {url}")
+        check_scheme(url)
         self.url = url.rstrip("/") if url.rstrip("/").count("/") > 1 else url
         try:
             import obstore

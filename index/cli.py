@@ -298,8 +298,8 @@ def prune(
     releases: ReleasesArgument,
     keep: Annotated[int, typer.Option(help="Newest releases that stay, besides the published and the one before it.")],
 ) -> None:
-    """Delete old releases and the leftovers of killed builds."""
-    for name in Releases(releases).prune(keep):
+    """Delete old releases and the leftovers of killed builds; one that an arm of experiments.toml names stays."""
+    for name in Releases(releases).prune(keep, print):
         print(f"deleted: {name}")
 
 

@@ -1,8 +1,8 @@
 """Answer a table of queries offline, as `POST /v1/retrieve` would each, into Parquet files.
 
-OUT holds `_batch.json`, which has the options and the release, and files for some of the rows of QUERIES each,
-there whole or not at all. Processes with a share each may write to one OUT; one that is started again does what is not
-there.
+OUT holds `_batch.json`, which has the options and the release, `_labels.jsonl`, which has the labels that were added
+and hidden when the batch began, and files for some of the rows of QUERIES each, there whole or not at all. Processes
+with a share each may write to one OUT; one that is started again does what is not there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import Feature, LabelChanges, Vocabulary
+from longtail.bundle import Feature, LabelChanges, LabelRecord, Vocabulary, read_record, record_json
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
 from longtail.bundle.mapped_table import in_one_piece
@@ -48,7 +48,7 @@ _MEMORY = 2 << 30
 """Bytes that reading may take; what a table that is no Parquet has beyond them lies in a temporary folder."""
 _WRITTEN = "written:"
 """Before the name of an id's column, as it stands in a text file."""
-_MANIFEST = "_batch.json"
+_MANIFEST, _LABELS = "_batch.json", "_labels.jsonl"
 """Whoever reads the folder as a table passes over names that begin so."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
 
@@ -111,7 +111,8 @@ def answer(
         out: directory of the answers; made if missing.
         asked: the same for every row.
         release: which; CURRENT by default.
-        state: the service's, whose added and hidden labels count; by default RELEASES/.state, and of a URL none.
+        state: the service's, whose added and hidden labels count as they are when the batch begins; by default
+            RELEASES/.state, and of a URL none.
         share: of the files of answers, (which, of how many), from 0.
         say: gets a line for every file, and one for features without a column.
 
@@ -143,8 +144,9 @@ def answer(
                 say(f"{len(mine) - len(missing):,} of {len(mine):,} files are there")
             if not missing:
                 return
-            retriever = _loaded(found, name, state, options)
+            retriever = _loaded(found, name, options)
             _agree(out, manifest)
+            retriever = retriever.with_changes(_label_changes(out, state or found.root / ".state"))
             for done, each in enumerate(missing, 1):
                 started = perf_counter()
                 _write(retriever, each, table, asked, options, out)
@@ -211,13 +213,9 @@ def _slices(table: Table, where: str) -> list[_Slice]:
     return [_Slice(number, part, start, min(ROWS, part.rows - start)) for number, (part, start) in enumerate(starts)]
 
 
-def _loaded(found: Releases, name: str, state: Place | None, options: Mapping[str, Any]) -> Retriever:
-    """Return a release with the labels of a state, which takes the options."""
-    try:
-        changes = read_label_changes(state or found.root / ".state")
-    except FileNotFoundError:
-        changes = LabelChanges()
-    retriever = load_release(found, name).with_changes(changes.records())
+def _loaded(found: Releases, name: str, options: Mapping[str, Any]) -> Retriever:
+    """Return a release that takes the options."""
+    retriever = load_release(found, name)
     try:
         retriever.check_options(Query.model_validate({"features": {}, **options}))
     except InvalidRequestError as error:
@@ -225,23 +223,44 @@ def _loaded(found: Releases, name: str, state: Place | None, options: Mapping[st
     return retriever
 
 
+def _label_changes(out: Path, place: Place) -> list[LabelRecord]:
+    """Return the changes of labels that the first process of a batch found, and so all others too."""
+    path = out / _LABELS
+    if not path.exists():
+        try:
+            changes = read_label_changes(place)
+        except FileNotFoundError:
+            changes = LabelChanges()
+        _add(path, "\n".join(map(record_json, changes.records())))
+    return [read_record(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
 def _agree(out: Path, manifest: dict[str, Any]) -> None:
     """Write what a batch is about, or compare it with what an earlier process has written."""
     out.mkdir(parents=True, exist_ok=True)
-    path, working = out / _MANIFEST, out / f".{_MANIFEST}.{uuid4().hex}"
-    working.write_text(json.dumps(manifest, indent=1, ensure_ascii=False), encoding="utf-8")
+    path = out / _MANIFEST
+    if _add(path, json.dumps(manifest, indent=1, ensure_ascii=False)):
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    for name, value in json.loads(json.dumps(manifest)).items():
+        if found.get(name) != value:
+            raise BatchError(
+                f"{path}: expected a batch of {name} {json.dumps(value)}, found {json.dumps(found.get(name))}: "
+                "give another OUT, or remove this one"
+            )
+
+
+def _add(path: Path, content: str) -> bool:
+    """Write a file whole unless another process has; returns whether it did."""
+    working = path.parent / f".{path.name}.{uuid4().hex}"
+    working.write_text(content, encoding="utf-8")
     try:
         os.link(working, path)
     except FileExistsError:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        for name, value in json.loads(json.dumps(manifest)).items():
-            if found.get(name) != value:
-                raise BatchError(
-                    f"{path}: expected a batch of {name} {json.dumps(value)}, found {json.dumps(found.get(name))}: "
-                    "give another OUT, or remove this one"
-                ) from None
+        return False
     finally:
         working.unlink()
+    return True
 
 
 def _checked(asked: Asked) -> dict[str, Any]:

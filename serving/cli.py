@@ -16,9 +16,11 @@ import typer
 from pydantic import ValidationError
 
 from longtail.bundle import BundleError
+from longtail.bundle.integrity import MANIFEST
 from longtail.bundle.objects import is_url, local_path
 from longtail.index import LongtailIndexError
 from longtail.index.options import StateOption, place_of
+from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
 from longtail.serving.batch import Asked, answer
 from longtail.serving.check import check_release
@@ -106,7 +108,18 @@ def run(
             f"expected a directory that longtail-index publishes to, found none at {settings.releases}",
             param_hint="RELEASES",
         )
+    if isinstance(settings.releases, Path):
+        for manifest, what in ((RELEASE_MANIFEST, "one release"), (MANIFEST, "a bundle")):
+            if (settings.releases / manifest).is_file():
+                raise typer.BadParameter(
+                    f"expected a directory that longtail-index publishes to, found {what} at {settings.releases}",
+                    param_hint="RELEASES",
+                )
     logs.configure(settings.log_format, log_level)
+    if settings.insecure and not (settings.all_api_keys() or settings.all_admin_keys()):
+        logger.warning("insecure: no keys, so whoever reaches %s may ask, change labels and reload", settings.host)
+    if isinstance(settings.releases, Path) and not (settings.releases / CURRENT).exists():
+        logger.warning("%s: no release is published here yet; see longtail-index publish", settings.releases)
     if unknown := no_settings(os.environ):
         logger.warning("%s: no setting of this service, and not read", ", ".join(unknown))
     hold_hangups()

@@ -19,8 +19,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from longtail.bundle.errors import describe
-from longtail.bundle.objects import is_url, local_path
+from longtail.bundle.errors import StorageError, describe
+from longtail.bundle.objects import check_scheme, is_url, local_path
 from longtail.bundle.remote import copies_of
 from longtail.index import MilvusServer, SpecError
 from longtail.state import Place, Postgres
@@ -63,6 +63,10 @@ def _split_at_commas(keys: object) -> object:
 def _read_releases(given: object) -> object:
     """Return a URL without a slash at its end, or a path; anything else as it is."""
     if isinstance(given, str) and is_url(given):
+        try:
+            check_scheme(given)
+        except StorageError as error:
+            raise ValueError(str(error)) from None
         return given.rstrip("/")
     return local_path(given) if isinstance(given, str) else given
 

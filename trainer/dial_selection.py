@@ -8,7 +8,6 @@ from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.evaluation.dial import Dial, Setting, best_dial, chosen_by
 from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
-from longtail.trainer.losses.implied_noise import removes_all
 from longtail.trainer.trained import Trained
 
 
@@ -21,12 +20,11 @@ def found_by_label(trained: Trained) -> FoundByLabel:
 
 
 def _theory(trained: Trained) -> dict[str, Setting]:
-    """Get the settings under which scores are the link times log p*(y|x), of the named priors [METHODS §9]."""
-    link = removes_all(trained.recipe.loss.objective())
-    if trained.model.proposal is not None or not link:
+    """Get the settings under which scores are the slope times log p*(y|x), of the named priors [METHODS §9]."""
+    if trained.model.proposal is not None or not trained.slope:
         return {}
     as_trained = Setting(trained.theoretical_bias_removal())
-    uniform = Setting(as_trained.bias_removal, -link) if trained.noise().apart else Setting(0.0)
+    uniform = Setting(as_trained.bias_removal, -trained.slope) if trained.noise().apart else Setting(0.0)
     return {"train": as_trained, "uniform": uniform}
 
 

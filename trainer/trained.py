@@ -91,7 +91,11 @@ class Trained:
         log_nu = self.log_noise()
         apart = not np.array_equal(log_nu, log_pi)
         constant = apart and bool(np.ptp(log_nu) == 0)
-        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight) + loss.noise_suffix
+        named = name_of_noise(log_nu, log_pi, reweight=loss.reweight)
+        if power := self._power_of_scores * power_of_q(loss.objective()):
+            drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
+            named = drawn if constant else f"{drawn} · {named}"
+        named += loss.noise_suffix
         return Noise(named if constant else named + shared, constant=constant, apart=apart)
 
     @property
@@ -99,12 +103,23 @@ class Trained:
         """Return the λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
         return 0.0 if self.noise().constant else self.recipe.loss.calibrated_at
 
+    @property
+    def _power_of_scores(self) -> float:
+        return self.recipe.loss.sampler.power_of_scores(self.model.temperature)
+
+    @property
+    def slope(self) -> float:
+        """Return the slope of scores in log p(y|x), at the λ of the same number; 0 where no λ gives the order of p."""
+        loss = self.recipe.loss
+        if loss.label_smoothing and loss.reweight:  # log[(1 − ε)·p·π^−e/Z + ε/L] + e·log π
+            return 0.0
+        return removes_all(loss.objective(), power_of_scores=self._power_of_scores)
+
     def theoretical_bias_removal(self) -> float:
         """Return the λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
-        objective = self.recipe.loss.objective()
         if self.model.proposal is not None:
-            return max(removes_all(objective) * power_of_q(objective), 0.0)
-        return 0.0 if self.noise().constant else removes_all(objective)
+            return max(self.slope * power_of_q(self.recipe.loss.objective()), 0.0)
+        return 0.0 if self.noise().constant else self.slope
 
     def curve(
         self,

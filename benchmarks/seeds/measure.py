@@ -77,7 +77,7 @@ def measure(
         metrics = metrics_of(top_NK, positives, label_side.facts(config), ks=ks, bootstrap=none)
         shares = contributions(top_NK, positives, ks=ks, buckets_L=label_side.buckets)
         if log_p_N is not None:
-            shares["log_likelihood"] = log_p_N * len(log_p_N) / positives.per_query.sum()
+            shares["log_likelihood"] = log_p_N * len(log_p_N) / positives.weight_per_query.sum()
         values = {name: interval.value for name, interval in metrics.items()}
         values |= {name: float(share_N.mean()) for name, share_N in shares.items() if len(share_N)}
         measured[bias_removal] = Measured(values, shares)

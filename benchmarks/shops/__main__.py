@@ -22,8 +22,9 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.baselines import Row
 from benchmarks.shops.generate import DAYS, LAWS, log_odds, shop_of, write
-from benchmarks.shops.measure import Measurement, Row
+from benchmarks.shops.measure import Measurement
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float64
 from longtail.trainer import load_recipe

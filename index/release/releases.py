@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -38,6 +39,9 @@ from longtail.index.release.remote import RemoteReleases
 from longtail.index.release.staged import StagedCounts
 from longtail.index.search.milvus import MilvusServer
 from longtail.state import Place, Postgres, StoreError, read_label_changes, read_place
+
+EXPERIMENTS_FILE = "experiments.toml"
+"""File beside the releases, of which a service reads experiments."""
 
 
 class Releases:
@@ -243,17 +247,23 @@ class Releases:
             self.collections.publish(release)
             return history[-1]
 
-    def prune(self, keep: int) -> list[str]:
+    def prune(self, keep: int, say: Callable[[str], None] = lambda _: None) -> list[str]:
         """Delete all but the `keep` newest releases and those in use; returns the deleted names.
 
-        In use are the current, the staged, and the one that `rollback` would go to.
-        Unreadable releases count as oldest. Leftovers of killed builds are deleted too.
+        In use are the current, the staged, the one that `rollback` would go to, and those of arms in
+        `experiments.toml`, of which `say` gets a line. Unreadable releases count as oldest. Leftovers of killed builds
+        are deleted too. Raises LongtailIndexError where `experiments.toml` cannot be read; nothing is deleted then.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
         with self.shelf.turn() as (now, move):
+            in_arms = self._in_arms()
             needed = {now.current, now.staged, *self._history_before(now)[-1:]}
             newest_first = sorted(self.names(), key=self._age_key, reverse=True)
+            for name in newest_first[keep:]:
+                if name in in_arms - needed:
+                    say(f"kept: {name}, which answers for an arm of {EXPERIMENTS_FILE}")
+            needed |= in_arms
             old = [name for name in newest_first[keep:] if name not in needed]
             gone = sorted({*old, *now.deleting, *self.shelf.abandoned()} - needed)
             collections = self.collections.named(gone, self.manifests)
@@ -270,6 +280,21 @@ class Releases:
                 move(now.model_copy(update={"deleting": tuple(name for name in now.deleting if name not in gone)}))
                 break
         return gone
+
+    def _in_arms(self) -> set[str]:
+        """Get the releases that arms of experiments name, whether they run or not."""
+        path = self.beside(EXPERIMENTS_FILE)
+        try:
+            experiments = (
+                tomllib.loads(path.read_text(encoding="utf-8")).get("experiments", {}) if path.exists() else {}
+            )
+            arms = [arm for experiment in experiments.values() for arm in experiment["arms"].values()]
+            return {name for arm in arms if (name := arm.get("release"))}
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, AttributeError, TypeError) as error:
+            raise LongtailIndexError(
+                f"{path}: expected experiments with arms, whose releases stay, found {type(error).__name__}: {error}; "
+                "nothing was deleted"
+            ) from error
 
     def bytes(self, name: str) -> int:
         """Compute the bytes of a release's files; raises as `manifest`."""

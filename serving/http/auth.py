@@ -117,7 +117,8 @@ def _client_of(address: str) -> str:
 def _is_here(url: str) -> bool:
     """Return whether the host in a URL is this machine."""
     try:
-        return is_loopback(urlsplit(url).hostname or "")
+        parts = urlsplit(url)
+        return is_loopback(parts.hostname or "") and not ("@" in url or parts.path or parts.query)
     except ValueError:
         return False
 

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 audit = logging.getLogger("longtail.serving.audit")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-_CLIENT_CLOSED_REQUEST = 499
+_CLIENT_CLOSED_REQUEST, _TOO_LARGE = 499, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+_MOST_HEADERS = 100
 _INTERNAL = "the request could not be answered; the server's log has the details under this request id"
 _HEADERS = [
     (b"cache-control", b"no-store"),
@@ -56,7 +57,8 @@ class RequestMiddleware:
     """Surrounds every request, and lets only those pass whose key may.
 
     Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), otherwise makes one, and
-    sends it back. As gateways may give several requests one id, every request has a `name` of the service's own. An
+    sends it back. Refuses a request without a Host, with two, or of more
+    than 100 headers. As gateways may give several requests one id, every request has a `name` of the service's own. An
     exception that nothing else answered is logged in full and answered with a 500 that shows none of it. Every answer
     forbids caching, framing and sniffing, and all content unless it is a page with a policy of its own. While the
     service drains, every answer closes its connection. Answers are compressed for clients that accept gzip. HEAD is
@@ -106,7 +108,14 @@ class RequestMiddleware:
 
         try:
             app = self._compressing if b"gzip" in headers.get(b"accept-encoding", b"") else self._app
-            if (error := self._keys.refusal(scope, headers)) is not None:
+            hosts = [name for name, _ in scope["headers"]].count(b"host")
+            if len(scope["headers"]) > _MOST_HEADERS:
+                message, refused = f"expected at most {_MOST_HEADERS} headers, received more", _TOO_LARGE
+                app = error_response(id_, refused, "headers_too_large", message)
+            elif hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
+                message = f"expected one Host, received {hosts or 'none'}"
+                app = error_response(id_, HTTPStatus.BAD_REQUEST, "malformed_request", message)
+            elif (error := self._keys.refusal(scope, headers)) is not None:
                 app = serving_error(id_, error)
             await app(scope, receive, send_with_headers)
         except ClientDisconnect:

@@ -95,6 +95,8 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     content_type = headers.get("content-type", "none")
     if content_type.partition(";")[0].strip().lower() != "application/json":
         raise ContentTypeError(f"expected Content-Type application/json, received {content_type[:_LONGEST_NAME]}")
+    if (encoding := headers.get("content-encoding", "identity")).lower() != "identity":
+        raise ContentTypeError(f"expected a body without Content-Encoding, received {encoding[:_LONGEST_NAME]}")
     limit, announced = settings.max_body_bytes, headers.get("content-length", "")
     if announced.isdigit() and int(announced[:18]) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")

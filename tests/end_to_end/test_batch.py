@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import Vocabulary
+from longtail.bundle import Hide, Restore, Upsert, Vocabulary
 from longtail.serving.batch import Asked, BatchError, _as_known, answer
+from longtail.state import LabelStore
 from tests.end_to_end.commands import fitted_and_published, longtail, served
 
 USERS, ITEMS = 60, 30
@@ -131,7 +133,7 @@ def test_answers_are_those_of_the_service(shop: Path, tmp_path: Path) -> None:
     everything = {label for labels in table["labels"].to_pylist() for label in labels}
     assert "new" in everything
     assert "i2" not in everything
-    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["_batch.json", *FILES]
+    assert [path.name for path in sorted((tmp_path / "out").iterdir())] == ["_batch.json", "_labels.jsonl", *FILES]
 
 
 def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Path) -> None:
@@ -152,6 +154,33 @@ def test_shards_make_the_whole_and_a_kill_loses_no_file(shop: Path, tmp_path: Pa
     longtail("serving", *command(shop, out))
     assert answers(out).equals(whole)
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_shards_agree_about_labels_that_change_between_them(shop: Path, tmp_path: Path) -> None:
+    """They all answer with the labels that the first one found, also where the store has forgotten older changes."""
+    state, asked = tmp_path / "state", Asked({"k": ITEMS})
+    state.mkdir()
+    store = LabelStore(state)
+    added = Upsert(id="new", at=datetime.now(UTC), features={"brand": "b2"})
+    store.append([added, Hide(id="i1", at=datetime.now(UTC))])
+
+    def whole(out: Path, *shares: tuple[int, int]) -> pa.Table:
+        for share in shares:
+            answer(shop / "releases", shop / "queries", out, asked, state=state, share=share)
+        return answers(out)
+
+    expected = whole(tmp_path / "whole", (0, 1))
+    answer(shop / "releases", shop / "queries", tmp_path / "out", asked, state=state, share=(0, 2))
+    now = datetime.now(UTC)
+    store.append([Hide(id="new", at=now), Restore(id="i1", at=now), *(Hide(id=f"i{row}", at=now) for row in range(9))])
+    store.compact()
+    store.close()
+    assert whole(tmp_path / "out", (1, 2)).equals(expected)
+    assert not whole(tmp_path / "later", (0, 1)).equals(expected)
+    shutil.rmtree(state)
+    for path in (tmp_path / "out").glob("part-*"):
+        path.unlink()
+    assert whole(tmp_path / "out", (0, 1)).equals(expected)
 
 
 def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:

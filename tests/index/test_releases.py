@@ -142,6 +142,27 @@ def test_prune_keeps_the_rollback_target_beyond_a_deleted_release(releases: Rele
     assert releases.rollback() == "a"
 
 
+def test_prune_keeps_what_arms_of_experiments_name_and_says_so(releases: Releases) -> None:
+    releases.publish("c")
+    arms = '[experiments.dial.arms.x]\nrelease = "a"\n[experiments.dial.arms.y]\nbias_removal = 0.5\n'
+    (releases.root / "experiments.toml").write_text(arms + '[experiments.old]\nactive = false\narms.z.release = "c"\n')
+    said: list[str] = []
+    assert releases.prune(keep=1, say=said.append) == ["b"]
+    assert said == ["kept: a, which answers for an arm of experiments.toml"]
+    (releases.root / "experiments.toml").write_text("")
+    assert releases.prune(keep=1) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "content", ["not TOML", "experiments = 3", "[experiments.dial]", "[experiments]\na.arms.b = 1"]
+)
+def test_prune_deletes_nothing_where_arms_cannot_be_read(releases: Releases, content: str) -> None:
+    (releases.root / "experiments.toml").write_text(content)
+    with pytest.raises(LongtailIndexError, match=r"experiments\.toml: expected experiments with arms, .*nothing was"):
+        releases.prune(keep=1)
+    assert releases.names() == ["a", "b", "c"]
+
+
 @pytest.mark.process
 def test_prune_removes_leftovers_of_dead_processes_only(releases: Releases) -> None:
     with subprocess.Popen(["sleep", "60"]) as running:

@@ -12,7 +12,10 @@ from longtail.trainer.evaluation.baselines import (
     Interactions,
     SameForAll,
     _unseen,
+    ease,
+    item_knn,
     recent_popularity,
+    rp3beta,
     skipped,
     top_labels,
 )
@@ -94,15 +97,89 @@ def test_of_pairs_of_one_moment_the_first_are_the_latest(share: float) -> None:
     np.testing.assert_allclose(scores.scores_L, counts, rtol=1e-6)
 
 
-def test_item_knn_sums_cosines_of_the_nearest() -> None:
-    matrix = dense(TRAIN)
-    cosine = matrix.T @ matrix / np.maximum(np.outer(*[np.linalg.norm(matrix, axis=0)] * 2), 1e-12)
-    np.fill_diagonal(cosine, 0)
+def weighted(rng: np.random.Generator) -> Interactions:
+    """40 queries × 15 labels, with weights that tie nowhere; label 14 has no pair, query 39 none in training."""
+    query, label = np.nonzero(rng.random((39, 14)) < 0.3)
+    pairs = Pairs(
+        query.astype(np.int32), label.astype(np.int32), weights=rng.random(len(query)).astype(np.float32) + 0.1
+    )
+    known = Pairs(np.append(pairs.queries, np.int32([39, 39])), np.append(pairs.labels, np.int32([2, 7])))
+    return Interactions(pairs, known, queries=40, labels=15, seed=0)
 
-    expected = sorted_lists((matrix @ cosine).round(12))
-    found = answers("item-kNN", neighbours=L - 1).tolist()
-    agreement = np.mean([len(set(a) & set(b)) / K for a, b in zip(expected, found, strict=True)])
-    assert agreement > 0.99, "but for ties that float32 rounds apart"
+
+def summed(data: Interactions, similarity_LL: np.ndarray, most: int) -> np.ndarray:
+    """Scores of queries: of each label its `most` nearest others, looked up by loops."""
+    scores_QL = np.zeros((data.queries, data.labels))
+    for label in range(data.labels):
+        others = [other for other in range(data.labels) if other != label]
+        near = sorted(others, key=lambda other: -similarity_LL[label, other])[:most]
+        for query, known in zip(data.known.queries, data.known.labels, strict=True):
+            scores_QL[query, label] += similarity_LL[label, known] if known in near else 0
+    return scores_QL
+
+
+@pytest.mark.parametrize("shrink", [0, 3])
+@pytest.mark.parametrize("most", [1, 4, 14, 40])
+def test_item_knn_sums_the_nearest_of_each_candidate(most: int, shrink: float) -> None:
+    data = weighted(np.random.default_rng(most))
+    x_QL = data.pairs_of_training.toarray().astype(np.float64)
+    x_QL /= np.maximum(np.linalg.norm(x_QL, axis=1, keepdims=True), 1e-12)
+    similarity = np.zeros((15, 15))
+    for one in range(14):
+        for other in range(14):
+            norms = np.linalg.norm(x_QL[:, one]) * np.linalg.norm(x_QL[:, other])
+            similarity[one, other] = x_QL[:, one] @ x_QL[:, other] / (norms + shrink)
+
+    found = item_knn(data, {"neighbours": most, "shrink": shrink})(np.arange(40, dtype=np.int32))
+    np.testing.assert_allclose(found, summed(data, similarity, most), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 0), (1, 0.6), (0.5, 0.8), (1.5, 0.2)])
+@pytest.mark.parametrize("most", [2, 14])
+def test_rp3beta_walks_three_steps_and_divides_by_degree(most: int, alpha: float, beta: float) -> None:
+    data = weighted(np.random.default_rng(5))
+    x_QL = data.pairs_of_training.toarray().astype(np.float64)
+    of_query, of_label = x_QL.sum(axis=1), x_QL.sum(axis=0)
+    walk = np.zeros((15, 15))
+    for known in range(14):
+        for query in range(39):
+            for label in range(14):
+                back = x_QL[query, known] / of_label[known]
+                forth = x_QL[query, label] / of_query[query] if of_query[query] else 0
+                walk[label, known] += back**alpha * forth**alpha / of_label[label] ** beta
+
+    found = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta})(np.arange(40, dtype=np.int32))
+    np.testing.assert_allclose(found, summed(data, walk, most), rtol=1e-5, atol=1e-7)
+
+
+def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
+    data, l2 = weighted(np.random.default_rng(6)), 2.0
+    x_QL = data.pairs_of_training.toarray().astype(np.float64)
+    weights = np.zeros((15, 15))
+    for label in range(15):
+        others = np.delete(np.arange(15), label)
+        x = x_QL[:, others]
+        weights[others, label] = np.linalg.solve(x.T @ x + l2 * np.eye(14), x.T @ x_QL[:, label])
+
+    found = ease(data, {"l2": l2})(np.arange(40, dtype=np.int32))
+    known = np.zeros((40, 15))
+    known[data.known.queries, data.known.labels] = 1
+    np.testing.assert_allclose(found, known @ weights, rtol=1e-4, atol=1e-5)
+
+
+def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, rows = weighted(np.random.default_rng(7)), np.arange(40, dtype=np.int32)
+    fits = [item_knn(data, {"neighbours": 3, "shrink": 0})(rows), ease(data, {"l2": 2})(rows)]
+    monkeypatch.setattr("longtail.trainer.evaluation.baselines._AT_A_TIME", 4)
+    for whole, parts in zip(fits, (item_knn(data, {"neighbours": 3, "shrink": 0}), ease(data, {"l2": 2})), strict=True):
+        np.testing.assert_allclose(parts(rows), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_ease_refuses_what_it_cannot_invert() -> None:
+    with pytest.raises(ValueError, match=r"EASE is not allowed with 60,000 labels.*use at most 50,000"):
+        ease(dataclasses.replace(DATA, labels=60_000), {"l2": 1})
+    with pytest.raises(ValueError, match="l2 = -1 is too small"):
+        ease(DATA, {"l2": -1})
 
 
 def test_ials_solves_the_normal_equations() -> None:
@@ -149,7 +226,7 @@ def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wan
     config = tiny.recipe(evaluation={"ks": [1, 2], "metric": "recall@2"}).evaluation
     task = Task.of(held_out, train, config, labels=4, seed=0, request_queries=np.int32([0, 0, 1]))
 
-    for name in ("popularity", "item-kNN", "iALS"):
+    for name in ("popularity", "item-kNN", "RP3beta", "EASE", "iALS"):
         lists = top_labels(task, data, BASELINES[name].fit(data, BASELINES[name].settings))
         assert lists[0].tolist() == lists[1].tolist(), name
         assert 0 not in lists[:2], "seen in both"
@@ -166,7 +243,7 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
 
     result = compared(worst)
 
-    assert list(result.baselines) == ["popularity", "recent popularity", "item-kNN", "iALS"]
+    assert list(result.baselines) == ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
     assert all(result.seconds[name] > 0 for name in result.baselines)
     assert result.behind
     assert result.sentence.startswith(f"The model is behind {result.best}: recall@{K} ")
@@ -174,7 +251,9 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
     assert values[result.best] == max(values.values())
     ours = result.model[f"recall@{K}"].value
     assert result.difference.value == pytest.approx(ours - values[result.best])
-    assert result.notes == ["2 of the 59 queries have no history: item-kNN and iALS answer them by popularity."]
+    assert result.notes == [
+        "2 of the 59 queries have no history: item-kNN, RP3beta, EASE, iALS answer them by popularity."
+    ]
 
 
 def test_tuning_takes_the_best_of_the_grid() -> None:
@@ -191,6 +270,7 @@ def test_tuning_takes_the_best_of_the_grid() -> None:
 def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_UPDATES", 10)
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_PRODUCTS", 10)
+    monkeypatch.setattr("longtail.trainer.evaluation.baselines._QUICK_LABELS", L - 1)
     untimed = dataclasses.replace(TRAIN, times=None)
     data = Interactions(untimed, untimed, queries=QUERIES, labels=L, seed=0)
 
@@ -198,8 +278,8 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert reasons["popularity"] is None
     assert reasons["recent popularity"] == "the pairs have no times"
-    assert "would take many minutes" in str(reasons["item-kNN"])
-    assert "would take many minutes" in str(reasons["iALS"])
+    for name in ("item-kNN", "RP3beta", "EASE", "iALS"):
+        assert "would take many minutes" in str(reasons[name]), name
     assert (
         compare(TASK, answers("popularity"), SIDE, data, CONFIG.model_copy(update={"baselines": ["iALS"]}), tuning=None)
         is None

@@ -145,6 +145,29 @@ def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_b
         assert interval.low < interval.value < interval.high
 
 
+def test_repeated_and_weighted_pairs_count_in_the_likelihood_where_the_true_probabilities_score_best() -> None:
+    """Of 20 pairs of one query, as p has them: −Σ p log p, above any other distribution; recall is of labels."""
+    times_L = np.array([9, 5, 3, 1, 1, 1, 0, 0, 0])
+    repeated = tiny.pairs(*[(0, label) for label in np.repeat(np.arange(L), times_L)])
+    weighed = tiny.pairs(*[(0, label) for label in range(6)], weights=times_L[:6])
+    logs = {"p": np.log(np.maximum(times_L, 1e-9) / 20), "even": np.zeros(L)}
+
+    def measured(pairs: Any, log_p_L: np.ndarray) -> dict[str, float]:
+        side = dataclasses.replace(label_side(), embeddings=ITEMS * 0, bias=log_p_L.astype(np.float32))
+        (point,) = bias_removal_curve(
+            pairs, KNOWN, embed, side, config(log_likelihood=True, exclude_seen=False, ks=[3], metric="recall@3"),
+            queries=QUERIES, seed=0,
+            settings=[Setting(0.0)], calibrated_at=0.0,
+        )  # fmt: skip
+        return {name: interval.value for name, interval in point.metrics.items()}
+
+    for pairs in (repeated, weighed):
+        p = times_L[:6] / 20
+        assert measured(pairs, logs["p"])["log_likelihood"] == pytest.approx(p @ np.log(p), rel=1e-5)
+        assert measured(pairs, logs["even"])["log_likelihood"] == pytest.approx(-np.log(L), rel=1e-5)
+        assert measured(pairs, logs["p"])["recall@3"] == 0.5
+
+
 def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
     """Label 8 has no training pairs; its score is no log-probability, and moving it by 10 nats changes nothing."""
     far = dataclasses.replace(label_side(), bias=BIAS + 10 * (COUNTS == 0).astype(np.float32))

@@ -230,6 +230,7 @@ def test_likelihoods_are_of_log_probabilities(loss: dict[str, Any], calibrated_a
         ({"family": "hinge"}, "family 'hinge' does not converge to log p"),
         ({"family": "exponential", "hits": "keep"}, "family 'exponential' does not converge"),
         ({}, "with weight 'unit', 'softmax' converges to s"),
+        ({"family": "bilateral_softmax", "weight": "importance"}, "'bilateral_softmax' pools a query's positives"),
         ({"weight": "importance", "hits": "keep"}, "with hits 'keep', 'softmax' counts the positive twice"),
         ({"family": "logistic", "hits": "mask"}, "with hits 'mask', 'logistic' does not converge"),
         ({"weight": "importance", "hits": "mask_known"}, "with hits 'mask_known', 'softmax' does not converge"),

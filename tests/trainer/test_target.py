@@ -119,20 +119,21 @@ def test_valid_pairs_say_what_recall_would_be_under_label_shift() -> None:
     assert counted.best("train")[0].bias_removal == 1
 
 
-LOSSES: dict[str, tuple[list[str], Setting]] = {
-    "ν is π": ([], Setting(0.0)),
-    "ν is uniform": (['loss.sampler={name="uniform",negatives=8}'], Setting(0.0, -1.0)),
+LOSSES: dict[str, tuple[list[str], Setting, str]] = {
+    "ν is π": ([], Setting(0.0), "π"),
+    "ν is uniform": (['loss.sampler={name="uniform",negatives=8}'], Setting(0.0, -1.0), "uniform"),
+    "scores are ½ log p": (['loss.sampler={name="model",negatives=8}'], Setting(0.0, -0.5), "exp(f)"),
 }
 
 
 @pytest.mark.parametrize(
-    ("loss", "theory"),
+    ("loss", "theory", "noise"),
     [
         pytest.param(*case, id=name, marks=pytest.mark.nightly if name == "ν is π" else ())
         for name, case in LOSSES.items()
     ],
 )
-def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting, tmp_path: Path) -> None:
+def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting, noise: str, tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     overrides = [*loss, "training.epochs=2", "training.refit=true", "evaluation.target_prior=uniform"]
     bundle = fit(recipe, tmp_path / "out", overrides=overrides)
@@ -141,6 +142,7 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     if loss:
         asked = {Setting(0.0, at) for at in (-1.0, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0)}
 
+    assert bundle.manifest.bias_removal.noise == noise
     assert set(kept.found) == asked
     assert kept.theory["uniform"] == theory
     assert kept.best("uniform")[0] == Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)

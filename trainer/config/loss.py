@@ -106,6 +106,13 @@ class SamplerConfig(Choice):
         """Return whether the batch's labels are negatives of every row."""
         return self.name in ("in_batch", "mixed", "cross_batch")
 
+    def power_of_scores(self, temperature: float) -> float:
+        """Return the power of e^f that q is of: of `model`, whose q is the query's and not kept; else 0."""
+        if self.name != "model":
+            return 0.0
+        bandwidth = self.bandwidth or (None if self.features is None else 2.0)
+        return 1.0 if bandwidth is None else bandwidth * temperature
+
     @property
     def even(self) -> bool:
         """Return whether q is the same for every label."""
@@ -345,23 +352,22 @@ class LossConfig(Section):
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
         softmax = family == "softmax"
         ones = self.sampler.name == "full" and weight in ("unit", "relative")
-        if family not in ("logistic", "nce", "softmax", "augment_and_reduce", "bilateral_softmax"):
+        if self.pools:
+            return f"{family!r} pools a query's positives in a batch, and one label that fits is enough of them"
+        if family not in ("logistic", "nce", "softmax", "augment_and_reduce"):
             return f"family {family!r} does not converge to log p(y|x)"
-        if self.family.power not in (None, 1):
-            return f"with power {self.family.power:g}, {family!r} weighs positives and negatives differently"
         for setting, reason in (
             (self.mining, "mining weighs a negative by its rank"),
             (self.impressions, "impressions are negatives that no q draws"),
             (self.retrieved_negatives, "retrieved_negatives follow the model's own scores, and no q draws them"),
             (self.neighbours, "neighbours draw embeddings together for any p(y|x)"),
-            (self.label_smoothing, "with label_smoothing it converges to log[(1 − ε)·p(y|x) + ε/L]"),
+            (self.label_smoothing, "with label_smoothing it converges to log[(1 − ε)·p̃(y|x) + ε/L], p̃ ∝ p·π^−reweight"),
             (self.top_k, "top_k weighs pairs by their own scores"),
             (self.weight.threshold, "labels below the weight's threshold are no negatives"),
         ):
             if setting:
                 return reason
-        masks = family == "bilateral_softmax" or (family == "logistic" and not self.family.pairwise)
-        if hits == "mask_known" or (hits == "mask" and masks):
+        if hits == "mask_known" or (hits == "mask" and family == "logistic" and not self.family.pairwise):
             return f"with hits {hits!r}, {family!r} does not converge to log p(y|x)"
         if hits == "keep" and (softmax or family == "augment_and_reduce"):
             return f"with hits 'keep', {family!r} counts the positive twice"
@@ -417,10 +423,11 @@ class LossConfig(Section):
 
     @property
     def noise_suffix(self) -> str:
-        """Return what a manifest adds to the name of ν where rows bring negatives of their own, which are not in it."""
+        """Return what a manifest adds to the name of ν where positives are pooled, or rows bring negatives."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
         there = " and ".join(name for name, setting in named.items() if setting)
-        return f" of the draws, not of the {there}" if there else ""
+        pooled = ", but for pooled positives" if self.pools else ""
+        return (f" of the draws, not of the {there}" if there else "") + pooled
 
     def objective(self) -> Objective:
         """Return the loss function that this section describes."""

@@ -225,7 +225,7 @@ class PropensityConfig(Section):
     """2.6 for Amazon, 0.4 for Wikipedia data."""
 
 
-BaselineName = Literal["popularity", "recent popularity", "item-kNN", "iALS"]
+BaselineName = Literal["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
 
 
 class MetricConfig(Choice):
@@ -277,12 +277,15 @@ class EvaluationConfig(Section):
     """Chooses λ and μ for pairs whose labels are drawn otherwise than valid's: `uniform`, every label alike, or a table
     of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them
     alike, every pair and not every query. Epochs still go by `metric`."""
-    baselines: list[BaselineName] = Field(default=["popularity", "recent popularity", "item-kNN", "iALS"])
+    baselines: list[BaselineName] = Field(
+        default=["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
+    )
     """Reported with the model, of the same pairs, queries and labels; none with `[]`. `recent popularity` counts the
-    latest share of the training pairs, the share chosen on valid. `item-kNN` (cosine) and `iALS` (64 factors) are
-    skipped where they would take minutes, and the report says so."""
+    latest share of the training pairs, the share chosen on valid. The others are skipped where they would take minutes,
+    `EASE` beyond 20,000 labels, and the report says so."""
     tune_baselines: bool = False
-    """Chooses the neighbours of `item-kNN` and the confidence and regularisation of `iALS` on valid, of 4 and 12."""
+    """Chooses on valid the neighbours and shrinkage of `item-kNN`, the neighbours and powers of `RP3beta`, the
+    regularisation of `EASE`, and the confidence and regularisation of `iALS`."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"

@@ -1,4 +1,4 @@
-"""Rows to compare a model with: popularity, recent popularity, item-kNN and implicit ALS, by `implicit`.
+"""Rows to compare a model with: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
 
 They learn from the model's own training pairs, and read of a query what histories read: the pairs known before the
 held-out ones. A query without any gets popularity, as a service would give it. Equal scores are ranked by popularity.
@@ -16,7 +16,8 @@ from functools import cached_property
 from importlib.util import find_spec
 
 import numpy as np
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+from scipy.linalg import lapack  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, diags, vstack  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
@@ -34,7 +35,11 @@ _AT_ONCE = 4_000_000
 _FIRST_LOOK, _FURTHER = 4, 8
 """Times K, the labels that every query's list is sought among; and how many more, for those that lack some."""
 _MOST_PRODUCTS = 5e9
-"""Co-occurrences Σ n² over queries of n pairs beyond which item-kNN takes minutes."""
+"""Co-occurrences Σ n² over queries of n pairs beyond which item-kNN and RP3beta take minutes."""
+_QUICK_LABELS, _MOST_LABELS = 20_000, 50_000
+"""Labels beyond which EASE takes minutes, and beyond which its matrix of float32 is larger than 10 GB."""
+_AT_A_TIME = 1000
+"""Labels whose similarities are computed at a time."""
 _MOST_UPDATES = 5e11
 """Multiplications of an iALS fit beyond which it takes minutes."""
 
@@ -111,15 +116,93 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
 
 
 def item_knn(data: Interactions, settings: Settings) -> Scores:
-    """Score labels by their cosine with a query's known labels, summed, over the `neighbours` nearest of each label."""
-    from implicit.nearest_neighbours import CosineRecommender
+    """Sum the similarities of a label's `neighbours` nearest labels that the query knows.
 
-    knn = CosineRecommender(K=int(settings["neighbours"]) + 1)  # a label is its own nearest
-    with _alone():
-        knn.fit(data.pairs_of_training, show_progress=False)
-    near_LL = knn.similarity.tocsr()
-    near_LL.setdiag(0)
+    Similarity is x·y / (|x| |y| + `shrink`), a cosine if `shrink` is 0, after queries are scaled to unit length
+    [Deshpande and Karypis 2004, §4; Ferrari Dacrema et al. 2019, §3.1].
+    """
+    length_Q = _lengths(data.pairs_of_training, axis=1)
+    scaled_QL = (diags(1 / np.maximum(length_Q, 1e-12)) @ data.pairs_of_training).tocsr()
+    norm_L = _lengths(scaled_QL, axis=0)
+    return _by_nearest(
+        data, scaled_QL, settings, lambda label_n, near_n: norm_L[label_n] * norm_L[near_n] + settings["shrink"]
+    )
+
+
+def _lengths(matrix: csr_matrix, axis: int) -> Float64:
+    lengths: Float64 = np.sqrt(np.asarray(matrix.power(2).sum(axis=axis), np.float64).ravel())
+    return lengths
+
+
+def rp3beta(data: Interactions, settings: Settings) -> Scores:
+    """Walk from a known label to a query and on to a label, and divide by its degree^`beta` [Paudel et al. 2016, §4].
+
+    Each step's probability is taken to the power `alpha`; only a label's `neighbours` nearest count.
+    """
+    pairs_QL, alpha = data.pairs_of_training, settings["alpha"]
+    degree_L, degree_Q = (np.asarray(pairs_QL.sum(axis=axis)).ravel() for axis in (0, 1))
+    steps_QL = diags(np.maximum(degree_Q, 1e-12) ** (-alpha / 2)) @ pairs_QL.power(alpha)
+    return _by_nearest(
+        data, steps_QL.tocsr(), settings,
+        lambda label_n, near_n: degree_L[near_n] ** alpha * degree_L[label_n] ** settings["beta"],
+    )  # fmt: skip
+
+
+def _by_nearest(
+    data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64]
+) -> Scores:
+    """Score each label by x·y / divisor with known labels, of which its `neighbours` nearest alone count.
+
+    Args:
+        columns_QL: x or y of every label.
+        divisor: of labels and as many labels near them, both int32 [n].
+    """
+    most, columns_LQ, nearest = int(settings["neighbours"]), columns_QL.T.tocsr(), []
+    for start in range(0, data.labels, _AT_A_TIME):
+        products = (columns_LQ[start : start + _AT_A_TIME] @ columns_QL).tocoo()
+        label_n, near_n = products.row + np.int32(start), products.col
+        values_n = np.where(label_n == near_n, 0, products.data / divisor(label_n, near_n))
+        similar = csr_matrix((values_n, (products.row, near_n)), products.shape, dtype=np.float32)
+        similar.eliminate_zeros()
+        for row in np.flatnonzero(np.diff(similar.indptr) > most):
+            values = similar.data[similar.indptr[row] : similar.indptr[row + 1]]
+            values[np.argpartition(-values, most)[most:]] = 0
+        similar.eliminate_zeros()
+        nearest.append(similar)
+    near_LL = vstack(nearest).T.tocsr()
     return lambda rows_B: (data.pairs_known[rows_B] @ near_LL).toarray().astype(np.float32)
+
+
+def ease(data: Interactions, settings: Settings) -> Scores:
+    """Regress each label on the others: weights −P / diag P, P = (XᵀX + `l2`·I)⁻¹ [Steck 2019, eq. 8].
+
+    Raises:
+        ValueError: the catalogue is too large, or `l2` too small for float32.
+    """
+    labels, pairs_QL = data.labels, data.pairs_of_training
+    if labels > _MOST_LABELS:
+        raise ValueError(
+            f"EASE is not allowed with {labels:,} labels, whose matrix it inverts; use at most {_MOST_LABELS:,}"
+        )
+    inverse_LL = np.empty((labels, labels), np.float32, order="F")
+    for start in range(0, labels, _AT_A_TIME):
+        part = slice(start, start + _AT_A_TIME)
+        inverse_LL[:, part] = (pairs_QL.T @ pairs_QL[:, part]).toarray()
+    inverse_LL[np.diag_indices(labels)] += settings["l2"]
+    # Both work in place, on the lower triangle.
+    inverse_LL, failed = lapack.spotrf(inverse_LL, lower=1, clean=0, overwrite_a=1)
+    if failed:
+        raise ValueError(f"EASE: l2 = {settings['l2']:g} is too small for float32; use a larger one")
+    inverse_LL, _ = lapack.spotri(inverse_LL, lower=1, overwrite_c=1)
+    weights_LL = inverse_LL.T  # rows lie together, and the upper triangle is filled
+    for start in range(0, labels, _AT_A_TIME):
+        end = min(start + _AT_A_TIME, labels)
+        square = weights_LL[start:end, start:end]
+        square += np.triu(square, 1).T - np.tril(square, -1)
+        weights_LL[end:, start:end] = weights_LL[start:end, end:].T
+    weights_LL /= -weights_LL.diagonal().copy()
+    np.fill_diagonal(weights_LL, 0)
+    return lambda rows_B: data.pairs_known[rows_B] @ weights_LL
 
 
 def ials(data: Interactions, settings: Settings) -> Scores:
@@ -160,7 +243,17 @@ BASELINES: dict[str, Baseline] = {
     "recent popularity": Baseline(
         recent_popularity, {"share": 0.1}, tuple({"share": 0.5**halvings} for halvings in range(1, 9)), True
     ),
-    "item-kNN": Baseline(item_knn, {"neighbours": 100}, tuple({"neighbours": count} for count in (20, 50, 100, 200))),
+    "item-kNN": Baseline(
+        item_knn,
+        {"neighbours": 200, "shrink": 1},
+        tuple({"neighbours": n, "shrink": shrink} for n in (50, 200, 500) for shrink in (0, 0.3, 1, 3, 10)),
+    ),
+    "RP3beta": Baseline(
+        rp3beta,
+        {"neighbours": 200, "alpha": 0.7, "beta": 0.35},
+        tuple({"neighbours": 200, "alpha": a, "beta": b} for a in (0.4, 0.7, 1, 1.3) for b in (0.2, 0.35, 0.5)),
+    ),
+    "EASE": Baseline(ease, {"l2": 200}, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
     "iALS": Baseline(
         ials,
         {"confidence": 5, "regularization": 1},
@@ -171,17 +264,21 @@ BASELINES: dict[str, Baseline] = {
 
 
 def skipped(name: str, data: Interactions) -> str | None:
-    """Why a baseline is not run on these data; None if it is."""
+    """Return why a baseline is not run on these data; None if it is."""
     if name == "recent popularity" and data.train.times is None:
         return "the pairs have no times"
-    if name in ("item-kNN", "iALS") and find_spec("implicit") is None:
-        return "`implicit` is not installed: pip install 'longtail[train]'"
-    products = float((data.train.per_query().astype(np.float64) ** 2).sum())
-    if name == "item-kNN" and products > _MOST_PRODUCTS:
-        return (
-            f"{products:.1e} pairs of labels that occur together would take many minutes (at most {_MOST_PRODUCTS:.0e})"
-        )
+    if name in ("item-kNN", "RP3beta"):
+        products = float((data.train.per_query().astype(np.float64) ** 2).sum())
+        if products > _MOST_PRODUCTS:
+            return (
+                f"{products:.1e} pairs of labels that occur together would take many minutes "
+                f"(at most {_MOST_PRODUCTS:.0e})"
+            )
+    if name == "EASE" and data.labels > _QUICK_LABELS:
+        return f"to invert a matrix of {data.labels:,}² would take many minutes (at most {_QUICK_LABELS:,} labels)"
     if name == "iALS":
+        if find_spec("implicit") is None:
+            return "`implicit` is not installed: pip install 'longtail[train]'"
         cells = 16 * _FACTORS * len(data.train) + (data.queries + data.labels) * _FACTORS**2
         if _ITERATIONS * cells > _MOST_UPDATES:
             return f"{_ITERATIONS * cells:.1e} multiplications would take many minutes (at most {_MOST_UPDATES:.0e})"

@@ -64,7 +64,9 @@ class EvaluationResult:
             popularity = self.popularity.default if bias_removal is None else 0.0
         if bias_removal is None:
             bias_removal = self.bias_removal.default
-        elif self.bias_removal.noise == "uniform" and {setting.bias_removal for setting in at} == {0.0}:
+        elif self.bias_removal.noise.startswith(("uniform", "exp(")) and {setting.bias_removal for setting in at} == {
+            0.0
+        }:
             bias_removal = 0.0
         chosen = Setting(bias_removal, popularity)
         name = metric or self.metric

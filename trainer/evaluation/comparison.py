@@ -106,10 +106,11 @@ def compare(
         metrics[name], used[name] = task.metrics(lists[name], facts), settings
     if not metrics:
         return None
-    if (newcomers := int(data.newcomers[task.queries_N].sum())) and not {"item-kNN", "iALS"}.isdisjoint(metrics):
+    by_history = [name for name in metrics if name not in ("popularity", "recent popularity")]
+    if (newcomers := int(data.newcomers[task.queries_N].sum())) and by_history:
         notes.append(
-            f"{newcomers:,} of the {len(task.rows_N):,} queries have no history: item-kNN and iALS answer them by "
-            "popularity."
+            f"{newcomers:,} of the {len(task.rows_N):,} queries have no history: {', '.join(by_history)} answer them "
+            "by popularity."
         )
     best = max(metrics, key=lambda name: metrics[name][config.metric].value)
     (ours_N, denominator_N), (theirs_N, _) = (

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle import BUCKET_NAMES, Interval
-from longtail.bundle.arrays import Bools, Float64, Int8, Int32, Int64
+from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
 from longtail.bundle.exposure import coverage, coverage_by_bucket, gini
 from longtail.bundle.sets import distinct
 from longtail.trainer.metric_registry import Lists, Metric, measured
@@ -26,18 +26,27 @@ _INTERVAL = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Positives:
-    """What each query should find: distinct labels, as keys `query · L + label`, int64, sorted."""
+    """What each query should find: distinct labels, as keys `query · L + label`, int64, sorted.
+
+    Attributes:
+        weights: what the pairs of every key weigh together, float64: of the likelihood, a mean over pairs.
+    """
 
     keys: Int64
+    weights: Float64
     queries: int
     labels: int
 
     @classmethod
     def of(
-        cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int
-    ) -> Positives:
-        """From pairs, query and label rows both int [n]; pairs that stand twice count once."""
-        return cls(distinct(query_rows.astype(np.int64) * labels + label_rows), queries, labels)
+        cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int,
+        weights: Float32 | None = None,
+    ) -> Positives:  # fmt: skip
+        """From pairs, query and label rows both int [n], which weigh 1 each or `weights`, [n]."""
+        of_pairs = query_rows.astype(np.int64) * labels + label_rows
+        keys = distinct(of_pairs)
+        total = np.bincount(np.searchsorted(keys, of_pairs), weights, minlength=len(keys))
+        return cls(keys, total.astype(np.float64), queries, labels)
 
     @property
     def label_rows(self) -> Int64:
@@ -54,14 +63,22 @@ class Positives:
         """Positives of every query, float64 [N]."""
         return np.bincount(self.query_rows, minlength=self.queries).astype(np.float64)
 
+    @property
+    def weight_per_query(self) -> Float64:
+        """What the pairs of every query weigh, float64 [N]."""
+        return np.bincount(self.query_rows, self.weights, minlength=self.queries).astype(np.float64)
+
     def between(self, start: int, end: int) -> Positives:
         """Return those of queries start … end − 1, numbered from 0."""
         first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
-        return Positives(self.keys[first:last] - start * self.labels, end - start, self.labels)
+        return Positives(
+            self.keys[first:last] - start * self.labels, self.weights[first:last], end - start, self.labels
+        )
 
     def among(self, kept_L: Bools) -> Positives:
         """Return those of some labels, bool [L]."""
-        return Positives(self.keys[kept_L[self.label_rows]], self.queries, self.labels)
+        kept = kept_L[self.label_rows]
+        return Positives(self.keys[kept], self.weights[kept], self.queries, self.labels)
 
     def hits(self, top_NK: Int32) -> Bools:
         """Return which entries of the lists are positives, bool [N, K]; entries of −1 are none."""

@@ -174,7 +174,7 @@ def bias_removal_curve(
             | (
                 {}
                 if log_p_N is None or likely is None
-                else {"log_likelihood": task.bootstrap.interval(log_p_N, likely.per_query)}
+                else {"log_likelihood": task.bootstrap.interval(log_p_N, likely.weight_per_query)}
             ),
         )
         for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
@@ -198,8 +198,8 @@ def rank(
 ) -> tuple[Int32, list[Float64 | None]]:
     """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
-    And for every setting the log-likelihood of each query's positives, `Σ_y log softmax(s)_y` over the labels that may
-    be ranked, float64 [N], nats; None without `likely`, and at settings that are not in `likely_at`.
+    And for every setting the log-likelihood of each query's pairs, `Σ w log softmax(s)_y` over the labels that may be
+    ranked, float64 [N], nats; None without `likely`, and at settings that are not in `likely_at`.
 
     Args:
         seen_keys: `query · L + label` to leave out, sorted.
@@ -267,11 +267,11 @@ def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bia
 def _log_likelihood(
     selection: Selection, values: Values, at: int, positives: Positives, never_L: Bools | None, temperature: float
 ) -> Float64:
-    """`Σ_y log softmax(s)_y` over each query's positives at a setting, float64 [B]."""
+    """Compute `Σ w log softmax(s)_y` over each query's pairs at a setting, float64 [B]."""
     gain_P = selection.gain(at)
     if never_L is not None:
         gain_P[never_L[selection.order]] = -np.inf
     places, queries = selection.places(positives.label_rows), positives.query_rows
     log_z_B = selection.log_sum_exp(values, gain_P, temperature)
     log_p = (values.of_labels_PB[places, queries] + gain_P[places]) / temperature - log_z_B[queries]
-    return np.bincount(queries, weights=log_p, minlength=positives.queries).astype(np.float64)
+    return np.bincount(queries, weights=positives.weights * log_p, minlength=positives.queries).astype(np.float64)

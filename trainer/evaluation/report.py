@@ -186,7 +186,8 @@ def _removes(dial: Dial) -> str:
     noise = dial.bias_removal.noise
     if noise.startswith("p_n(y|x)^0"):
         return "adds p_n(y|x), of which training left nothing to remove"
-    return "has nothing to remove" if noise == "uniform" else f"removes {noise}"
+    nothing = noise.startswith(("uniform", "exp(")) and " · " not in noise  # exp(f): the order is that of p
+    return "has nothing to remove" if nothing else f"removes {noise}"
 
 
 def _recall(axes: Axes, line: _Line, k: str) -> None:

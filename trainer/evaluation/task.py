@@ -125,9 +125,13 @@ class Task:
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
             keys = keys[is_among(keys // labels, rows_N)]
+        asked = held_out.queries if request_queries is None else held_out.request_rows
+        pairs = asked.astype(np.int64) * labels + held_out.labels
+        kept = is_among(pairs, keys)
         positives = Positives.of(
-            np.searchsorted(rows_N, keys // labels), keys % labels, queries=len(rows_N), labels=labels
-        )
+            np.searchsorted(rows_N, asked[kept]), held_out.labels[kept], queries=len(rows_N), labels=labels,
+            weights=None if held_out.weights is None else held_out.weights[kept],
+        )  # fmt: skip
         bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
         ks = [k for k in config.ks if k <= labels]
         own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}

@@ -71,11 +71,21 @@ def power_of_q(objective: Objective) -> float:
     return round(float(np.subtract(*(_unnormalised(objective, two_L, two_L - shift)[0] for shift in (0.0, 1.0)))), 3)
 
 
-def removes_all(objective: Objective) -> float:
-    """Return the λ at which `f + λ·log ν` is the link times log p(y|x): 1, ½ for `exponential`; 0 for a family without
-    a link, whose order at λ = 0 is that of p/ν and at no λ that of p."""
-    link = LOSSES[objective.family].link
-    return 0.0 if link is None else link
+def removes_all(objective: Objective, *, power_of_scores: float = 0.0) -> float:
+    """Return the λ at which `f + λ·log ν` is λ·log p(y|x): 1, ½ for `exponential`; 0 for a family without a link,
+    whose order at λ = 0 is that of p/ν and at no λ that of p.
+
+    Args:
+        power_of_scores: power s of e^f in q, of sampler `model`. f is then on both sides of f = link·log(p/ν), and
+            where q is in ν the slope in log p is link/(1 + link·s): ½ for `unit`.
+
+    Example:
+        >>> removes_all(Objective("logistic", "unit"), power_of_scores=1.0)
+        0.5
+    """
+    link = LOSSES[objective.family].link or 0.0
+    against = 1 + link * power_of_scores * power_of_q(objective) if power_of_scores else 1.0
+    return link / against if against > 0 else 0.0
 
 
 def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0) -> str:

@@ -199,6 +199,10 @@ def test_with_keys_or_a_gateway_other_hosts_may_ask(tmp_path: Path, given: dict,
         ("10.0.0.7", 403),
         ("", 403),
         ("[", 403),
+        ("evil.example@127.0.0.1", 403),
+        ("evil.example:80@localhost:8000", 403),
+        ("localhost/evil.example", 403),
+        ("localhost?evil.example", 403),
     ],
 )
 def test_without_keys_a_name_that_was_made_to_mean_this_machine_is_refused(
@@ -227,6 +231,7 @@ def test_without_keys_a_name_that_was_made_to_mean_this_machine_is_refused(
         ("http://localhost.evil.example", 403),
         ("http://127.0.0.1.evil.example", 403),
         ("null", 403),
+        ("http://evil.example@localhost", 403),
         ("http://[", 403),
     ],
 )

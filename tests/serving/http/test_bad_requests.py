@@ -226,6 +226,14 @@ def test_other_content_types(client: httpx.Client, content_type: str | None) -> 
     assert error["message"] == f"expected Content-Type application/json, received {content_type or 'none'}"
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "br", "xchunked", "identity, gzip"])
+def test_other_content_encodings(client: httpx.Client, encoding: str) -> None:
+    response = client.post("/v1/retrieve", json=one(), headers={"content-encoding": encoding})
+    error = check(response, 415, "unsupported_content_type")
+    assert error["message"] == f"expected a body without Content-Encoding, received {encoding}"
+    assert client.post("/v1/retrieve", json=one(), headers={"content-encoding": "identity"}).status_code == 200
+
+
 def test_a_body_announced_too_long(client: httpx.Client) -> None:
     response = client.post("/v1/retrieve", content=b" " * 50_001, headers={"content-type": "application/json"})
     error = check(response, 413, "body_too_large")

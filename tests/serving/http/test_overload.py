@@ -144,7 +144,7 @@ def answer_to(app: Starlette, path: str, receive: Receive) -> tuple[int, dict[by
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
         "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-        "headers": [(b"content-type", b"application/json")], "state": {},
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")], "state": {},
     }  # fmt: skip
     asyncio.run(app(scope, receive, send))
     start, *rest = sent

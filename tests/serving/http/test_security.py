@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +19,14 @@ import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
 
+from longtail.bundle.errors import StorageError
 from longtail.index import IndexSpec, Releases, build
-from longtail.serving import Settings
+from longtail.serving import Settings, cli, create_app
 from longtail.serving.cli import main
 from longtail.serving.http.auth import Keys
 from tests.bundles import make_bundle
+from tests.serving.client import address_of
+from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import ServerProcess, server
 
 ASKING, ADMIN = "ask-0123456789abcdef", "admin-0123456789abcd"
@@ -288,3 +292,99 @@ def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.Captu
         main(["run", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
     assert caught.value.code == 2
     assert "expected api_keys, or insecure" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/release"])
+@pytest.mark.parametrize(
+    ("version", "headers", "status"),
+    [
+        ("1.1", "Host: localhost\r\n", 200),
+        ("1.0", "", 200),
+        ("1.1", "", 400),
+        ("1.1", "Host: localhost\r\nHost: localhost\r\n", 400),
+        ("1.0", "Host: evil.example\r\nHost: localhost\r\n", 400),
+        ("1.1", "Host: localhost\r\n" + "X: 1\r\n" * 98, 200),
+        ("1.1", "Host: localhost\r\n" + "X: 1\r\n" * 100, 431),
+        ("1.1", "Host: localhost\r\n" + "X: 1\r\n" * 9_000, 431),
+    ],
+)  # fmt: skip
+def test_a_request_has_one_host_and_few_headers(
+    tmp_path: Path, path: str, version: str, headers: str, status: int
+) -> None:
+    app = create_app(plane_settings(tmp_path), retriever=plane_retriever())
+    with address_of(app) as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(f"GET {path} HTTP/{version}\r\n{headers}Connection: close\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    if status != 200:
+        assert json.loads(body)["error"]["message"].startswith("expected ")
+    app.state.service.close()
+
+
+# What is said at the start
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Settings that `run` would serve with."""
+    given: list[Settings] = []
+    monkeypatch.setattr(cli, "serve", lambda settings, _: given.append(settings))
+    monkeypatch.setattr(cli, "hold_hangups", lambda: None)
+    monkeypatch.setattr(cli.logs, "configure", lambda *_: None)
+    return given
+
+
+def exit_code(*words: str) -> object:
+    with pytest.raises(SystemExit) as caught:
+        main([*words])
+    return caught.value.code
+
+
+def test_the_command_warns_of_a_service_that_anybody_may_change(
+    tmp_path: Path, served: list[Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "CURRENT").write_text("{}")
+    assert exit_code("run", str(tmp_path), "--host", "0.0.0.0", "--insecure") == 0
+    said = ["insecure: no keys, so whoever reaches 0.0.0.0 may ask, change labels and reload"]
+    assert caplog.messages == said
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("LONGTAIL_API_KEYS", ASKING)
+        assert exit_code("run", str(tmp_path), "--host", "0.0.0.0", "--insecure") == 0
+    assert exit_code("run", str(tmp_path)) == 0
+    assert caplog.messages == said
+    assert len(served) == 3
+
+
+def test_the_command_warns_of_a_directory_without_a_release(
+    tmp_path: Path, served: list[Settings], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert exit_code("run", str(tmp_path)) == 0
+    assert caplog.messages == [f"{tmp_path}: no release is published here yet; see longtail-index publish"]
+    assert len(served) == 1
+
+
+@pytest.mark.parametrize("what", ["a bundle", "one release"])
+def test_the_command_refuses_a_bundle_and_one_release(
+    tmp_path: Path, served: list[Settings], capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    make_bundle().write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("flat"), name="only")
+    place = tmp_path / "bundle" if what == "a bundle" else tmp_path / "releases" / "only"
+    before = files_below(place)
+    assert exit_code("run", str(place)) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"expected a directory that longtail-index publishes to, found {what} at" in said
+    assert (served, files_below(place)) == ([], before)
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "https://evil.example/r", "ftp://a/b", "memory://r"])
+def test_other_hosts_than_object_stores_are_asked_for_nothing(
+    tmp_path: Path, served: list[Settings], capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert exit_code("run", url, "--state", str(tmp_path)) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert "expected s3://, gs:// or az://" in said
+    assert not served
+    with pytest.raises(StorageError, match="expected s3://, gs:// or az://"):
+        Releases(url, tmp_path)

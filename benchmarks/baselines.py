@@ -1,0 +1,131 @@
+"""Baselines of a recipe, tuned on its validation pairs and measured on test, without a model beside them.
+
+    python -m benchmarks.baselines data/movielens-1m/recipe.toml
+    python -m benchmarks.baselines data/gowalla/recipe.toml --only EASE --long --set l2=80
+
+They learn as `longtail-train fit` has them learn: from training pairs for the choice, from train and valid for test if
+the recipe refits. Seconds are of learning and answering with what was chosen, then of choosing it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.arrays import Int32
+from longtail.trainer import Recipe, load_recipe
+from longtail.trainer.baseline_report import before_test
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.evaluation.baselines import BASELINES, Interactions, Settings, skipped, top_labels
+from longtail.trainer.evaluation.comparison import tuned
+from longtail.trainer.evaluation.metrics import LabelFacts
+from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.task import VALID_QUERIES, Task
+
+
+@dataclass(frozen=True)
+class Row:
+    """Answers of one method to the test queries.
+
+    Attributes:
+        method: its name, with what was chosen on validation.
+        top_NK: labels, best first, int32 [N, K]; −1 where a list ends early.
+        seconds: of training and answering with what was chosen; of our `fit` all it takes; None of a law.
+        choosing: seconds of the search on validation before that; None where `seconds` holds it.
+    """
+
+    method: str
+    top_NK: Int32
+    seconds: float | None
+    choosing: float | None
+
+
+class Trial:
+    """Baselines on the data of one recipe.
+
+    Attributes:
+        task: test queries, with the training and validation pairs known.
+    """
+
+    def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
+        self.recipe, self.dataset, self.known = recipe, dataset, before_test(dataset)
+        self.task = self._task(dataset.test, self.known)
+
+    @cached_property
+    def facts(self) -> LabelFacts:
+        """Counts of the pairs that test is answered from, and their buckets."""
+        counts = self._final.label_counts()
+        return LabelFacts(counts, buckets_for(self.recipe.evaluation, counts).assign(counts))
+
+    def answers(self, name: str, settings: Settings | None = None, *, long: bool = False) -> Row | str:
+        """Answer test by a row of `BASELINES`, or say why not.
+
+        Args:
+            settings: None for those that are best on validation.
+            long: even if it takes many minutes.
+        """
+        data = self.learnt_from(self._final.train, self.known)
+        if (reason := skipped(name, data)) and not (long and "many minutes" in reason):
+            return reason
+        baseline, began = BASELINES[name], time.perf_counter()
+        if settings is None:
+            settings = baseline.settings
+            if baseline.grid:
+                valid = self._task(self.dataset.valid, self.dataset.train, VALID_QUERIES)
+                chosen_from = self.learnt_from(self.dataset.train, self.dataset.train)
+                settings = tuned(baseline, valid, chosen_from, self.recipe.evaluation.metric, self.facts)
+        chosen = time.perf_counter()
+        top_NK = top_labels(self.task, data, baseline.fit(data, settings))
+        said = ", ".join(f"{key} {value:g}" for key, value in settings.items())
+        method = f"{name} ({said})" if said else name
+        return Row(method, top_NK, time.perf_counter() - chosen, chosen - began)
+
+    def learnt_from(self, train: Pairs, known: Pairs) -> Interactions:
+        """Get what a baseline learns from."""
+        queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
+        return Interactions(train, known, queries=queries, labels=labels, seed=self.recipe.seed)
+
+    @cached_property
+    def _final(self) -> Dataset:
+        return self.dataset.refit() if self.recipe.training.refit else self.dataset
+
+    def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:
+        return Task.of(
+            held_out, known, self.recipe.evaluation, labels=len(self.dataset.label_ids), seed=self.recipe.seed,
+            max_queries=max_queries, request_queries=self.dataset.request_queries,
+        )  # fmt: skip
+
+
+def main(
+    recipe: Path,
+    only: Annotated[list[str] | None, typer.Option(help="Only these baselines.")] = None,
+    setting: Annotated[list[str] | None, typer.Option("--set", help="KEY=NUMBER in place of a search.")] = None,
+    long: Annotated[bool, typer.Option("--long", help="Also what `fit` leaves out as it takes many minutes.")] = False,
+) -> None:
+    """Print a table of every baseline."""
+    loaded = load_recipe(recipe)
+    trial = Trial(loaded, read_dataset(loaded))
+    name, _, k = loaded.evaluation.metric.partition("@")
+    columns = dict.fromkeys([f"{name}@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES[:3])])
+    given = {key: float(value) for key, _, value in (text.partition("=") for text in setting or [])}
+    print(f"| method | {' | '.join(columns)} | s | s to choose |\n|{' --- |' * (len(columns) + 3)}")
+    for baseline in only or BASELINES:
+        row = trial.answers(baseline, given or None, long=long)
+        if isinstance(row, str):
+            print(f"| {baseline} | left out: {row} |")
+            continue
+        metrics = trial.task.metrics(row.top_NK, trial.facts)
+        figures = " | ".join(f"{metrics[column].value:.4f}" for column in columns)
+        print(f"| {row.method} | {figures} | {row.seconds:.0f} | {row.choosing:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)
