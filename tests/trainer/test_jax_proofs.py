@@ -24,7 +24,8 @@ SLOW_ON_JAX = (
     "or popularity or two_epochs or second_layer or get_none_of_it or is_the_smoothed_target or signal_is_clearest "
     "or of_the_whole_catalogue_on_average or ((test_hits or test_top_k) and step_by_hand) or the_pair_twice "
     "or was_killed or best_labels or beside_ or of_each_part or serves_its_average or histories or 50-1 "
-    "or (test_retrieved and loss_of_a_step) or (test_nearest and step_s_loss) or thirds or compiled_in_blocks "
+    "or no_worse or (test_retrieved and loss_of_a_step) or (test_nearest and step_s_loss) or thirds "
+    "or compiled_in_blocks "
     "or (test_blocks and (hinge or ramp or exponential or logistic or pairwise or mined))"
 )
 """Steps of whole models whose like `test_backends` compares with TensorFlow's, which are proved; Monte Carlo of many
