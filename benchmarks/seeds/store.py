@@ -7,7 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +88,20 @@ class Store:
 
     def records(self, study: Study) -> dict[str, Record]:
         """Return the records of a study as it is described now, by key."""
+        protocols = {(method.name, protocol_of(study, method)) for method in study.methods}
+        return {it.key: it for it in self._all(study) if (it.method, it.protocol) in protocols}
+
+    def newest(self, study: Study) -> dict[str, Record]:
+        """Return what a report shows: `records`, and of methods not measured again since, what was `before`."""
+        records = self.records(study)
+        old = [
+            method for method in study.methods
+            if method.before is not None and not by_every_seed(method.name, records.values())
+        ]  # fmt: skip
+        protocols = {(it.name, protocol_of(study, replace(it, settings=it.before or {}))) for it in old}
+        return records | {it.key: it for it in self._all(study) if (it.method, it.protocol) in protocols}
+
+    def _all(self, study: Study) -> list[Record]:
         path = self.packed / f"{study.name}.parquet"
         rows = pq.read_table(path).to_pylist(maps_as_pydicts="strict") if path.exists() else []
         found = [
@@ -96,9 +110,7 @@ class Store:
         found += [
             json.loads(path.read_text(encoding="utf-8")) for path in sorted((self.fresh / study.name).glob("*.json"))
         ]
-        protocols = {method.name: protocol_of(study, method) for method in study.methods}
-        records = [Record(**it) for it in found]
-        return {it.key: it for it in records if protocols.get(it.method) == it.protocol}
+        return [Record(**it) for it in found]
 
     def put(self, record: Record) -> None:
         """Keep a record, whole or not at all."""
@@ -109,7 +121,7 @@ class Store:
 
     def pack(self, study: Study, read: Mapping[str, Set[str]]) -> None:
         """Write all records of a study into one table; of methods with every seed the values that findings `read`."""
-        records = [it for _, it in sorted(self.records(study).items())]
+        records = [it for _, it in sorted(self.newest(study).items())]
         if not records:
             return
         complete = {method.name for method in study.methods if by_every_seed(method.name, records)}

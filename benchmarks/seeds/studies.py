@@ -338,17 +338,20 @@ def softmax_gap() -> Study:
 def approximations() -> list[Study]:
     """[BM20 Fig. 1]: approximations of softmax over time; methods that need no tree train longer."""
     draws = "negatives = 4, shared = false"
-    uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4 }'
+    uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4, penalty = "cv" }'
+    before = '{ name = "adversarial", negatives = 4 }'
     grid = (rates(0.1), _REGULARIZER)
     rows = (
         Method(POPULARITY),
-        Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid),
+        Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid,
+               before={"loss.family": '"logistic"', "loss.sampler": before}),
         Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 6),
         Method(
             "frequency",
             {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 4,
         ),
-        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0),
+        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0,
+               before={"loss.family": '"nce"', "loss.sampler": before}),
         Method(
             "One-vs-Each",
             {

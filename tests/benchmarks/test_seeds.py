@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks.seeds.findings import Estimate, Finding, estimate_of, findings, learns, paired, verdict
+from benchmarks.seeds.findings import (
+    Estimate,
+    Finding,
+    counted_once,
+    estimate_of,
+    findings,
+    holm,
+    learns,
+    paired,
+    verdict,
+)
 from benchmarks.seeds.measure import contributions
 from benchmarks.seeds.run import Bench
 from benchmarks.seeds.store import Record, Store, pack_values, protocol_of
@@ -49,15 +59,51 @@ def test_an_interval_of_pairs_is_that_of_the_normal_law() -> None:
     assert estimate.high - estimate.low == pytest.approx(2 * 1.96 / 50, rel=0.1)
 
 
-def test_seeds_that_disagree_widen_an_interval() -> None:
-    """Leads of 0, 3 and 6 without noise over queries: means of three draws have the deviation √6/√3 = √2."""
+def test_seeds_that_disagree_widen_an_interval_by_student_s_law() -> None:
+    """Leads of 0, 3 and 6 without noise over queries: 3 ± 4.3027 · 3/√3, where two degrees of freedom leave 95 %."""
     a_SN = np.repeat([[0.0], [3.0], [6.0]], 100, axis=1)
 
     estimate = paired(a_SN, np.zeros((1, 100)))
 
     assert estimate.lead == 3
-    assert (estimate.low, estimate.high) == (0, 6)
-    assert paired(a_SN[1:2], np.zeros((1, 100))) == Estimate(3, 3, 3)
+    assert (estimate.low, estimate.high) == pytest.approx((3 - 4.302653 * 3**0.5, 3 + 4.302653 * 3**0.5))
+    assert estimate.p == pytest.approx(1 - (3 / (3 + 2)) ** 0.5), "t = √3 of two degrees: 1 − t/√(t² + 2)"
+    assert paired(a_SN[1:2], np.zeros((1, 100))) == Estimate(3, 3, 3, 0)
+
+
+@pytest.mark.parametrize("of_seeds", [0.0, 0.02, 0.2, 2.0])
+def test_an_interval_holds_the_truth_whatever_seeds_and_queries_vary_by(of_seeds: float) -> None:
+    """A truth of 0 over three seeds and 400 queries of deviation 1: at least 92 % of 1,000 intervals."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(1_000):
+        d_SN = of_seeds * rng.standard_normal((3, 1)) + rng.standard_normal(400) + 0.1 * rng.standard_normal((3, 400))
+        estimate = paired(d_SN, np.zeros((1, 400)))
+        held += estimate.low <= 0 <= estimate.high
+    assert held >= 920
+
+
+def test_p_values_for_all_together_are_holm_s() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+
+
+def test_what_is_one_estimate_is_counted_once() -> None:
+    end = Finding("", "a beats b, at the end", "s", "a", "b", "precision@1")
+    in_time = replace(end, claim="a beats b, in the same CPU time", in_time=True)
+    one, other = Estimate(1, 0, 2), Estimate(3, 2, 4)
+
+    merged = replace(in_time, claim="a beats b, in the same CPU time and at the end")
+    assert counted_once([(in_time, one), (end, one)]) == [(merged, one)]
+    assert counted_once([(in_time, one), (end, other)]) == [(in_time, one), (end, other)]
+    assert counted_once([(in_time, None), (end, None)]) == [(in_time, None), (end, None)]
+    another = replace(end, worse="c")
+    assert counted_once([(in_time, one), (another, one)]) == [(in_time, one), (another, one)]
+
+
+def test_what_no_paper_claims_stands_apart() -> None:
+    by = [it.claimed_by for it in findings() if it.study]
+    assert (by.count("us"), by.count("extension")) == (5, 9)
 
 
 def record(method: str, seed: int, values: list[float], **more: object) -> Record:
@@ -193,3 +239,19 @@ def test_a_record_of_another_protocol_is_not_used(tmp_path: Path) -> None:
     assert store.records(study) == {f"{method.name} | rate = 0.1 | seed 0": kept}
     assert store.records(replace(study, epochs=study.epochs + 1)) == {}
     assert protocol_of(study, method) != protocol_of(study, Method(method.name, {"loss.weight": '"unit"'}))
+
+
+def test_figures_of_before_are_shown_until_every_seed_is_measured_again(tmp_path: Path) -> None:
+    was = Method("a", {"loss.weight": '"unit"'})
+    now = replace(was, settings={"loss.weight": '"relative"'}, before=was.settings)
+    study, store = replace(studies()[0], methods=(now,)), Store(tmp_path / "fresh", tmp_path / "packed")
+    for seed in SEEDS:
+        store.put(replace(record("a", seed, [1.0]), study=study.name, protocol=protocol_of(study, was)))
+
+    assert store.records(study) == {}, "so that it is measured again"
+    assert [it.seed for it in store.newest(study).values()] == list(SEEDS)
+    store.pack(study, {})
+    shutil.rmtree(tmp_path / "fresh")
+    for seed in SEEDS:
+        store.put(replace(record("a", seed, [2.0]), study=study.name, protocol=protocol_of(study, now)))
+    assert {it.protocol for it in store.newest(study).values()} == {protocol_of(study, now)}
