@@ -192,6 +192,7 @@ def make_bundle(
     proposal: bool = False,
     label_tower: bool = False,
     popularity: bool = False,
+    queries: int = 20,
     seed: int = 0,
 ) -> Bundle:
     """A valid bundle with Zipf counts, users `u0…` and labels `item-0…`; not yet written.
@@ -206,6 +207,7 @@ def make_bundle(
             a model learns f to be what its proposal does not say.
         label_tower: whether labels are embedded from features: `item_id` their own id, `label_features` the others.
         popularity: whether log π is a column of its own, beside log ν of the noise (π + 1/L) / 2.
+        queries: to calibrate with, 50 at most: every trial of an index searches for all, at every place on the dials.
         seed: of all of it.
     """
     rng = np.random.default_rng(seed)
@@ -239,7 +241,7 @@ def make_bundle(
     augmentation = Augmentation.fitted(temperature, embeddings, log_pn, biases, log_pi if popularity else None)
     buckets = Buckets.by_quantile(counts)
     ids = pa.array([f"item-{row}" for row in range(labels)])
-    calibration_queries, user_rows, item_rows = rows(50), rows(users + 1), rows(labels + 1)
+    calibration_queries, user_rows, item_rows = rows(50)[:queries], rows(users + 1), rows(labels + 1)
     tree = None
     if proposal:
         z_dims = 8

@@ -13,7 +13,7 @@ from longtail.client import Answer, AsyncClient, Client, LongtailError, NotFound
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.client.conftest import Make
-from tests.serving.process import server
+from tests.end_to_end.killing import server
 
 pytestmark = pytest.mark.process
 

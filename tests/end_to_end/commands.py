@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import httpx2 as httpx
+import pytest
 
-from tests.serving.process import server
+from tests.end_to_end.killing import server
+from tests.trainer.conftest import without_compiler_and_ink
 
 
 def longtail(room: str, *words: object, folder: Path | None = None) -> str:
-    """Run a command of a room; what it says. Its words fail the test where it fails."""
-    command = [sys.executable, "-m", f"longtail.{room}", *map(str, words)]
-    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, f"{words}: {run.stdout[-2000:]}{run.stderr[-2000:]}"
-    return run.stdout
+    """Run a command of a room in this process, which has imported its modules; returns what it says."""
+    with ExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        said = stack.enter_context(redirect_stdout(StringIO()))
+        stack.enter_context(warnings.catch_warnings(action="ignore"))
+        patched.setattr(sys, "argv", [f"longtail-{room}", *map(str, words)])
+        if folder is not None:
+            patched.chdir(folder)
+        main = import_module(f"longtail.{room}.cli").main
+        if room == "trainer":
+            import_module("longtail.trainer.backend")
+            without_compiler_and_ink(patched)
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code, f"{words}: {said.getvalue()[-2000:]}"
+    return said.getvalue()
 
 
 def fitted_and_published(folder: Path, *options: object) -> None:

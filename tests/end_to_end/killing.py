@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import httpx2 as httpx
 
-from longtail.serving import logs
+from longtail.serving import cli, logs
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings
-from tests.serving.process import children, until
+from tests.serving.process import ServerProcess, children, environment_of, free_port, until
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "6"))
 """Of each kind of process; the rare moments want hundreds."""
@@ -143,3 +143,53 @@ def serving(settings: Settings, log: Path, environment: Mapping[str, str] = Mapp
     finally:
         if service.process.is_alive():
             service.kill()
+
+
+class Forked:
+    """What tests use of `subprocess.Popen`, of a process that was forked."""
+
+    def __init__(self, process: ForkServerProcess) -> None:
+        self._process = process
+        assert process.pid is not None
+        self.pid = process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, seconds: float | None = None) -> int:
+        self._process.join(seconds)
+        assert self.returncode is not None, f"expected the process to end within {seconds} s"
+        return self.returncode
+
+
+def _run(arguments: list[str], log: Path, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    with log.open("wb") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    cli.main(["run", *arguments])
+
+
+@contextmanager
+def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProcess]:
+    """`tests.serving.process.server`, seconds sooner."""
+    port, started = free_port(), time.perf_counter()
+    log.touch()
+    process = Forked(start(_run, [str(releases), "--port", str(port)], log, environment_of(settings), daemon=False))
+    try:
+        yield ServerProcess(process, f"http://127.0.0.1:{port}", started)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()

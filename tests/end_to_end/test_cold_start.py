@@ -20,7 +20,8 @@ from longtail.index import IndexSpec, Releases, build, cli
 from longtail.serving.core.loader import load_release
 from longtail.serving.errors import UnservableReleaseError
 from tests.bundles import label_features, make_bundle
-from tests.serving.process import ServerProcess, server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess, until
 
 LABELS = 60
 FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}

@@ -23,7 +23,8 @@ from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
-from tests.serving.process import server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import until
 
 FILES = [
     "release.json",

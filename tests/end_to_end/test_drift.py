@@ -23,7 +23,8 @@ from longtail.client import Answer, Client, Query
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.docker.tools import DOCKER, run
-from tests.serving.process import ServerProcess, server
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess
 
 LABELS, USERS, K = 300, 200, 20
 QUIET, LOUD, PREVIEWED = 100, 900, 40
@@ -47,7 +48,7 @@ class Look:
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drift")
-    bundle = make_bundle(labels=LABELS, dim=32, users=USERS)
+    bundle = make_bundle(labels=LABELS, dim=32, users=USERS, queries=50)
     manifest = bundle.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0.0)})
     replace(bundle, manifest=manifest).write(root / "bundle")
     build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")

@@ -18,7 +18,8 @@ from longtail.serving.export import export
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
 from tests.bundles import make_bundle
-from tests.serving.process import server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import until
 
 ADMIN = "admin-key-of-sixteen"
 FEATURES = {"user_id": "u1", "history": ["item-1", 2]}

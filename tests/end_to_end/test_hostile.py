@@ -24,7 +24,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from longtail.index import IndexSpec, Releases, build
 from longtail.serving.http.auth import OPEN_PATHS
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, server
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess
 
 API_KEY, ADMIN_KEY = "fuzz-api-key-0123456789", "fuzz-admin-key-0123456789"
 POSTED = (

@@ -18,7 +18,8 @@ from longtail.client import Client, LongtailError, NewLabel, NotFoundError
 from longtail.index import Releases, build, refused_features
 from longtail.index.cli import main
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess, until
 
 FEATURES = {"user_id": "u3", "history": ["item-1"]}
 

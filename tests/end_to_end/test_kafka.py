@@ -15,8 +15,9 @@ import pytest
 
 from longtail.index import Releases, build
 from tests.bundles import make_bundle
+from tests.end_to_end.killing import server
 from tests.kafka import MockKafka
-from tests.serving.process import server, until
+from tests.serving.process import until
 
 DOCS = Path(__file__).parents[2] / "docs" / "events.md"
 

@@ -129,6 +129,7 @@ def test_the_road_over_http(service: Service, releases: Releases) -> None:
     assert best not in dict(_labels(_ask(service)))
 
 
+@pytest.mark.nightly
 def test_killed_and_started_again_under_load(service: Service, milvus: RunningMilvus) -> None:
     expected = str(_labels(_ask(service)))
     load = Load(service.url)
@@ -150,6 +151,7 @@ def test_killed_and_started_again_under_load(service: Service, milvus: RunningMi
     print(f"\n{dict(load.counted)}, the slowest in {load.slowest:.2f} s")
 
 
+@pytest.mark.nightly
 def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service, milvus: RunningMilvus) -> None:
     milvus.pause()
     try:
@@ -166,6 +168,7 @@ def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service,
     until(lambda: _answers(service), "answers", seconds=60)
 
 
+@pytest.mark.nightly
 def test_a_collection_that_is_dropped_and_written_again(service: Service, releases: Releases, tmp_path: Path) -> None:
     expected = _labels(_ask(service))
     bundle = releases.open("faiss").bundle
@@ -185,6 +188,7 @@ def test_a_collection_that_is_dropped_and_written_again(service: Service, releas
     assert _labels(_ask(service)) == expected
 
 
+@pytest.mark.nightly
 def test_a_service_that_starts_without_its_server_waits_for_it(
     releases: Releases, milvus: RunningMilvus, tmp_path: Path
 ) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
-from tests.serving.process import ServerProcess, server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess, until
 
 OLD, NEW, ADMIN = "old-key-of-this-service", "new-key-of-this-service", "admin-key-of-this-service"
 QUERY = {"features": {"user_id": "u1"}}

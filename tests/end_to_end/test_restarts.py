@@ -19,7 +19,8 @@ import pytest
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import make_bundle
 from tests.end_to_end.gateway import Gateway
-from tests.serving.process import server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import until
 
 RESTARTS = int(os.environ.get("LONGTAIL_RESTARTS", "1"))
 KEPT = [0.0] * 6 + [0.01] * 4 + [0.05] * 2

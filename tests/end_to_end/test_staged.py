@@ -9,7 +9,8 @@ import pytest
 
 from longtail.index import NotPublishableError, Releases, StagedCounts, build
 from tests.bundles import make_bundle
-from tests.serving.process import server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import until
 
 pytestmark = pytest.mark.process
 

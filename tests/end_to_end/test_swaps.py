@@ -24,7 +24,8 @@ import pytest
 from longtail.client import Client, NewLabel
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
-from tests.serving.process import ServerProcess, server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess, until
 
 SWAPS = int(os.environ.get("LONGTAIL_SWAPS", "12"))
 LEVEL_AFTER = 10

@@ -217,8 +217,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     root = tmp_path_factory.mktemp("shop")
     write_shop(root)
     write_package(root / "site")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(root / "site"))
+    with pytest.MonkeyPatch.context() as patched, tables_as_they_are():
+        patched.syspath_prepend(root / "site")
         fitted_and_published(root)
     with tables_as_they_are():
         registered()

@@ -22,7 +22,8 @@ from longtail.client import Client, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import label_features, make_bundle
 from tests.end_to_end.gateway import Gateway
-from tests.serving.process import ServerProcess, children, free_port, server, until
+from tests.end_to_end.killing import server
+from tests.serving.process import ServerProcess, children, free_port, until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="looks processes up in /proc")
 

@@ -8,17 +8,35 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import httpx2 as httpx
 
 
+class Process(Protocol):
+    """What is asked of a process, whichever way it was started."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, seconds: float | None = None, /) -> int: ...
+
+
 @dataclass
 class ServerProcess:
-    process: subprocess.Popen[bytes]
+    process: Process
     url: str
     started: float
 
@@ -67,15 +85,19 @@ def children(parent: int) -> dict[int, bytes]:
     return found
 
 
+def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
+    """This process's own environment with settings in it."""
+    return os.environ | {f"LONGTAIL_{name.upper()}": str(value) for name, value in settings.items()}
+
+
 @contextmanager
 def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProcess]:
     """Run `python -m longtail.serving run RELEASES` on a free port of loopback; `settings` from the environment."""
     port = free_port()
-    environment = os.environ | {f"LONGTAIL_{name.upper()}": str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "longtail.serving", "run", str(releases), "--port", str(port)]
     with log.open("wb") as output:
         started = time.perf_counter()
-        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment_of(settings), stdout=output, stderr=subprocess.STDOUT)
     try:
         yield ServerProcess(process, f"http://127.0.0.1:{port}", started)
     finally:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from tests.serving.process import server
+from tests.end_to_end.killing import server
 
 ROOT = Path(__file__).parents[2]
 ASKED = ["1", "17", "40", "a stranger"]

@@ -40,15 +40,20 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "compile_loss", lambda function: function)
 
 
+def without_compiler_and_ink(patched: pytest.MonkeyPatch, *, compiler: bool = False, ink: bool = False) -> None:
+    """Losses run in TensorFlow's graph, and plots are drawn but not rendered: half of what a tiny job takes."""
+    backend = sys.modules.get("longtail.trainer.backend")
+    if backend and os.environ["KERAS_BACKEND"] == "tensorflow" and not compiler:
+        patched.setattr(backend, "compile_loss", lambda function: function)
+    if "matplotlib.figure" in sys.modules and not ink:
+        patched.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **__: file.write(b"<svg/>"))
+
+
 @pytest.fixture(autouse=True)
 def _jobs_wait_for_no_compiler_and_no_ink(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses run in TensorFlow's graph, and plots are drawn but not rendered: half of what a tiny job takes. All is as
-    users have it in tests that ask for `xla` or `ink`, in fixtures that tests share, and in processes."""
-    backend = sys.modules.get("longtail.trainer.backend")
-    if backend and os.environ["KERAS_BACKEND"] == "tensorflow" and "xla" not in request.fixturenames:
-        monkeypatch.setattr(backend, "compile_loss", lambda function: function)
-    if "matplotlib.figure" in sys.modules and "ink" not in request.fixturenames:
-        monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda _, file, **__: file.write(b"<svg/>"))
+    """All is as users have it in tests that ask for `xla` or `ink`, in fixtures that tests share, and in processes."""
+    asked = request.fixturenames
+    without_compiler_and_ink(monkeypatch, compiler="xla" in asked, ink="ink" in asked)
 
 
 @pytest.fixture

@@ -25,9 +25,10 @@ from longtail.serving import Settings, cli, create_app
 from longtail.serving.cli import main
 from longtail.serving.http.auth import Keys
 from tests.bundles import make_bundle
+from tests.end_to_end.killing import server
 from tests.serving.client import address_of
 from tests.serving.plane import plane_retriever, plane_settings
-from tests.serving.process import ServerProcess, server
+from tests.serving.process import ServerProcess
 
 ASKING, ADMIN = "ask-0123456789abcdef", "admin-0123456789abcd"
 STRICT = "default-src 'none'; frame-ancestors 'none'"
