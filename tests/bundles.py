@@ -192,7 +192,7 @@ def make_bundle(
     proposal: bool = False,
     label_tower: bool = False,
     popularity: bool = False,
-    queries: int = 20,
+    queries: int = 50,
     seed: int = 0,
 ) -> Bundle:
     """A valid bundle with Zipf counts, users `u0…` and labels `item-0…`; not yet written.

@@ -131,7 +131,7 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
     ),
     "calibration queries of another width": (
         lambda b: replace(b, calibration_queries=b.calibration_queries[:, :3]),
-        r"calibration_queries.npy is float32 \[C >= 1, dim\]: expected float32 \(C, 4\), found float32 \(20, 3\)",
+        r"calibration_queries.npy is float32 \[C >= 1, dim\]: expected float32 \(C, 4\), found float32 \(50, 3\)",
     ),
     "no calibration query": (
         lambda b: replace(b, calibration_queries=b.calibration_queries[:0]),

@@ -48,7 +48,7 @@ class Look:
 @pytest.fixture(scope="module")
 def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("drift")
-    bundle = make_bundle(labels=LABELS, dim=32, users=USERS, queries=50)
+    bundle = make_bundle(labels=LABELS, dim=32, users=USERS)
     manifest = bundle.manifest.model_copy(update={"bias_removal": BiasRemoval(default=0.0)})
     replace(bundle, manifest=manifest).write(root / "bundle")
     build(root / "bundle", root / "releases", spec=IndexSpec("flat"), name="first")

@@ -31,14 +31,14 @@ KINDS = {
 def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of 600 labels with a label bias."""
     path = tmp_path_factory.mktemp("bundles") / "small"
-    make_bundle(labels=SMALL, dim=8, bias=True).write(path)
+    make_bundle(labels=SMALL, dim=8, bias=True, queries=20).write(path)
     return path
 
 
 @pytest.fixture(scope="session")
 def large_bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bundles") / "large"
-    make_bundle(labels=LARGE, dim=8, cosine=False).write(path)
+    make_bundle(labels=LARGE, dim=8, cosine=False, queries=20).write(path)
     return path
 
 

@@ -20,7 +20,7 @@ from tests.bundles import make_bundle
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return make_bundle(labels=6000, dim=16)
+    return make_bundle(labels=6000, dim=16, queries=20)
 
 
 def test_the_head_holds_the_most_frequent_labels_and_the_index_all(bundle: Bundle) -> None:
@@ -88,13 +88,13 @@ def test_a_bundle_with_a_tree_is_measured_at_zero_even_if_requests_may_not_ask_f
 
 @pytest.mark.parametrize("spec", ["ivf_flat", "hnsw"])
 def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Path) -> None:
-    bundle = make_bundle(labels=6000, dim=16, popularity=True).write(tmp_path / "bundle")
+    bundle = make_bundle(labels=6000, dim=16, popularity=True, queries=20).write(tmp_path / "bundle")
     manifest = build(bundle, tmp_path / "releases", spec=spec, name="both")
     assert len(manifest.recall) == 11
     assert min(at.recall for at in manifest.recall) >= 0.95
     searcher = Releases(tmp_path / "releases").open("both").searcher
     rng = np.random.default_rng(1)
-    bias_removal, popularity = rng.uniform(-1, 2, (2, 50)).astype(np.float32)
+    bias_removal, popularity = rng.uniform(-1, 2, (2, 20)).astype(np.float32)
     queries = bundle.augmentation.queries(bundle.calibration_queries, bias_removal, popularity)
     _, rows = searcher.search(queries, 20)
     exact = np.argsort(-(queries @ bundle.rows().T), axis=1)[:, :20]
@@ -103,7 +103,7 @@ def test_the_index_that_is_chosen_recalls_on_both_dials(spec: str, tmp_path: Pat
 
 @pytest.mark.slow
 def test_below_the_floor_nothing_is_left_behind(tmp_path: Path) -> None:
-    make_bundle(labels=6000, dim=16).write(tmp_path / "bundle")
+    make_bundle(labels=6000, dim=16, queries=20).write(tmp_path / "bundle")
     with pytest.raises(RecallFloorError) as failed:
         build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec("IVF8,PQ1np", recall_floor=0.999))
     message = str(failed.value)

@@ -63,7 +63,7 @@ def test_searchers_take_turns_and_every_query_counts_with_its_quickest() -> None
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return make_bundle(labels=LABELS, dim=16)
+    return make_bundle(labels=LABELS, dim=16, queries=20)
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def _coded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return make_bundle(labels=LABELS, dim=8)
+    return make_bundle(labels=LABELS, dim=8, queries=20)
 
 
 def trained(kind: str, rows_LE: np.ndarray, centroids_CE: np.ndarray | None = None) -> faiss.IndexIVF:

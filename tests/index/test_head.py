@@ -24,7 +24,7 @@ LABELS, HEAD = 5_003, 500
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return make_bundle(labels=LABELS, dim=16)
+    return make_bundle(labels=LABELS, dim=16, queries=20)
 
 
 @pytest.fixture(scope="module")

@@ -80,14 +80,14 @@ def test_contract(
 def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) -> None:
     flat, milvus = opened("flat"), opened("milvus_flat")
     rng = np.random.default_rng(0)
-    queries = flat.bundle.augmentation.queries(flat.bundle.calibration_queries, rng.uniform(-1, 2, 20).astype("f4"))
+    queries = flat.bundle.augmentation.queries(flat.bundle.calibration_queries, rng.uniform(-1, 2, 50).astype("f4"))
     filters: list[Filter | None] = [
         None,
         Filter(exclude=rng.choice(LABELS, 40)),
         Filter(buckets=frozenset({2})),
         Filter(allow=rng.choice(LABELS, 3_000)),
         Filter(selection=Selection(rng.random(LABELS) < 0.4)),
-    ] * 4
+    ] * 10
     expected, found = (release.searcher.search(queries, 30, filters) for release in (flat, milvus))
     np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
     assert (found[1] == expected[1]).mean() > 0.999  # ties

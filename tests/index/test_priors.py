@@ -52,7 +52,9 @@ def write(path: Path, bundle: Bundle, **columns: object) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return make_bundle(labels=L, bias=True, popularity=True).write(tmp_path_factory.mktemp("bundle") / "model")
+    return make_bundle(labels=L, bias=True, popularity=True, queries=20).write(
+        tmp_path_factory.mktemp("bundle") / "model"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".csv"])
@@ -195,7 +197,7 @@ def test_limits_in_another_form_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "hnsw", "IVF8,Flat"])
 def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_path: Path) -> None:
-    bundle = make_bundle(labels=700, bias=True, popularity=True).write(tmp_path / "model")
+    bundle = make_bundle(labels=700, bias=True, popularity=True, queries=20).write(tmp_path / "model")
     rng = np.random.default_rng(1)
 
     def table(name: str) -> tuple[Path, np.ndarray]:
@@ -240,7 +242,7 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
 
 
 def test_the_head_holds_what_a_prior_lifts_not_only_the_most_frequent() -> None:
-    bundle = make_bundle(labels=6000, dim=16)
+    bundle = make_bundle(labels=6000, dim=16, queries=20)
     values = np.random.default_rng(2).lognormal(1, 1, (6000, 1)).astype(np.float32)
     from_table = PriorTable(Path("-"))._setting("margin", values[:, 0], 0.0, bundle, None)
     with_priors = replace(bundle, priors=Priors((from_table,), values))
