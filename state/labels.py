@@ -150,7 +150,8 @@ class LabelStore:
             raise StoreCorruptError(f"{self._place}: expected label changes, found tables without a name of their own")
         if found.version != VERSION:
             raise StoreVersionError(
-                f"{self._place}: expected version {VERSION}, found {found.version}: made before 0.1, use another place"
+                f"{self._place}: expected version {VERSION}, found {found.version}: use the Longtail that made it, or "
+                "another place"
             )
         return str(found.generation)
 

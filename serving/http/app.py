@@ -110,6 +110,7 @@ def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> N
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+        from opentelemetry.metrics import NoOpMeterProvider
         from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -120,7 +121,14 @@ def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> N
     resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
     provider = TracerProvider(resource=resource)
     provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
-    FastAPIInstrumentor.instrument_app(app, tracer_provider=provider, excluded_urls=_UNTRACED)  # type: ignore[arg-type]  # any Starlette
+    # A span for every message of ASGI would take as long as the rest of the request, also of one that is not sampled.
+    FastAPIInstrumentor.instrument_app(
+        app,  # type: ignore[arg-type]  # any Starlette
+        tracer_provider=provider,
+        meter_provider=NoOpMeterProvider(),
+        excluded_urls=_UNTRACED,
+        exclude_spans=["receive", "send"],
+    )
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

@@ -159,3 +159,20 @@ def test_the_policy_allows_this_style_and_this_script_only() -> None:
 def test_nothing_is_parsed_as_html_or_code() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|eval\(|Function\(", SCRIPT)
     assert not re.search(r"\sstyle=|\son[a-z]+=", PAGE.replace(SCRIPT, ""))
+
+
+@pytest.mark.process
+def test_a_label_titled_as_a_script_is_shown_as_text(report: dict[str, Any], tmp_path: Path) -> None:
+    """Ids and titles come from data; the browser must run none of them."""
+    hostile = '<script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
+    labels = [{**label, "id": hostile, "display": {"title": hostile}} for label in RETRIEVED["results"][0]["labels"]]
+    retrieved = {**RETRIEVED, "results": [{**RETRIEVED["results"][0], "labels": labels}]}
+    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release": RELEASE}
+    with serving({path: (200, body) for path, body in (well | {"/v1/retrieve": retrieved}).items()}) as url:
+        document, complaints = shown(url, tmp_path / "profile")
+    assert complaints == []
+    assert "<title>taken" not in document
+    assert "<title>1<" not in document
+    assert "onerror=" not in re.sub(r">[^<]*<", "><", document)
+    assert html.escape(hostile, quote=False) in document
+    assert hostile in text(document, "results")

@@ -25,7 +25,8 @@ def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Pa
     with client_of(app) as client:
         client.get("/readyz")
         client.get("/v1/labels/a", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
-    (span,) = [span for span in exporter.get_finished_spans() if span.kind.name == "SERVER"]
+    (span,) = exporter.get_finished_spans()
+    assert span.kind.name == "SERVER"
     assert span.context is not None
     assert span.parent is not None
     assert f"{span.context.trace_id:032x}" == TRACE
