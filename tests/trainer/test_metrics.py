@@ -3,7 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, inverse_propensity, metrics_of
+from longtail.trainer.evaluation.metrics import (
+    Bootstrap,
+    LabelFacts,
+    Positives,
+    interval_of_share,
+    inverse_propensity,
+    metrics_of,
+)
 
 HEAD, TORSO, TAIL = 0, 1, 2
 BUCKETS = np.array([HEAD, HEAD, TORSO, TAIL, TAIL], np.int8)
@@ -80,6 +87,39 @@ def test_the_interval_of_a_share_is_the_textbook_s() -> None:
     error = 1.96 * math.sqrt(0.3 * 0.7 / 400)
     assert interval.value == pytest.approx(0.3)
     assert (interval.low, interval.high) == pytest.approx((0.3 - error, 0.3 + error), abs=0.005)
+
+
+@pytest.mark.parametrize("queries", [100, 500])
+@pytest.mark.parametrize("alike", [False, True])
+@pytest.mark.parametrize("truth", [0.02, 0.1, 0.5])
+def test_the_interval_of_a_bucket_with_few_pairs_holds_the_truth(queries: int, truth: float, alike: bool) -> None:
+    """A twentieth of the queries have tail pairs, 1 or 2; the pairs of a query are found alike or each by itself."""
+    rng = np.random.default_rng(2)
+    held = []
+    for _ in range(500):
+        pairs = np.where(rng.random(queries) < 0.05, rng.integers(1, 3, queries), 0)
+        found = np.where(alike, pairs * (rng.random(queries) < truth), rng.binomial(pairs, truth)).astype(np.float64)
+        interval = interval_of_share(found, pairs.astype(np.float64))
+        held.append(pairs.sum() == 0 or interval.low <= truth <= interval.high)
+    assert np.mean(held) > 0.93
+
+
+def test_the_interval_of_a_bucket_by_hand() -> None:
+    """Clopper and Pearson's of 0 of 5, 5 of 5 and 3 of 10 pairs, a query each; twice each pair tells no more."""
+    none = interval_of_share(np.zeros(5), np.ones(5))
+    assert (none.value, none.low, none.high) == pytest.approx((0, 0, 1 - 0.025 ** (1 / 5)))
+    every = interval_of_share(np.ones(5), np.ones(5))
+    assert (every.value, every.low, every.high) == pytest.approx((1, 0.025 ** (1 / 5), 1))
+    found = np.array([1.0] * 3 + [0.0] * 7)
+    once, twice = interval_of_share(found, np.ones(10)), interval_of_share(2 * found, 2 * np.ones(10))
+    assert (once.low, once.high) == pytest.approx((0.066740, 0.652453), abs=1e-5)
+    assert (twice.low, twice.high) == pytest.approx((once.low, once.high))
+    top, wanted = np.array([[1], [1]], np.int32), Positives.of(np.array([0, 1]), np.array([0, 0]), queries=2, labels=2)
+    missed = metrics_of(
+        top, wanted, LabelFacts(np.ones(2, np.int64), np.full(2, TAIL, np.int8)), ks=[1],
+        bootstrap=Bootstrap(2, resamples=50, seed=0),
+    )["recall@1/tail"]  # fmt: skip
+    assert missed.high == pytest.approx(1 - 0.025 ** (1 / 2)), "no hit of two is no certainty"
 
 
 def test_the_balanced_error_weighs_labels_not_pairs_and_leaves_untested_labels_out() -> None:

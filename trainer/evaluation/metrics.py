@@ -1,7 +1,7 @@
 """Ranking, exposure and bucket metrics from top-k lists [METHODS §7].
 
 Most metrics are a ratio of sums over queries, `Σ numerator / Σ denominator`, so one bootstrap over
-queries gives every interval.
+queries gives their intervals. Recall of a bucket, of which there may be few pairs, has an exact binomial one.
 
 Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
 """
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import betaincinv  # type: ignore[import-untyped]
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
@@ -105,6 +106,27 @@ class Bootstrap:
         return Interval(value=float(numerator_N.sum()) / total, low=float(low), high=float(high))
 
 
+def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
+    """Compute the share of pairs that are found with its exact binomial 95 % interval, for few pairs too.
+
+    Pairs count as many as there would be without likeness within queries, by the share's variance over these
+    [Korn and Graubard 1998].
+
+    Args:
+        found_N, pairs_N: of every query, float64 [N].
+    """
+    total = float(pairs_N.sum())
+    if total == 0:
+        return Interval(value=0.0, low=0.0, high=0.0)
+    share = float(found_N.sum()) / total
+    variance, binomial = float(((found_N - share * pairs_N) ** 2).sum()) / total**2, share * (1 - share) / total
+    effective = total / max(variance / binomial, 1) if 0 < share < 1 else total
+    found = share * effective
+    low = betaincinv(found, effective - found + 1, _INTERVAL[0] / 100) if share > 0 else 0.0
+    high = betaincinv(found + 1, effective - found, _INTERVAL[1] / 100) if share < 1 else 1.0
+    return Interval(value=share, low=float(low), high=float(high))
+
+
 class LabelFacts(NamedTuple):
     """What metrics know of the labels.
 
@@ -139,7 +161,10 @@ def metrics_of(
         own: registered metrics by name, as `NAME@K`, their parameters bound.
     """
     metrics = {
-        name: bootstrap.interval(*ratio) for name, ratio in ratios_of(top_NK, positives, facts, ks=ks, own=own).items()
+        name: interval_of_share(*ratio)
+        if name.startswith("recall@") and "/" in name  # a bucket may have few pairs, or none that is found
+        else bootstrap.interval(*ratio)
+        for name, ratio in ratios_of(top_NK, positives, facts, ks=ks, own=own).items()
     }
     buckets_L = facts.buckets_L
     hits_NK, listed_NK = positives.hits(top_NK), top_NK >= 0
