@@ -32,7 +32,7 @@ def main(
     report: Annotated[bool, typer.Option("--report", help="Only write tables, findings and plots.")] = False,
 ) -> None:
     """Reproduce the papers' findings."""
-    from benchmarks.seeds.store import Store
+    from benchmarks.seeds.store import Store, protocol_of
     from benchmarks.seeds.studies import studies
 
     root = Path(__file__).parent
@@ -51,7 +51,8 @@ def main(
             if not (data / study.data).exists():
                 console.print(f"{study.name}: no {data / study.data}, not run.")
                 continue
-            bench = Bench(study, data, store, out / "trees" / study.name, deadline, console)
+            trees = out / "trees" / f"{study.name}-{protocol_of(study, study.methods[1])}"
+            bench = Bench(study, data, store, trees, deadline, console)
             try:
                 rows = [row for row in study.methods if row.name in (method or [row.name])]
                 for row in rows[part::parts]:
