@@ -251,7 +251,9 @@ BASELINES: dict[str, Baseline] = {
     "RP3beta": Baseline(
         rp3beta,
         {"neighbours": 200, "alpha": 0.7, "beta": 0.35},
-        tuple({"neighbours": 200, "alpha": a, "beta": b} for a in (0.4, 0.7, 1, 1.3) for b in (0.2, 0.35, 0.5, 0.65)),
+        tuple(
+            {"neighbours": 200, "alpha": a, "beta": b} for a in (0.4, 0.7, 1, 1.3) for b in (0.05, 0.2, 0.35, 0.5, 0.65)
+        ),
     ),
     "EASE": Baseline(ease, {"l2": 200}, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
     "iALS": Baseline(
