@@ -34,9 +34,9 @@ HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs"))
 LONG_FILES = (
     "trainer/test_devices.py", "tfrs/test_legacy.py", "end_to_end/test_train_to_serve.py",
-    "end_to_end/test_corrupt_state.py", "examples/test_notebooks.py",
+    "end_to_end/test_replicas.py", "examples/test_notebooks.py",
     "trainer/test_tune.py", "trainer/test_backends.py", "trainer/test_resume.py",
-    "end_to_end/test_corrupt_releases.py", "trainer/test_sequences.py",
+    "end_to_end/test_ledger.py", "trainer/test_sequences.py",
 )  # fmt: skip
 """A minute each. They begin first, so that no core waits at the end for one that has just begun; `make test` keeps
 pytest-xdist from sorting files by how many tests they have, which puts most of these last."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
+from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import server
 
 ROOT = Path(__file__).parents[2]
@@ -39,10 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tfrs_python: str) -> Path:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-4000:]
     assert "top-100 accuracy of the test ratings: " in run.stdout
-    subprocess.run(
-        [sys.executable, "-m", "longtail.index", "build", root / "model", "--releases", root / "releases", "--publish"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    longtail("index", "build", root / "model", "--releases", root / "releases", "--publish")
     return root
 
 
