@@ -30,6 +30,10 @@ _LONGEST_LINE = 1 << 27
 _DELIMITERS = (",", ";", "\t", "|")
 _LIKE_ROWS = 6
 """Delimiters of a quoted cell from which on, where its lines look like rows, it has swallowed rows."""
+_DIGITS = r"'[-+]?[0-9][-+0-9.,:eETZ/ ]*'"
+"""A regular expression of numbers and times."""
+_FEW, _MOST = 10_000, 0.9
+"""Rows that are looked at for columns of numbers, and the share of numbers above which a column is one."""
 _SEEN = 10_000
 """Letters of a rejected line that are looked at."""
 _STRUCTURAL = {
@@ -285,21 +289,32 @@ class Opened:
             found.append(Rejected(self.file.name, line, row - 2, f"{len(text.names)} columns", few_or_many))
         return found
 
+    def _columns_of_numbers(self, text: _Text) -> list[int]:
+        """Return the places of columns that nearly always hold numbers or times."""
+        shares = ", ".join(f"avg(regexp_full_match(c{at}, {_DIGITS})::INTEGER)" for at in range(len(text.names)))
+        found = self.engine.row(f"SELECT {shares} FROM (FROM {self._source} LIMIT {_FEW})")
+        return [at for at, share in enumerate(found) if share is not None and share > _MOST]
+
     def _refuse_swallowed(self, text: _Text) -> None:
         """Raise DataError where a quoted cell holds lines that are rows, or, in TSV, any line break.
 
-        Such a cell begins in a column of one row and ends in the same column of another.
+        Such a cell begins in a column of one row and ends in the same column of another. One with few lines counts if
+        numbers are where other rows have them.
         """
 
         def delimiters(of: str) -> str:
             return f"(length({of}) - length(replace({of}, {literal(text.delimiter)}, '')))"
 
-        inner = len(text.names) - 1
+        inner, numbers = len(text.names) - 1, self._columns_of_numbers(text)
         for at in range(inner + 1):
             lines = f"string_split(c{at}, chr(10))"
             rows = f"len(list_filter({lines}[2:-2], lambda line: {delimiters('line')} = {inner}))"
+            ends = [("[1]", other - at) if other > at else ("[-1]", other) for other in numbers if other != at]
+            cells = [f"string_split({lines}{end}, {literal(text.delimiter)})[{place + 1}]" for end, place in ends]
+            fits = " AND ".join(f"regexp_full_match({cell}, {_DIGITS})" for cell in cells) or "false"
             bad = (
-                f"{inner} * (len({lines}) - 1) >= {_LIKE_ROWS} AND {delimiters(f'{lines}[1]')} = {inner - at} AND "
+                f"({inner} * (len({lines}) - 1) >= {_LIKE_ROWS} OR {fits}) AND "
+                f"{delimiters(f'{lines}[1]')} = {inner - at} AND "
                 f"{delimiters(f'{lines}[-1]')} = {at} AND {rows} >= 0.8 * (len({lines}) - 2)"
             )
             condition = f"contains(c{at}, chr(10))" + ("" if self.file.kind == "tsv" else f" AND {bad}")

@@ -68,6 +68,25 @@ def test_a_stray_quotation_mark_hides_no_row(tmp_path: Path, stray: dict[int, st
         assert len(dataset.train) == ROWS
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("header", ["user_id,product_id,time", "time,product_id,user_id", "user_id,time,product_id"])
+def test_two_stray_quotation_marks_hide_no_row_of_a_narrow_log(tmp_path: Path, header: str, rows: int) -> None:
+    path, names = tmp_path / "clicks.csv", header.split(",")
+    cells = [{"user_id": f"u{at % 60}", "product_id": f"p{at % 40}", "time": str(START + at)} for at in range(ROWS)]
+    cells[5]["product_id"], cells[100]["product_id"], cells[100 + rows]["product_id"] = '"p5"', '"15', '15"'
+    path.write_text("\n".join([header, *(",".join(row[name] for name in names) for row in cells), ""]))
+    with pytest.raises(DataError, match=r"column 'product_id': expected quotations without rows in them"):
+        load(path)
+
+
+def test_text_of_several_lines_is_no_hidden_row(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.csv"
+    comments = ["Good, but\nslow, too", "Fits\n\nwell", "1, 2\n3, 4", "plain"]
+    rows = [f'u{at % 60},"{comments[at % 4]}",p{at % 40},{START + at}' for at in range(ROWS)]
+    path.write_text("\n".join(["user_id,comment,product_id,time", *rows, ""]))
+    assert len(load(path).train) == ROWS
+
+
 @pytest.mark.parametrize("order", [("Heroes", '"Weird Al" Yankovic'), ('"Heroes', '"Weird Al" Yankovic')])
 def test_a_stray_quotation_mark_hides_no_label(tmp_path: Path, order: tuple[str, str]) -> None:
     labels = tmp_path / "products.tsv"
