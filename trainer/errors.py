@@ -2,7 +2,7 @@
 
 from longtail.tables.errors import DataError
 
-__all__ = ["CheckpointError", "DataError", "DeviceError", "ExportError", "RecipeError", "TrainerError"]
+__all__ = ["CheckpointError", "DataError", "DeviceError", "DivergedError", "ExportError", "RecipeError", "TrainerError"]
 
 
 class TrainerError(Exception):
@@ -19,6 +19,10 @@ class CheckpointError(TrainerError):
 
 class DeviceError(TrainerError):
     """Devices or other processes of the job are not there."""
+
+
+class DivergedError(DataError):
+    """The loss is no number any more."""
 
 
 class ExportError(TrainerError):

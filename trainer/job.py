@@ -165,7 +165,7 @@ def export_checkpoint(
     refuse_existing(out)
     weights = _read_warm_start(warm_start, fresh_optimizer)
     dataset = read_dataset(recipe)
-    recipe = chosen_before(recipe, dataset, work, weights)
+    recipe, temperatures = chosen_before(recipe, dataset, work, weights)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -174,7 +174,8 @@ def export_checkpoint(
     found = found_by_label(trained)
     dial = choose_dial(trained, dataset, found)
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    return finish(trained, dataset, dial, trained.history, reporter, out, compared, found)
+    history = replace(trained.history, temperatures=temperatures)
+    return finish(trained, dataset, dial, history, reporter, out, compared, found)
 
 
 def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:

@@ -85,13 +85,13 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
 
 
 def warn_of_future(dataset: Dataset) -> str | None:
-    """Return a warning where training has pairs that came after pairs to find; None where it has none."""
+    """Return a warning where training pairs came after pairs to find; None elsewhere."""
     if dataset.train.times is None or not len(dataset.train):
         return None
     newest, shares = dataset.train.times.max(), []
     for name, pairs in (("valid", dataset.valid), ("test", dataset.test)):
         if pairs.times is not None and len(pairs) and (share := float((pairs.times < newest).mean())):
-            shares.append(f"{share:.0%} of the {name} pairs")
+            shares.append(f"{100 * share:.2g} % of the {name} pairs")
     if not shares:
         return None
     return (

@@ -12,7 +12,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.devices import is_first, wait_for_all
 from longtail.trainer.dial_selection import choose_dial, found_by_label
-from longtail.trainer.errors import CheckpointError
+from longtail.trainer.errors import CheckpointError, DivergedError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
@@ -29,7 +29,7 @@ _FILE = "temperatures.json"
 def with_temperature(
     recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
 ) -> tuple[Recipe, dict[float, float]]:
-    """Return the recipe with a number in place of `auto`, and what was found on valid by temperature.
+    """Replace `auto` by a number; also return what valid found by temperature.
 
     Temperatures next to the best are tried until both are worse; a killed search goes on where it was.
     """
@@ -43,11 +43,15 @@ def with_temperature(
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
         place, name = work / "temperatures", f"{temperature:g}"
-        trained = train(
-            with_number(recipe, temperature, evaluate_every=epochs), dataset, epochs=epochs, work=place / name,
-            logs=work / "logs" / f"temperature-{name}", reporter=reporter,
-        )  # fmt: skip
-        tried[temperature] = _found(trained)
+        short = with_number(recipe, temperature, evaluate_every=epochs)
+        logs = work / "logs" / f"temperature-{name}"
+        try:
+            tried[temperature] = _found(
+                train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
+            )
+        except DivergedError as error:  # of others one may converge; if none does, the long run ends with this error
+            reporter.say(str(error))
+            tried[temperature] = 0.0
         reporter.say(f"Temperature {name}: valid {_measure(recipe)} {tried[temperature]:.4f}")
         wait_for_all(f"temperature {name}")
         if is_first():
@@ -58,16 +62,18 @@ def with_temperature(
     return with_number(recipe, best), tried
 
 
-def chosen_before(recipe: Recipe, dataset: Dataset, work: Path, warm_start: WarmStart | None) -> Recipe:
-    """Return the recipe with the temperature that an unfinished job chose; raises CheckpointError if it had not."""
+def chosen_before(
+    recipe: Recipe, dataset: Dataset, work: Path, warm_start: WarmStart | None
+) -> tuple[Recipe, dict[float, float]]:
+    """Return what `with_temperature` returned to an unfinished job; raises CheckpointError if it had not."""
     if recipe.model.temperature != "auto":
-        return recipe
+        return recipe, {}
     if warm_start is not None:
-        return with_number(recipe, warm_start.temperature)
+        return with_number(recipe, warm_start.temperature), {}
     tried = _read(work / _FILE, identity_of(recipe, dataset))
     if _next(tried) is not None:
         raise CheckpointError(f"{work}: expected a job that has chosen its temperature, found none of this recipe")
-    return with_number(recipe, max(tried, key=tried.__getitem__))
+    return with_number(recipe, max(tried, key=tried.__getitem__)), tried
 
 
 def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe:
@@ -77,7 +83,7 @@ def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe
 
 
 def _found(trained: Trained) -> float:
-    """Return the metric on valid, or, where the recipe names a target prior, the best recall under it."""
+    """Compute the metric on valid, or the best recall under the recipe's target prior."""
     prior = trained.recipe.evaluation.target_prior
     if prior is None:
         return max(trained.history.metrics.values())
@@ -92,7 +98,7 @@ def _measure(recipe: Recipe) -> str:
 
 
 def _next(tried: dict[float, float]) -> float | None:
-    """Return a temperature to try: one next to the best; None where both of these are worse."""
+    """Return an untried temperature next to the best; None where both are worse."""
     if not tried:
         return _FIRST
     at = TEMPERATURES.index(max(tried, key=tried.__getitem__))

@@ -24,7 +24,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.replay import Replay
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
-from longtail.trainer.errors import DataError
+from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of, validations_within
 from longtail.trainer.limits import check_display, check_sizes
@@ -216,7 +216,7 @@ def train(
             for step, batch in made_ahead(batches):
                 loss = float(train_step(batch))
                 if not np.isfinite(loss):
-                    raise DataError(
+                    raise DivergedError(
                         f"training: expected a finite loss, found {loss} at epoch {epoch + 1}, step {step + 1}"
                     )
                 total += loss

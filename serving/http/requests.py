@@ -32,8 +32,8 @@ LONGEST_ID = 512
 """Characters of a label id that the release does not know."""
 REFERENCE = "#/components/schemas/{model}"
 _LONGEST_NAME = 100
-_MOST_VALUES = 1 << 16
-"""Values and keys of a body, at most: 256 in each of 256 queries."""
+_MOST_VALUES = 1 << 17
+"""Values and keys of a body, at most: 512 in each of 256 queries."""
 _MOST_ERRORS = 1000
 """Errors of one body that are worth looking at: lists end at their first, so the rest are unknown keys."""
 

@@ -108,6 +108,8 @@ def test_the_interval_of_a_bucket_by_hand() -> None:
     """Clopper and Pearson's of 0 of 5, 5 of 5 and 3 of 10 pairs, a query each; twice each pair tells no more."""
     none = interval_of_share(np.zeros(5), np.ones(5))
     assert (none.value, none.low, none.high) == pytest.approx((0, 0, 1 - 0.025 ** (1 / 5)))
+    of_one = interval_of_share(np.zeros(1), np.full(1, 100.0))
+    assert (of_one.low, of_one.high) == pytest.approx((0, 0.975))
     every = interval_of_share(np.ones(5), np.ones(5))
     assert (every.value, every.low, every.high) == pytest.approx((1, 0.025 ** (1 / 5), 1))
     found = np.array([1.0] * 3 + [0.0] * 7)

@@ -2,16 +2,19 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from longtail.trainer import DataError, RecipeError, fit, load_recipe
-from longtail.trainer.errors import CheckpointError, TrainerError
+from longtail.trainer.config import Recipe
+from longtail.trainer.errors import CheckpointError, DivergedError, TrainerError
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.job import export_checkpoint
 from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import TEMPERATURES
+from longtail.trainer.trained import Trained
 from longtail.trainer.tuning.ranges import Ranges
 from tests.trainer import tiny
 
@@ -41,6 +44,25 @@ def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) 
     for temperature, found in tried.items():  # a short run of one epoch is the whole run
         fit(recipe, tmp_path / f"{temperature}", overrides=[*overrides, f"model.temperature={temperature}"])
         assert FoundByLabel.read(tmp_path / f"{temperature}").best("uniform")[1] == pytest.approx(found)
+
+
+def test_a_temperature_at_which_training_diverges_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from longtail.trainer import temperature as search
+
+    train = search.train
+
+    def diverging(recipe: Recipe, *arguments: Any, **more: Any) -> Trained:
+        if recipe.model.number in (0.12, 0.3):
+            raise DivergedError("training: expected a finite loss")
+        return train(recipe, *arguments, **more)
+
+    monkeypatch.setattr(search, "train", diverging)
+    made = fit(tiny.write_job(tmp_path), tmp_path / "out", overrides=AUTO)
+    tried = json.loads(made.reports["history.json"])["temperatures"]
+    assert (tried["0.12"], tried["0.3"]) == (0, 0)
+    assert json.loads(made.reports["recipe.json"])["model"]["temperature"] == 0.2
 
 
 @pytest.mark.parametrize("best", [0, 3, 4, 6, len(TEMPERATURES) - 1])
@@ -80,5 +102,7 @@ def test_what_cannot_choose_a_temperature_is_refused(tmp_path: Path) -> None:
         load_recipe(recipe, [*AUTO, "model.learn_temperature=true"])
     with pytest.raises(RecipeError, match=r"tune: expected a number or a range for model.temperature"):
         Ranges(load_recipe(recipe, [*AUTO, 'tune.ranges={"model.dim"={low=2, high=8}}']))
+    with pytest.raises(RecipeError, match=r"expected numbers for a temperature, received 'auto'"):
+        Ranges(load_recipe(recipe, ['tune.ranges={"model.temperature"={choices=[0.1, "auto"]}}']))
     with pytest.raises(CheckpointError, match=r"expected a job that has chosen its temperature"):
         export_checkpoint(load_recipe(recipe, AUTO), tmp_path / "b.work", tmp_path / "b", Reporter())

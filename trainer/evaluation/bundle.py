@@ -17,7 +17,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, with_default
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing, with_default
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
 
 
@@ -64,9 +64,7 @@ class EvaluationResult:
             popularity = self.popularity.default if bias_removal is None else 0.0
         if bias_removal is None:
             bias_removal = self.bias_removal.default
-        elif self.bias_removal.noise.startswith(("uniform", "exp(")) and {setting.bias_removal for setting in at} == {
-            0.0
-        }:
+        elif removes_nothing(self.bias_removal.noise) and {setting.bias_removal for setting in at} == {0.0}:
             bias_removal = 0.0
         chosen = Setting(bias_removal, popularity)
         name = metric or self.metric

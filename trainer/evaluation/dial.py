@@ -61,6 +61,11 @@ class Dial(NamedTuple):
         )  # fmt: skip
 
 
+def removes_nothing(noise: str) -> bool:
+    """Tell from a manifest's name of ν whether λ leaves the order as it is."""
+    return noise.startswith(("uniform", "exp(")) and " · " not in noise  # exp(f): the order is that of p
+
+
 class Noise(NamedTuple):
     """What a curve must know of the noise that λ removes.
 

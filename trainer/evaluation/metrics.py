@@ -107,10 +107,10 @@ class Bootstrap:
 
 
 def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
-    """Compute the share of pairs that are found with its exact binomial 95 % interval, for few pairs too.
+    """Compute the share of pairs that are found, with its binomial 95 % interval.
 
-    Pairs count as many as there would be without likeness within queries, by the share's variance over these
-    [Korn and Graubard 1998].
+    The interval is exact where pairs are independent. Else fewer count, by the share's variance over queries [Korn
+    and Graubard 1998]; one of each query where none or all are found.
 
     Args:
         found_N, pairs_N: of every query, float64 [N].
@@ -118,9 +118,10 @@ def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
     total = float(pairs_N.sum())
     if total == 0:
         return Interval(value=0.0, low=0.0, high=0.0)
-    share = float(found_N.sum()) / total
-    variance, binomial = float(((found_N - share * pairs_N) ** 2).sum()) / total**2, share * (1 - share) / total
-    effective = total / max(variance / binomial, 1) if 0 < share < 1 else total
+    share, queries = float(found_N.sum()) / total, int(np.count_nonzero(pairs_N))
+    variance = float(((found_N - share * pairs_N) ** 2).sum()) / total**2
+    binomial = share * (1 - share) / total
+    effective = total / max(variance / binomial, 1) if 0 < share < 1 and queries > 1 else queries
     found = share * effective
     low = betaincinv(found, effective - found + 1, _INTERVAL[0] / 100) if share > 0 else 0.0
     high = betaincinv(found + 1, effective - found, _INTERVAL[1] / 100) if share < 1 else 1.0

@@ -15,7 +15,7 @@ from longtail.bundle import BUCKET_NAMES, CurvePoint
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.comparison import Comparison
-from longtail.trainer.evaluation.dial import Dial, Setting
+from longtail.trainer.evaluation.dial import Dial, Setting, removes_nothing
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import k_of
@@ -186,8 +186,7 @@ def _removes(dial: Dial) -> str:
     noise = dial.bias_removal.noise
     if noise.startswith("p_n(y|x)^0"):
         return "adds p_n(y|x), of which training left nothing to remove"
-    nothing = noise.startswith(("uniform", "exp(")) and " · " not in noise  # exp(f): the order is that of p
-    return "has nothing to remove" if nothing else f"removes {noise}"
+    return "has nothing to remove" if removes_nothing(noise) else f"removes {noise}"
 
 
 def _recall(axes: Axes, line: _Line, k: str) -> None:

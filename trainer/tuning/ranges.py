@@ -32,6 +32,9 @@ class Ranges:
             raise RecipeError("tune: expected a section [tune] with ranges in the recipe, found none")
         if recipe.model.temperature == "auto" and not {"model", "model.temperature"} & {*recipe.tune.ranges}:
             raise RecipeError("tune: expected a number or a range for model.temperature, received 'auto'")
+        for key in ("model", "model.temperature"):
+            if key in recipe.tune.ranges and '"auto"' in json.dumps(recipe.tune.ranges[key].choices):
+                raise RecipeError(f"tune.ranges: {key!r}: expected numbers for a temperature, received 'auto'")
         self.recipe, self.tune = recipe.model_copy(update={"tune": None}), recipe.tune
         self._tree = recipe.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"tune"})
         for key, values in self.tune.ranges.items():

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -52,13 +53,19 @@ DATASETS: dict[str, KnownDataset] = {
     "ir-benchmark": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
     "ir-benchmark-popularity": KnownDataset(lists.SOURCES_IR_BENCHMARK, lists.read_ir_benchmark, ("train", "test")),
     "amazon-beauty": KnownDataset(
-        lists.amazon("Beauty"), lists.read_amazon, ("interactions",), (22_363, 12_101, 198_502)
+        lists.amazon("Beauty"), partial(lists.read_amazon, "Beauty"), ("interactions",), (22_363, 12_101, 198_502)
     ),
     "amazon-sports": KnownDataset(
-        lists.amazon("Sports_and_Outdoors"), lists.read_amazon, ("interactions",), (35_598, 18_357, 296_337)
+        lists.amazon("Sports_and_Outdoors"),
+        partial(lists.read_amazon, "Sports_and_Outdoors"),
+        ("interactions",),
+        (35_598, 18_357, 296_337),
     ),
     "amazon-toys": KnownDataset(
-        lists.amazon("Toys_and_Games"), lists.read_amazon, ("interactions",), (19_412, 11_924, 167_597)
+        lists.amazon("Toys_and_Games"),
+        partial(lists.read_amazon, "Toys_and_Games"),
+        ("interactions",),
+        (19_412, 11_924, 167_597),
     ),
     "delicious": KnownDataset(
         (extreme.DELICIOUS.source,), extreme.DELICIOUS.read, ("train", "test"), (16_091, 983, 306_317)

@@ -17,6 +17,7 @@ _LIGHTGCN = "https://raw.githubusercontent.com/gusye1234/LightGCN-PyTorch/master
 _IR_BENCHMARK = "https://raw.githubusercontent.com/Tiny-Snow/IR-Benchmark-Dataset/main"
 _IR_BENCHMARK_PAGE = "https://github.com/Tiny-Snow/IR-Benchmark-Dataset"
 _AMAZON = "https://snap.stanford.edu/data/amazon/productGraph/categoryFiles"
+_REVIEWS = "reviews_{}_5.json.gz"
 
 SOURCES_GOWALLA = (
     Source(
@@ -43,7 +44,7 @@ SOURCES_IR_BENCHMARK = (
 
 def amazon(category: str) -> tuple[Source]:
     """Return the source of the 5-core reviews of a category of Amazon."""
-    name = f"reviews_{category}_5.json.gz"
+    name = _REVIEWS.format(category)
     return (
         Source(
             "the Amazon product data of McAuley et al.",
@@ -77,16 +78,16 @@ def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
     return {name: _pairs(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
 
 
-def read_amazon(folder: Path) -> dict[str, pa.Table]:
+def read_amazon(category: str, folder: Path) -> dict[str, pa.Table]:
     """Return `interactions` (`user_id`, `item_id`), each user's oldest first.
 
     Reads `sequences.txt` (per-user lists), or the 5-core reviews with their times.
     """
     if (folder / "sequences.txt").is_file():
         return {"interactions": _pairs(read_lists(folder / "sequences.txt"))}
-    archive = next(iter(sorted(folder.glob("reviews_*_5.json.gz"))), None)
-    if archive is None:
-        raise DataError(f"{folder}: expected sequences.txt or reviews_*_5.json.gz, found neither")
+    archive = folder / _REVIEWS.format(category)
+    if not archive.is_file():
+        raise DataError(f"{folder}: expected sequences.txt or {archive.name}, found neither")
     reviews = _read(archive, "jsonl", ["reviewerID", "asin", "unixReviewTime"])
     reviews = reviews.sort_by([("reviewerID", "ascending"), ("unixReviewTime", "ascending")])
     return {"interactions": pa.table({"user_id": reviews["reviewerID"], "item_id": reviews["asin"]})}
