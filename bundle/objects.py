@@ -51,7 +51,7 @@ def local_path(place: str | Path) -> Path:
 
 
 def check_scheme(url: str) -> None:
-    """Raise StorageError for a URL that is of no object store: no other host is asked for what it names."""
+    """Raise StorageError for a URL of no object store, before any host is called."""
     if url.partition("://")[0].lower() not in _SCHEMES:
         raise StorageError(f"{url}: expected s3://, gs:// or az://, as releases and bundles are at object stores")
 

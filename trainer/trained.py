@@ -109,7 +109,7 @@ class Trained:
 
     @property
     def slope(self) -> float:
-        """Return the slope of scores in log p(y|x), at the λ of the same number; 0 where no λ gives the order of p."""
+        """Return the slope of scores in log p(y|x); 0 where no λ gives its order."""
         loss = self.recipe.loss
         if loss.label_smoothing and loss.reweight:  # log[(1 − ε)·p·π^−e/Z + ε/L] + e·log π
             return 0.0

@@ -164,7 +164,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def counted_once(estimates: Sequence[tuple[Finding, Estimate | None]]) -> list[tuple[Finding, Estimate | None]]:
-    """Merge a contrast in the same CPU time with that at the end where both methods were at their end by then."""
+    """Merge contrasts in equal CPU time and at the end where they are the same."""
     kept: list[tuple[Finding, Estimate | None]] = []
     for finding, estimate in estimates:
         before, same = kept[-1] if kept else (None, None)

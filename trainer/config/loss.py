@@ -107,7 +107,7 @@ class SamplerConfig(Choice):
         return self.name in ("in_batch", "mixed", "cross_batch")
 
     def power_of_scores(self, temperature: float) -> float:
-        """Return the power of e^f that q is of: of `model`, whose q is the query's and not kept; else 0."""
+        """Return the power of e^f in q: that of sampler `model`, else 0."""
         if self.name != "model":
             return 0.0
         bandwidth = self.bandwidth or (None if self.features is None else 2.0)

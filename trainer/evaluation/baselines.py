@@ -135,9 +135,10 @@ def _lengths(matrix: csr_matrix, axis: int) -> Float64:
 
 
 def rp3beta(data: Interactions, settings: Settings) -> Scores:
-    """Walk from a known label to a query and on to a label, and divide by its degree^`beta` [Paudel et al. 2016, §4].
+    """Walk from a known label over a query to a label [Paudel et al. 2016, §4].
 
-    Each step's probability is taken to the power `alpha`; only a label's `neighbours` nearest count.
+    Each step's probability is taken to the power `alpha`, and the label's degree^`beta` divides it. Only a label's
+    `neighbours` nearest count.
     """
     pairs_QL, alpha = data.pairs_of_training, settings["alpha"]
     degree_L, degree_Q = (np.asarray(pairs_QL.sum(axis=axis)).ravel() for axis in (0, 1))

@@ -72,8 +72,10 @@ def power_of_q(objective: Objective) -> float:
 
 
 def removes_all(objective: Objective, *, power_of_scores: float = 0.0) -> float:
-    """Return the λ at which `f + λ·log ν` is λ·log p(y|x): 1, ½ for `exponential`; 0 for a family without a link,
-    whose order at λ = 0 is that of p/ν and at no λ that of p.
+    """Return the λ at which `f + λ·log ν` is λ·log p(y|x).
+
+    It is 1, ½ for `exponential`, and 0 for a family without a link, whose order at λ = 0 is that of p/ν and at no λ
+    that of p.
 
     Args:
         power_of_scores: power s of e^f in q, of sampler `model`. f is then on both sides of f = link·log(p/ν), and

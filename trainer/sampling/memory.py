@@ -29,7 +29,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
     Batches hold labels in proportion to π whenever they come, so the memory's draws are of the q of `in_batch`, and
     B − 1 + M draws a row cost the embedding of B. Embeddings of the memory are as old as it is long, M/B steps, and no
     gradient passes them: a label moves by the batches that hold it, as a negative by (B − 1 + M)/(B − 1) of what these
-    say, the memory's share with it. They are made anew when an epoch begins; before the first step the memory holds M
+    say, the memory's share with it. They are made again when an epoch begins; before the first step the memory holds M
     draws from π.
 
     Args:
