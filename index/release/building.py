@@ -308,6 +308,10 @@ def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
         file = (source / name).resolve()
         try:
             os.link(file, target / name)
+        except FileNotFoundError as error:
+            raise LongtailIndexError(
+                f"{source}: expected the bundle to stay until it is linked, found it deleted, as by prune: run again"
+            ) from error
         except OSError:
             shutil.copyfile(file, target / name)
 

@@ -322,9 +322,7 @@ def test_every_kind_of_table_gets_the_answers_of_its_twin(
     (tmp_path / "queries.ndjson").write_text("".join(json.dumps(row) + "\n" for row in rows))
     pq.write_table(table, tmp_path / "likes.parquet", row_group_size=9)
     answer(shop / "releases", tmp_path / "likes.parquet", tmp_path / "0", asked)
-    assert [file.name for file in sorted((tmp_path / "0").iterdir())][1:] == [
-        f"part-{at:06}.parquet" for at in range(9)
-    ]
+    assert [file.name for file in sorted((tmp_path / "0").glob("p*"))] == [f"part-{at:06}.parquet" for at in range(9)]
     assert [pq.read_metadata(file).num_rows for file in sorted((tmp_path / "0").glob("p*"))] == [7] * 8 + [4]
     answer(shop / "releases", tmp_path / "queries.ndjson", tmp_path / "1", asked)
     assert answers(tmp_path / "1").to_pylist() == answers(tmp_path / "0").to_pylist()

@@ -138,7 +138,7 @@ def test_no_case_of_the_document_breaks_the_service(releases: Path, tmp_path: Pa
     with serving(releases, tmp_path) as service:
         document = httpx.get(f"{service.url}/openapi.json").json()
         statuses = explored(service, document, GenerationMode)
-    assert {status for _, status in statuses} <= {200, 400, 404, 422}
+    assert {status for _, status in statuses} <= {200, 400, 404, 413, 422}
 
 
 def test_requests_that_fit_the_release_are_answered(releases: Path, tmp_path: Path) -> None:
@@ -169,6 +169,8 @@ def explored(
         def explore(case: Case) -> None:
             response = case.call(session=session, timeout=SECONDS)
             statuses[case.operation.label, response.status_code] += 1
+            if response.status_code == 413:
+                return  # the document cannot say how many bytes a body may have
             # Whether a valid request can be answered is the release's to say: the document knows none of its features.
             case.validate_response(response, excluded_checks=[positive_data_acceptance])
 

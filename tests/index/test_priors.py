@@ -285,17 +285,14 @@ def test_what_a_refresh_cannot_do_is_refused(bundle: Bundle, tmp_path: Path) -> 
     assert max(at.priors["r"] for at in narrower.recall) == 0.5
 
 
-def test_a_refresh_needs_nothing_more_of_a_release_that_a_prune_deletes(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_refresh_whose_source_a_prune_deletes_says_so_and_leaves_nothing(bundle: Bundle, tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", bundle, r=np.arange(L))
     for name in ("source", "newer"):
         build(bundle, tmp_path / "r", name=name, priors=path)
-    pruned: list[str] = []
-    refreshed = refresh_priors(
-        tmp_path / "r", path, source="source", name="refreshed",
-        progress=lambda _: pruned.extend(Releases(tmp_path / "r").prune(keep=1)),
-    )  # fmt: skip
-    assert pruned == ["source"]
-    assert Releases(tmp_path / "r").verify("refreshed").manifest == refreshed
+    there = Releases(tmp_path / "r")
+    with pytest.raises(LongtailIndexError, match="expected the bundle to stay until it is linked, found it deleted"):
+        refresh_priors(there.root, path, source="source", name="late", progress=lambda _: there.prune(keep=1) and None)
+    assert there.names() == ["newer"]
 
 
 def test_a_release_that_drops_a_prior_is_not_published(bundle: Bundle, tmp_path: Path) -> None:

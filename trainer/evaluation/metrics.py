@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import betaincinv  # type: ignore[import-untyped]
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
@@ -115,6 +114,8 @@ def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
     Args:
         found_N, pairs_N: of every query, float64 [N].
     """
+    from scipy.special import betaincinv  # type: ignore[import-untyped]  # a recipe is checked without it
+
     total = float(pairs_N.sum())
     if total == 0:
         return Interval(value=0.0, low=0.0, high=0.0)

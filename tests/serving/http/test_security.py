@@ -330,6 +330,7 @@ def test_a_request_has_one_host_and_few_headers(
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
     """Settings that `run` would serve with."""
     given: list[Settings] = []
+    monkeypatch.delenv("LONGTAIL_TFRS_PYTHON", raising=False)  # of `make test`
     monkeypatch.setattr(cli, "serve", lambda settings, _: given.append(settings))
     monkeypatch.setattr(cli, "hold_hangups", lambda: None)
     monkeypatch.setattr(cli.logs, "configure", lambda *_: None)
