@@ -197,7 +197,8 @@ def _recall(axes: Axes, line: _Line, k: str) -> None:
         axes.plot(grid, [figure.value for figure in figures], color=colour, marker="o", markersize=3.5, label=series)
         low = [figure.value if figure.low is None else figure.low for figure in figures]
         high = [figure.value if figure.high is None else figure.high for figure in figures]
-        axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
+        if any(figure.value for figure in figures):  # the interval of a few pairs that are never found hides the rest
+            axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.axvline(line.default, color=SOFT, linestyle="--", linewidth=1)
     axes.set(title=f"Recall@{k} by bucket", xlabel=f"{line.words}{line.ends}", ylim=(0, None))
     axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
