@@ -1,10 +1,10 @@
-"""Baselines of a recipe, tuned on its validation pairs and measured on test, without a model beside them.
+"""Tune the baselines of a recipe on validation, and measure them on test; no model is trained.
 
     python -m benchmarks.baselines data/movielens-1m/recipe.toml
     python -m benchmarks.baselines data/gowalla/recipe.toml --only EASE --long --set l2=80
 
-They learn as `longtail-train fit` has them learn: from training pairs for the choice, from train and valid for test if
-the recipe refits. Seconds are of learning and answering with what was chosen, then of choosing it.
+They learn from the same pairs as in `longtail-train fit`: from training pairs for the choice, from train and valid for
+test if the recipe refits. Seconds are of learning and answering with what was chosen, then of choosing it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Trial:
         """Answer test by a row of `BASELINES`, or say why not.
 
         Args:
-            settings: None for those that are best on validation.
+            settings: of the baseline; None takes the best on validation.
             long: even if it takes many minutes.
         """
         data = self.learnt_from(self._final.train, self.known)

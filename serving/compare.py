@@ -41,7 +41,8 @@ import pyarrow.parquet as pq
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float64
 from longtail.index import Releases
-from longtail.serving.core.experiments import FILE, Experiment, ExperimentsError, parse_experiments
+from longtail.index.release.releases import EXPERIMENTS_FILE
+from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
 from longtail.serving.errors import StateError
 from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
@@ -168,7 +169,7 @@ def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> floa
 
 def read_experiment(releases: str | Path) -> Experiment | None:
     """Read the experiment that runs; raises ExperimentsError if the file is not there or cannot be used."""
-    path = Releases(releases).beside(FILE)
+    path = Releases(releases).beside(EXPERIMENTS_FILE)
     try:
         return parse_experiments(path.read_bytes())
     except OSError as error:

@@ -36,7 +36,7 @@ def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool
     """Write everything that has figures; `printed` shows these alone instead of touching RESULTS.md."""
     measured = {study.name: list(store.newest(study).values()) for study in studies}
     by_name = {study.name: study for study in studies}
-    parts = [_findings(measured, by_name, all_told=not printed)]
+    parts = [_findings(measured, by_name, with_missing=not printed)]
     for paper, title in _TITLES.items():
         sections = [
             _section(study, measured[study.name], None if printed else benchmarks / "plots")
@@ -77,15 +77,15 @@ _TABLES = {
 }
 
 
-def _findings(measured: dict[str, list[Record]], studies: dict[str, Study], *, all_told: bool) -> str:
-    """Return a table of findings for each of who claims them; `all_told` also those without an estimate."""
+def _findings(measured: dict[str, list[Record]], studies: dict[str, Study], *, with_missing: bool) -> str:
+    """Return a table of findings by claimant; `with_missing` keeps findings without an estimate."""
     judged = counted_once([(finding, estimate_of(finding, measured.get(finding.study, []))) for finding in findings()])
     parts = []
     for claimed_by, (title, words) in _TABLES.items():
         mine = [
             (finding, estimate)
             for finding, estimate in judged
-            if finding.claimed_by == claimed_by and (all_told or estimate is not None)
+            if finding.claimed_by == claimed_by and (with_missing or estimate is not None)
         ]
         if mine:
             parts += [f"### {title}\n{words} {_summary(mine, measured, studies)}", _table(mine, measured, studies)]
@@ -94,7 +94,7 @@ def _findings(measured: dict[str, list[Record]], studies: dict[str, Study], *, a
     return "\n\n".join(parts)
 
 
-def _told(
+def _verdict(
     finding: Finding, estimate: Estimate | None, measured: dict[str, list[Record]], studies: dict[str, Study]
 ) -> str:
     if finding.reason:
@@ -113,10 +113,10 @@ def _mark(finding: Finding, measured: dict[str, list[Record]], studies: dict[str
 
 def _summary(rows: list[_Judged], measured: dict[str, list[Record]], studies: dict[str, Study]) -> str:
     """Return how many findings have which verdict, alone and all together."""
-    counts = Counter(_told(*row, measured, studies).partition(":")[0].strip("*") for row in rows)
+    counts = Counter(_verdict(*row, measured, studies).partition(":")[0].strip("*") for row in rows)
     sure = [estimate for estimate, p in _adjusted(rows).values() if p < _ERROR]
     return (
-        f"In all: {', '.join(f'{count} {told}' for told, count in counts.items())}. Held together at 5 % (Holm), "
+        f"In all: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}. Held together at 5 % (Holm), "
         f"{sum(it.lead > 0 for it in sure)} are reproduced and {sum(it.lead < 0 for it in sure)} opposite."
     )
 
@@ -135,8 +135,8 @@ def _table(rows: list[_Judged], measured: dict[str, list[Record]], studies: dict
         if estimate is not None:
             lead, p = _lead(finding, estimate.lead, estimate.low, estimate.high), _p(adjusted[finding][1])
         place = ["–", "–"] if finding.reason else [finding.study.partition(".")[2], _name(finding.metric)]
-        told = _told(finding, estimate, measured, studies) + _mark(finding, measured, studies)
-        lines.append([finding.source, finding.claim, *place, lead, p, told])
+        verdict = _verdict(finding, estimate, measured, studies) + _mark(finding, measured, studies)
+        lines.append([finding.source, finding.claim, *place, lead, p, verdict])
     return table(["source", "claim", "data", "metric", "lead [95 %]", "p (Holm)", "verdict"], lines)
 
 
@@ -163,10 +163,10 @@ because the tree is worse than popularity. † The tree's λ_n was .1; the study
 
 def _overlaps(by_noise: dict[str, float]) -> str:
     """How near each noise is to the data that the generator drew."""
-    told = ", ".join(f"{name} {value:.3f}" for name, value in by_noise.items())
+    overlaps = ", ".join(f"{name} {value:.3f}" for name, value in by_noise.items())
     return (
         "Overlap 2 Σ_y p_D p_n / (p_D + p_n) of the noise with the law that made mixture-10k, mean over test rows, 1 "
-        f"where they are the same: {told}. It is what decides the signal-to-noise ratio of the gradient "
+        f"where they are the same: {overlaps}. It is what decides the signal-to-noise ratio of the gradient "
         "[BM20 eq. 12, Theorem 2]."
     )
 

@@ -61,12 +61,12 @@ def key_of(method: str, choice: dict[str, float], seed: int) -> str:
 
 
 def protocol_of(study: Study, method: Method) -> str:
-    """A digest of all that decides what a run of this method measures, beside its choice and seed."""
-    told = [
+    """Compute a digest of what decides a run of a method, without its choice and seed."""
+    settings = [
         dict(study.settings), dict(method.settings), study.epochs * method.length, study.hold_out, study.max_pairs,
         study.choose_by, study.grid, study.show, study.compare, study.timed,
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
 
 
 def by_every_seed(method: str, records: Iterable[Record]) -> list[Record]:
@@ -92,7 +92,7 @@ class Store:
         return {it.key: it for it in self._all(study) if (it.method, it.protocol) in protocols}
 
     def newest(self, study: Study) -> dict[str, Record]:
-        """Return what a report shows: `records`, and of methods not measured again since, what was `before`."""
+        """Return the records of a report; a method without new ones has the records of its old settings."""
         records = self.records(study)
         old = [
             method for method in study.methods

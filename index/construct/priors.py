@@ -26,7 +26,7 @@ from longtail.tables.values import double, in_words, is_nothing, is_text, number
 
 LABEL_COLUMN = "label_id"
 _LIMIT_IN_NATS = 3.0
-"""Weights go as far, unless limits are given, as one standard deviation of the prior is worth so many nats of score."""
+"""At the default limit of its weight, one standard deviation of a prior adds this many nats to a score."""
 _LARGEST = float(np.finfo(np.float32).max)
 _SHOWN = 5
 

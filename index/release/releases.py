@@ -41,7 +41,7 @@ from longtail.index.search.milvus import MilvusServer
 from longtail.state import Place, Postgres, StoreError, read_label_changes, read_place
 
 EXPERIMENTS_FILE = "experiments.toml"
-"""File beside the releases, of which a service reads experiments."""
+"""The service reads its experiments from this file, in the directory of the releases."""
 
 
 class Releases:

@@ -7,7 +7,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from longtail.serving.core.experiments import FILE, LARGEST_FILE, Arm, Experiment, ExperimentsError, parse_experiments
+from longtail.index.release.releases import EXPERIMENTS_FILE
+from longtail.serving.core.experiments import LARGEST_FILE, Arm, Experiment, ExperimentsError, parse_experiments
 from longtail.serving.core.service import Service
 from longtail.serving.errors import InvalidRequestError, NotReadyError, UnknownReleaseError
 from longtail.serving.settings import Settings
@@ -27,7 +28,7 @@ class ExperimentFollower:
     """
 
     def __init__(self, root: Path, service: Service) -> None:
-        self._path = root / FILE
+        self._path = root / EXPERIMENTS_FILE
         self._service = service
         self._read_last: tuple[bytes, Settings] | None = None
         self._experiment: Experiment | None = None

@@ -20,13 +20,11 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
-from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.core.queries import Query, QueryInArm, RequestModel, SearchOptions
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import Settings
 
-FILE = EXPERIMENTS_FILE
 LARGEST_FILE = 1 << 16
 _ELIGIBLE = ("exclude", "allow", "buckets", "filter")
 _TOGETHER = {"bias_removal": {"popularity"}, "popularity": {"bias_removal"}}

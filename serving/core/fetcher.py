@@ -21,8 +21,8 @@ from longtail.bundle import replace_file
 from longtail.bundle.remote import downloading
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers
+from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.index.release.remote import RemoteReleases
-from longtail.serving.core.experiments import FILE
 from longtail.serving.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class ReleaseFetcher:
                 # Nobody takes a release back without naming another: it is another store, or an empty one.
                 self._log("", f"{url} names none")
                 return f"at {url}, is not there, the one before is served"
-            experiments = remote.store.read(FILE)
+            experiments = remote.store.read(EXPERIMENTS_FILE)
         except Exception as error:
             self._log("", error)
             return f"at {url}, cannot be looked for"
@@ -158,7 +158,7 @@ class ReleaseFetcher:
             self._failed.clear()
         wanted = {name for name in (there.current, there.staged) if name is not None}
         fetched = {name for name in sorted(wanted) if self._has(remote, name)}
-        remote.keep(FILE, experiments)
+        remote.keep(EXPERIMENTS_FILE, experiments)
         with here.turn() as (now, move):
             after = there if there.current in {None, *fetched} else now
             after = after.model_copy(

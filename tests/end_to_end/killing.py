@@ -22,7 +22,7 @@ import httpx2 as httpx
 from longtail.serving import cli, logs
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings
-from tests.serving.process import ServerProcess, children, environment_of, free_port, until
+from tests.serving.process import ServerProcess, children, ended_after, environment_of, free_port, until
 
 KILLS = int(os.environ.get("LONGTAIL_KILLS", "6"))
 """Of each kind of process; the rare moments want hundreds."""
@@ -187,9 +187,5 @@ def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProc
     port, started = free_port(), time.perf_counter()
     log.touch()
     process = Forked(start(_run, [str(releases), "--port", str(port)], log, environment_of(settings), daemon=False))
-    try:
-        yield ServerProcess(process, f"http://127.0.0.1:{port}", started)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with ended_after(ServerProcess(process, f"http://127.0.0.1:{port}", started)) as service:
+        yield service

@@ -98,9 +98,16 @@ def server(releases: Path, log: Path, **settings: object) -> Iterator[ServerProc
     with log.open("wb") as output:
         started = time.perf_counter()
         process = subprocess.Popen(command, env=environment_of(settings), stdout=output, stderr=subprocess.STDOUT)
+    with ended_after(ServerProcess(process, f"http://127.0.0.1:{port}", started)) as service:
+        yield service
+
+
+@contextmanager
+def ended_after(service: ServerProcess) -> Iterator[ServerProcess]:
+    """Kill a service at the end, if it still runs."""
     try:
-        yield ServerProcess(process, f"http://127.0.0.1:{port}", started)
+        yield service
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        if service.process.poll() is None:
+            service.process.kill()
+            service.process.wait()
