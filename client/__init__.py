@@ -24,10 +24,10 @@ tried again first.
 
 from longtail.client.answers import Answer, BucketName, Label, LabelState, Result
 from longtail.client.attempts import BusyError, DeniedError, LongtailError, NoAnswerError, NotFoundError
-from longtail.client.calls import Features, Feedback, Interaction, LabelId, NewLabel, Query
+from longtail.client.calls import Features, Feedback, LabelId, NewLabel, Query
 from longtail.client.clients import AsyncClient, Client
 
 __all__ = [
-    "Answer", "AsyncClient", "BucketName", "BusyError", "Client", "DeniedError", "Features", "Feedback", "Interaction",
-    "Label", "LabelId", "LabelState", "LongtailError", "NewLabel", "NoAnswerError", "NotFoundError", "Query", "Result",
+    "Answer", "AsyncClient", "BucketName", "BusyError", "Client", "DeniedError", "Features", "Feedback", "Label",
+    "LabelId", "LabelState", "LongtailError", "NewLabel", "NoAnswerError", "NotFoundError", "Query", "Result",
 ]  # fmt: skip

@@ -32,39 +32,22 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Exploration:
-    """Slots of an answer that were drawn at random, by bucket, from how many candidates, and at which temperature."""
-
-    slots: dict[str, int]
-    candidates: dict[str, int]
-    temperature: float
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """How many ids of a query the release does not know; the service ignored them."""
-
-    exclude: int
-    allow: int
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """The answer to one query, best label first, at λ = `bias_removal` and μ = `popularity`.
 
-    `id` is the label of `similar`, else None. Of a query that explores, `exploration` says what was drawn, which stands
-    at random places. `priors` are the weights of the release's priors. `pool` is how many labels `max_per` and `mmr`
-    chose from. While an experiment runs, `run` names it, `arm` the arm (None: the unit is outside), `counted` says
-    whether arms are compared by it, and `release` answered it. `answer_id` is what feedback names it by; None of a
-    preview.
+    `unknown` counts ids of `exclude` and `allow` that the release does not know. `id` is the label of `similar`. Of a
+    query that explores, `exploration` has `slots` and `candidates` by bucket and the `temperature`; what was drawn
+    stands at random places. `pool` is how many labels `max_per` and `mmr` chose from. While an experiment runs, `run`
+    and `arm` name it, `counted` says whether arms are compared by it, and `release` answered it. `answer_id` is what
+    feedback names it by; None of a preview.
     """
 
     labels: tuple[Label, ...]
     bias_removal: float
     popularity: float
-    unknown: Unknown
+    unknown: Mapping[str, int]
     id: str | None = None
-    exploration: Exploration | None = None
+    exploration: Mapping[str, Any] | None = None
     priors: Mapping[str, float] = field(default_factory=dict)
     pool: int | None = None
     run: str | None = None
@@ -84,11 +67,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelInformation:
+class CatalogueLabel:
     """What the release knows about one label.
 
     `count` is in training pairs (0 for an added label), `log_pn` and `log_popularity` are log ν and log π in nats,
-    `bias` in logits (None of a model without).
+    `bias` in logits (None of a model without). Only `labels` gives a `state`.
     """
 
     id: str
@@ -98,28 +81,14 @@ class LabelInformation:
     bucket: str
     bias: float | None
     display: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogueLabel(LabelInformation):
-    """One label by its id."""
-
-    release: str
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class ListedLabel(LabelInformation):
-    """One label of `labels`, with its `LabelState`."""
-
-    state: str
+    state: LabelState | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LabelPage:
     """Some labels, in the order of their ids, and where the next page begins; None after the last."""
 
-    labels: tuple[ListedLabel, ...]
+    labels: tuple[CatalogueLabel, ...]
     next_cursor: str | None
 
 
@@ -145,41 +114,6 @@ class Accepted:
     accepted: int
     request_id: str
     release: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Deleted:
-    """A label that is in no answer any more."""
-
-    id: str
-    release: str
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """The release that serves now, and whether another one served before."""
-
-    release: str
-    changed: bool
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What the service says is wrong; see `LongtailError` for the parts."""
-
-    message: str
-    type: str
-    field: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorBody:
-    """JSON of an answer that is no success."""
-
-    error: Problem
-    request_id: str
 
 
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)

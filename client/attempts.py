@@ -13,7 +13,7 @@ from typing import Any, Generic
 import httpx2 as httpx
 from pydantic import ValidationError
 
-from longtail.client.answers import ErrorBody, T, read
+from longtail.client.answers import T, read
 from longtail.client.calls import Call
 
 FIRST_SECONDS = 0.1
@@ -195,15 +195,15 @@ def _error_of(response: httpx.Response) -> LongtailError:
     status = response.status_code
     kind = _TYPES.get(status, LongtailError)
     try:
-        body = read(ErrorBody, response.content)
-    except ValidationError:
+        body = read(dict[str, Any], response.content)
+        said = {name: body["error"].get(name) for name in ("type", "field")}
+        return kind(body["error"]["message"], status=status, request_id=body["request_id"], **said)
+    except (ValidationError, LookupError, AttributeError, TypeError):
         message = (
             f"expected an answer of Longtail from {_place(response.request)}, received another's: "
             f"{status} {response.reason_phrase}"
         ).rstrip()
         return kind(message, status=status, type=f"http_{status}", request_id=response.headers.get("x-request-id"))
-    problem = body.error
-    return kind(problem.message, status=status, type=problem.type, field=problem.field, request_id=body.request_id)
 
 
 def _unanswered(cause: httpx.RequestError) -> NoAnswerError:

@@ -11,18 +11,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from longtail.client.answers import (
-    Accepted,
-    Answer,
-    BucketName,
-    CatalogueLabel,
-    Deleted,
-    Embedded,
-    LabelPage,
-    LabelState,
-    Reloaded,
-    T,
-)
+from longtail.client.answers import Accepted, Answer, BucketName, CatalogueLabel, Embedded, LabelPage, LabelState, T
 
 LabelId = str | int
 """A label's id; `1` and `"1"` are the same label."""
@@ -110,45 +99,27 @@ class NewLabel:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What was chosen from a result.
+    """What was chosen from a result, or without one (an organic interaction, for organic recall).
 
     Args:
-        answer_id: the result's.
+        answer_id: the result's; None: organic, and `features` are those of the query as it was before the choice.
         labels: ids of what was chosen.
         features: of the query, to train on the choice; None: it counts in the figures alone.
         event: what was done, such as `purchase`; None: the service's default, `click`.
         weight: what it is worth in training; None: the service's default, 1.
-        idempotency_key: as of `Interaction`.
+        bias_removal, popularity: of an organic one, λ and μ at which the service is measured.
+        exclude: of an organic one, ids that would not have been answered.
+        idempotency_key: by which the export knows an event that was sent again, at most 128 characters.
     """
 
-    answer_id: str
+    answer_id: str | None
     labels: Collection[LabelId]
     features: Features | None = None
     event: str | None = None
     weight: float | None = None
-    idempotency_key: str = field(default_factory=lambda: uuid4().hex, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Interaction:
-    """What was chosen without an answer of the service (an organic interaction), for organic recall.
-
-    Args:
-        features: of the query as it was before the choice.
-        labels: ids of what was chosen.
-        bias_removal, popularity: λ and μ at which the service is measured; None: the release's defaults.
-        exclude: ids that would not have been answered.
-        event, weight: as of `Feedback`.
-        idempotency_key: by which the export knows an event that was sent again, at most 128 characters.
-    """
-
-    features: Features
-    labels: Collection[LabelId]
     bias_removal: float | None = None
     popularity: float | None = None
     exclude: Collection[LabelId] | None = None
-    event: str | None = None
-    weight: float | None = None
     idempotency_key: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
 
@@ -254,17 +225,12 @@ def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Accepted]:
     return Call("POST", "/v1/labels", Accepted, {"labels": [_json(label) for label in _list(labels)]})
 
 
-def restore_label(id: LabelId) -> Call[Accepted]:
-    """Bring a hidden label of the catalogue back. Needs an admin key."""
-    return Call("POST", "/v1/labels", Accepted, {"labels": [{"id": id}]})
-
-
-def delete_label(id: LabelId) -> Call[Deleted]:
+def delete_label(id: LabelId) -> Call[dict[str, Any]]:
     """Take a label out of every answer: an added one is deleted, one of the catalogue hidden. Needs an admin key.
 
     NotFoundError may mean that a first attempt deleted it, and that only its answer was lost.
     """
-    return Call("DELETE", _label_path(id), Deleted)
+    return Call("DELETE", _label_path(id), dict[str, Any])
 
 
 def delete_labels(ids: Collection[LabelId]) -> Call[Accepted]:
@@ -279,11 +245,6 @@ def restore_labels(ids: Collection[LabelId]) -> Call[Accepted]:
 
 def feedback(events: Feedback | Iterable[Feedback]) -> Call[Accepted]:
     """Report what was chosen from results; kept for good when this returns, and exported once."""
-    return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
-
-
-def interactions(events: Interaction | Iterable[Interaction]) -> Call[Accepted]:
-    """Report what was chosen without an answer; kept for good when this returns, and exported once."""
     return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
 
 
@@ -302,9 +263,9 @@ def monitoring() -> Call[dict[str, Any]]:
     return Call("GET", "/v1/monitoring", dict[str, Any])
 
 
-def reload() -> Call[Reloaded]:
+def reload() -> Call[dict[str, Any]]:
     """Load the published release now instead of at the next poll. Needs an admin key."""
-    return Call("POST", "/v1/release/reload", Reloaded)
+    return Call("POST", "/v1/release/reload", dict[str, Any])
 
 
 def _json(item: Any) -> dict[str, Any]:

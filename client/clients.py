@@ -8,13 +8,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from functools import wraps
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, Unpack
 
 import httpx2 as httpx
 
 from longtail.client import calls
-from longtail.client.answers import ListedLabel, T
+from longtail.client.answers import CatalogueLabel, T
 from longtail.client.attempts import Attempts, Outcome, Settings
 from longtail.client.calls import Call, Listing
 
@@ -92,18 +91,16 @@ class Client:
     embed = _blocking(calls.embed)
     label = _blocking(calls.label)
     add_labels = _blocking(calls.add_labels)
-    restore_label = _blocking(calls.restore_label)
     restore_labels = _blocking(calls.restore_labels)
     delete_label = _blocking(calls.delete_label)
     delete_labels = _blocking(calls.delete_labels)
     feedback = _blocking(calls.feedback)
-    interactions = _blocking(calls.interactions)
     release = _blocking(calls.release)
     staged = _blocking(calls.staged)
     monitoring = _blocking(calls.monitoring)
     reload = _blocking(calls.reload)
 
-    def labels(self, **listing: Unpack[Listing]) -> Iterator[ListedLabel]:
+    def labels(self, **listing: Unpack[Listing]) -> Iterator[CatalogueLabel]:
         """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
         cursor: str | None = None
         while True:
@@ -123,27 +120,23 @@ class Client:
         self._http.close()
 
     def __enter__(self) -> Self:
-        self._http.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._http.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Client({self._settings})"
 
     def _send(self, call: Call[T]) -> T:
         attempts = Attempts(call, self._settings)
+        outcome: Outcome
         while True:
-            outcome: Outcome
             try:
                 outcome = self._http.send(self._http.build_request(**attempts.request()))
             except httpx.RequestError as error:
                 outcome = error
-            wait = attempts.wait_after(outcome)
-            if wait is None:
+            if (wait := attempts.wait_after(outcome)) is None:
                 return attempts.value(outcome)
             time.sleep(wait)
 
@@ -179,18 +172,16 @@ class AsyncClient:
     embed = _awaited(calls.embed)
     label = _awaited(calls.label)
     add_labels = _awaited(calls.add_labels)
-    restore_label = _awaited(calls.restore_label)
     restore_labels = _awaited(calls.restore_labels)
     delete_label = _awaited(calls.delete_label)
     delete_labels = _awaited(calls.delete_labels)
     feedback = _awaited(calls.feedback)
-    interactions = _awaited(calls.interactions)
     release = _awaited(calls.release)
     staged = _awaited(calls.staged)
     monitoring = _awaited(calls.monitoring)
     reload = _awaited(calls.reload)
 
-    async def labels(self, **listing: Unpack[Listing]) -> AsyncIterator[ListedLabel]:
+    async def labels(self, **listing: Unpack[Listing]) -> AsyncIterator[CatalogueLabel]:
         """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
         cursor: str | None = None
         while True:
@@ -211,26 +202,22 @@ class AsyncClient:
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.__aexit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def __repr__(self) -> str:
         return f"AsyncClient({self._settings})"
 
     async def _send(self, call: Call[T]) -> T:
         attempts = Attempts(call, self._settings)
+        outcome: Outcome
         while True:
-            outcome: Outcome
             try:
                 outcome = await self._http.send(self._http.build_request(**attempts.request()))
             except httpx.RequestError as error:
                 outcome = error
-            wait = attempts.wait_after(outcome)
-            if wait is None:
+            if (wait := attempts.wait_after(outcome)) is None:
                 return attempts.value(outcome)
             await asyncio.sleep(wait)

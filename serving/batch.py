@@ -32,6 +32,7 @@ from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
+from longtail.serving.settings import explain
 from longtail.state import Place, read_label_changes
 from longtail.tables import DataError, DataFile, find_files
 from longtail.tables.engine import Engine, Opened, engine
@@ -272,13 +273,8 @@ def _checked(asked: Asked) -> dict[str, Any]:
     try:
         Query.model_validate({"features": {}, **options})
     except ValidationError as error:
-        raise BatchError(f"--options: {_first(error)}") from error
+        raise BatchError(f"--options: {': '.join(filter(None, explain(error)))}") from error
     return options
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}, received {describe(first['input'])}"
 
 
 def _write(
@@ -330,7 +326,7 @@ def _queries(
             query.exclude.extend(_Excluded.model_validate({"exclude": labels or []}).exclude)
             queries.append(query)
         except ValidationError as error:
-            raise part.wrong(first + row, _first(error)) from None
+            raise part.wrong(first + row, ": ".join(filter(None, explain(error)))) from None
     return queries
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from time import time
 from typing import Annotated, Any
 
-import pyarrow.parquet as pq
 import typer
 from pydantic import ValidationError
 
@@ -24,7 +23,7 @@ from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
 from longtail.serving.batch import Asked, answer
 from longtail.serving.check import check_release
-from longtail.serving.compare import compare, count_units, read_experiment, read_units, report_lines
+from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
 from longtail.serving.http.openapi import openapi_document
@@ -182,8 +181,6 @@ def experiments(
     events: EventsOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    out: Annotated[Path | None, typer.Option(help="Parquet file to keep the counts of this time in.")] = None,
-    add: Annotated[list[Path] | None, typer.Option(help="Counts that --out kept of another time; repeated.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
     """Compare the arms of the experiment in RELEASES/experiments.toml, while the service runs or afterwards."""
@@ -191,11 +188,7 @@ def experiments(
     if experiment is None:
         print("no experiment runs")
         return
-    window = read_window(since, until, time())
-    units = count_units(_events_of(releases, state, events), experiment.run, window)
-    if out is not None:
-        pq.write_table(units, out)
-    report = compare(experiment, [*(read_units(path, experiment.run) for path in add or ()), units])
+    report = compare(experiment, _events_of(releases, state, events), read_window(since, until, time()))
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else report_lines(report):
         print(line)
 

@@ -25,25 +25,20 @@ Legend: `U` units of an arm, `4` head, torso, tail and new.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Float64
 from longtail.index import Releases
 from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
-from longtail.serving.errors import StateError
 from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
 
@@ -56,7 +51,6 @@ _CONCENTRATION = 100.0
 """Of the Dirichlet prior around the shares: shares that are off by some points are what is looked for."""
 _COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in range(4)))
 _SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
-_WINDOW = b"longtail_window"
 _UNITS = f"""
 WITH once AS ({ONCE}),
 answered AS (
@@ -178,13 +172,16 @@ def read_experiment(releases: str | Path) -> Experiment | None:
         raise ExperimentsError(f"{path}: {error.message}") from None
 
 
-def count_units(folder: Path, run: str, window: tuple[float, float]) -> pa.Table:
-    """Count the answers and labels chosen of a run, a row for each arm and unit.
+def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -> dict[str, Any]:
+    """Compare the arms of an experiment by the answers and the labels chosen of its run.
 
     Args:
+        experiment: the one that runs.
         folder: of the events of services that run or ran.
-        run: of the experiment.
         window: from and up to when, in seconds since 1970; what is not kept whole is cut off at its beginning.
+
+    Returns:
+        The report, as JSON.
 
     Raises:
         StateError: events that cannot be read.
@@ -192,57 +189,20 @@ def count_units(folder: Path, run: str, window: tuple[float, float]) -> pa.Table
     kept, (since, until) = kept_since(folder), window
     cut, since = kept > since, max(kept, since)
     with events_of(folder) as connection:
-        table: pa.Table = connection.sql(_UNITS, params={"run": run, "since": since, "until": until}).to_arrow_table()
-    names = [("arm", pa.string()), ("unit", pa.int64()), *((name, pa.int64()) for name in _COUNTS)]
-    about = {"run": run, "since": since, "until": until, "cut": cut}
-    schema = pa.schema(names, {_WINDOW: json.dumps(about).encode()})
-    return table.rename_columns(schema.names).cast(schema)
-
-
-def read_units(path: Path, run: str) -> pa.Table:
-    """Read what `count_units` found at another time; raises StateError for another file, or one of another run."""
-    try:
-        table = pq.read_table(path)
-        found = json.loads((table.schema.metadata or {})[_WINDOW])["run"]
-    except (pa.ArrowInvalid, KeyError) as error:
-        raise StateError(f"{path}: expected a file of `longtail-serve experiments --out`, found: {error}") from None
-    if found != run:
-        raise StateError(f"{path}: expected units of the run {run}, found {found}: other arms, shares or settings")
-    return table
-
-
-def compare(experiment: Experiment, tables: Sequence[pa.Table]) -> dict[str, Any]:
-    """Compare the arms of an experiment.
-
-    Args:
-        experiment: whose units were counted.
-        tables: of `count_units`, at least one.
-
-    Returns:
-        The report, as JSON.
-
-    Raises:
-        StateError: windows overlap.
-    """
-    windows = sorted((json.loads(table.schema.metadata[_WINDOW]) for table in tables), key=lambda one: one["since"])
-    for before, after in pairwise(windows):
-        if after["since"] < before["until"]:
-            until, since = _iso(before["until"]), _iso(after["since"])
-            raise StateError(f"expected windows that do not overlap, found one until {until} and one from {since}")
-    merged = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-    by_unit = merged.group_by(["arm", "unit"]).aggregate([(name, "sum") for name in _COUNTS])
-    arm_of_unit = by_unit["arm"].to_numpy(zero_copy_only=False)
-    counted = np.stack([by_unit[f"{name}_sum"].to_numpy() for name in _COUNTS]).astype(np.float64)
+        units = connection.sql(_UNITS, params={"run": experiment.run, "since": since, "until": until}).to_arrow_table()
+    units = units.rename_columns(["arm", "unit", *_COUNTS])
+    arm_of_unit = units["arm"].to_numpy(zero_copy_only=False)
+    counted = np.stack([units[name].to_numpy() for name in _COUNTS]).astype(np.float64)
     counts = {name: counted[:, np.flatnonzero(arm_of_unit == name)] for name in experiment.arms}
     rates = {name: Rate(of_arm[_HITS].sum(axis=0), of_arm[0]) for name, of_arm in counts.items()}
-    units = {name: int((of_arm[0] > 0).sum()) for name, of_arm in counts.items()}
+    seen = {name: int((of_arm[0] > 0).sum()) for name, of_arm in counts.items()}
     control, *others = experiment.arms
-    evidence = sample_ratio_evidence([*units.values()], [arm.share for arm in experiment.arms.values()])
+    evidence = sample_ratio_evidence([*seen.values()], [arm.share for arm in experiment.arms.values()])
     return {
         "run": experiment.run,
-        "since": _iso(windows[0]["since"]) if windows[0]["since"] else None,
-        "until": _iso(windows[-1]["until"]),
-        "cut": windows[0]["cut"],
+        "since": _iso(since) if since else None,
+        "until": _iso(until),
+        "cut": cut,
         "confidence": 1 - ALPHA,
         "arms": [
             {
@@ -250,7 +210,7 @@ def compare(experiment: Experiment, tables: Sequence[pa.Table]) -> dict[str, Any
                 "share": arm.share,
                 "release": arm.release,
                 "settings": arm.settings,
-                "units": units[name],
+                "units": seen[name],
                 **_figures(counts[name]),
                 "hits_per_answer": _json(rate_interval(rates[name])),
                 "difference": None

@@ -307,14 +307,16 @@ class Settings(BaseSettings):
 
 
 def explain(error: ValidationError) -> tuple[str | None, str]:
-    """The first of the errors of settings, which shows no key: the setting, None if several do not go together, and
-    what is wrong.
+    """Say where the first of pydantic's errors is, None if several values do not go together, and what is wrong.
+
+    No key is shown.
     """
     first = error.errors(include_url=False)[0]
-    name, said = ".".join(map(str, first["loc"])), str(first["msg"]).removeprefix("Value error, ")
-    if not name or first["type"] == "value_error":  # of this module, which says what was received
-        return name or None, said
-    return name, said if "keys" in name else f"{said}, received {describe(first['input'])}"
+    where = ".".join(str(part)[:64] for part in first["loc"] if part != "[key]") or None
+    said = str(first["msg"]).removeprefix("Value error, ")
+    if where is None or first["type"] in ("missing", "value_error") or "keys" in where:
+        return where, said
+    return where, f"{said}, received {describe(first['input'])}"
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:

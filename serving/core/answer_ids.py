@@ -117,7 +117,7 @@ def sign_answer(
     """
     number, secret = key
     nonce = random.getrandbits(32) | 1
-    counted = arm if arm is not None and arm.counted and arm.arm is not None else None
+    counted = arm if arm is not None and arm.counted else None
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
     codes_K = ((fingerprints_K[:MAX_LABELS] * np.uint32(nonce)) >> _HALF).astype("<u2")
     parts = [
@@ -127,7 +127,7 @@ def sign_answer(
         bytes((len(codes_K),)), codes_K.tobytes(),
     ]  # fmt: skip
     if counted is not None:
-        names = [str(name).encode() for name in (counted.run, counted.arm)]
+        names = [name.encode() for name in (counted.run, counted.arm)]
         parts += [_UNIT.pack(counted.unit), *(bytes((len(name),)) + name for name in names)]
     if propensities_K is not None:
         drawn = np.flatnonzero(propensities_K[:MAX_LABELS] < 1).tolist()

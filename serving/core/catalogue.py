@@ -104,12 +104,6 @@ class Catalogue:
             return _LABEL_BYTES + (self._columns_bytes if display else 0)
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
-    def answered_id(self) -> str:
-        """The id of a label that is answered; where all are hidden, of one that would be."""
-        overlay = self._overlay
-        row = next((row for row in range(len(self._ids)) if overlay is None or not overlay.hides(row)), 0)
-        return str(self._ids[row].as_py())
-
     @property
     def rows_by_id(self) -> npt.NDArray[np.int32]:
         """Rows of the release in the order of their labels' ids, int32 [L]."""

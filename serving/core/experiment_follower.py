@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from longtail.index.release.releases import EXPERIMENTS_FILE
-from longtail.serving.core.experiments import LARGEST_FILE, Arm, Experiment, ExperimentsError, parse_experiments
+from longtail.serving.core.experiments import Arm, Experiment, ExperimentsError, parse_experiments
 from longtail.serving.core.service import Service
 from longtail.serving.errors import InvalidRequestError, NotReadyError, UnknownReleaseError
 from longtail.serving.settings import Settings
@@ -42,6 +42,8 @@ class ExperimentFollower:
             try:
                 self._read()
             except (OSError, ExperimentsError) as error:
+                if isinstance(error, OSError):
+                    self._read_last = None
                 if str(error) != self._refused:
                     in_force = "no experiment runs" if self._experiment is None else f"{self._experiment.name} goes on"
                     logger.error("%s refused, %s: %s", self._path, in_force, error)
@@ -50,23 +52,18 @@ class ExperimentFollower:
                 self._apply()
 
     def _read(self) -> None:
-        try:
-            with self._path.open("rb") as file:
-                content = file.read(LARGEST_FILE + 1)
-        except FileNotFoundError:
-            content = b""
-        except OSError:
-            self._read_last = None
-            raise
-        if (content, self._service.settings) == self._read_last:
+        content, settings = b"", self._service.settings
+        with suppress(FileNotFoundError):
+            content = self._path.read_bytes()
+        if (content, settings) == self._read_last:
             return
-        self._read_last = content, self._service.settings
-        experiment = parse_experiments(content, self._service.settings)
-        if experiment is None and self._experiment is not None:
-            logger.info("no experiment runs")
-        elif experiment is not None and experiment != self._experiment:
+        self._read_last = content, settings
+        experiment = parse_experiments(content, settings)
+        if experiment is not None and experiment != self._experiment:
             shares = ", ".join(f"{name} {arm.share:g}" for name, arm in experiment.arms.items())
             logger.info("experiment %s: %s", experiment.run, shares)
+        elif experiment is None and self._experiment is not None:
+            logger.info("no experiment runs")
         self._experiment, self._refused = experiment, None
 
     def _apply(self) -> None:

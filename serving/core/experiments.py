@@ -1,10 +1,9 @@
 """`experiments.toml` in the directory of releases: arms with shares and settings, and the arm of every unit.
 
-A unit (a user) is in the arm with the least −ln(u) / share, where u in (0, 1) is a hash of the experiment's salt, the
+A unit (a user) is in the arm with the least −ln(u) / share, where u in (0, 1) is a hash of the experiment's name, the
 arm's name and the unit: weighted rendezvous hashing [Schindelhauer, Schomaker 2005, "Weighted distributed hash
 tables"]. Every worker, machine and restart finds the same arm, in any order of the file. When shares change, only as
 many units move as the shares say; an arm that is added only gains units, one that is taken out only gives them away.
-`traffic` is another hash: with more of it, no unit changes its arm.
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from longtail.bundle.ids import id_text
 from longtail.serving.core.queries import Query, QueryInArm, RequestModel, SearchOptions
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
-from longtail.serving.settings import Settings
+from longtail.serving.settings import Settings, explain
 
-LARGEST_FILE = 1 << 16
 _ELIGIBLE = ("exclude", "allow", "buckets", "filter")
 _TOGETHER = {"bias_removal": {"popularity"}, "popularity": {"bias_removal"}}
 """λ + μ has limits: a request that sets one of them is left alone where an arm sets the other."""
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-_Text = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class ExperimentsError(ServingError):
@@ -60,13 +57,8 @@ class Arm(SearchOptions):
 class Experiment(RequestModel):
     """Arms, and which units are in them; the first arm is the control, which the others are compared with."""
 
-    unit: _Text | None = None
+    unit: str | None = Field(default=None, min_length=1, max_length=256)
     """Feature of a query whose value is the unit; None: only the request's `unit` is."""
-    salt: _Text | None = None
-    """Makes this division independent of other experiments'; None: the experiment's name does."""
-    traffic: float = Field(default=1.0, gt=0, le=1, allow_inf_nan=False)
-    """Share of the units that are in the experiment."""
-    active: bool = True
     arms: dict[_Name, Arm] = Field(min_length=2, max_length=8)
     _name: str = PrivateAttr("")
     _unavailable: frozenset[str] = PrivateAttr(frozenset())
@@ -91,16 +83,15 @@ class Experiment(RequestModel):
 
     @cached_property
     def run(self) -> str:
-        """Name what is compared: the experiment with a hash of its unit, salt, arms, shares and settings."""
+        """Name what is compared: the experiment with a hash of its unit, arms, shares and settings."""
         arms = {name: [arm.share, arm.release, arm.settings] for name, arm in self.arms.items()}
-        definition = json.dumps([self._name, self.unit, self.salt or self._name, arms], sort_keys=True, default=str)
+        definition = json.dumps([self._name, self.unit, arms], sort_keys=True, default=str)
         return f"{self._name}-{sha256(definition.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
-        """Keys of the hashes, by what they are for."""
-        salt = self.salt or self._name
-        return {of: _key(of, salt) for of in ("traffic", *(f"arm {name}" for name in self.arms))}
+        """Keys of the hashes, by arm."""
+        return {arm: sha256(f"arm {arm}\0{self._name}".encode()).digest() for arm in self.arms}
 
     @cached_property
     def _set_by_arms(self) -> set[str]:
@@ -117,15 +108,13 @@ class Experiment(RequestModel):
             return False
         return not (slots and options.buckets is not None and not set().union(*explored) <= {*options.buckets})
 
-    def arm_of(self, unit: str) -> str | None:
-        """Get the arm of a unit; None: it is not in the experiment."""
-        if self.traffic < 1 and _point(unit, self._keys["traffic"]) >= self.traffic:
-            return None
+    def arm_of(self, unit: str) -> str:
+        """Get the arm of a unit."""
         return min(self.arms, key=lambda name: self._distance(unit, name))
 
     def _distance(self, unit: str, arm: str) -> float:
-        share = self.arms[arm].share
-        return -math.log(_point(unit, self._keys[f"arm {arm}"])) / share if share else math.inf
+        share, number = self.arms[arm].share, unit_number(unit, self._keys[arm])
+        return -math.log(((number >> 11) + 0.5) / (1 << 53)) / share if share else math.inf
 
     def assign(
         self, query: Query, own: str, *, unit: str | None, arm: str | None, pinned: bool
@@ -151,8 +140,7 @@ class Experiment(RequestModel):
             raise InvalidRequestError(
                 f"expected one of the arms of {self._name}, {[*self.arms]}, received {describe(arm)}", field="arm"
             )
-        if (name := arm or drawn) is None:
-            return query.in_arm(ArmAnswer(self.run, None, number, counted=False), {}), None
+        name = arm or drawn
         # A vector belongs to the release that it was made for, as if the request named it.
         bound = (pinned or query.vector is not None) and any(one.release for one in self.arms.values())
         applies = self.leaves_open(query) and not bound and name not in self._unavailable
@@ -168,7 +156,7 @@ class Experiment(RequestModel):
 
 
 class _File(RequestModel):
-    experiments: dict[_Name, Experiment] = Field(default={}, max_length=100)
+    experiments: dict[_Name, Experiment] = Field(default={}, max_length=1)
 
 
 def parse_experiments(content: bytes, settings: Settings | None = None) -> Experiment | None:
@@ -181,49 +169,22 @@ def parse_experiments(content: bytes, settings: Settings | None = None) -> Exper
     Raises:
         ExperimentsError: what is wrong, and where.
     """
-    if len(content) > LARGEST_FILE:
-        raise ExperimentsError(f"expected at most {LARGEST_FILE} bytes, found {len(content)}")
     try:
         experiments = _File.model_validate(tomllib.loads(content.decode("utf-8"))).experiments
     except ValidationError as error:
-        raise _explained(error) from None
+        raise ExperimentsError(": ".join(filter(None, explain(error)))) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ExperimentsError(f"expected TOML in UTF-8, found: {str(error)[:200]}") from None
-    most = None if settings is None else max(1, min(settings.max_k, settings.max_total_k // settings.max_queries))
+    most = math.inf if settings is None else max(1, min(settings.max_k, settings.max_total_k // settings.max_queries))
     for name, experiment in experiments.items():
         experiment._name = name
         for arm, of in experiment.arms.items():
-            if most is not None and "k" in of.settings and of.k > most:
+            if "k" in of.settings and of.k > most:
                 raise ExperimentsError(
                     f"experiments.{name}.arms.{arm}.k: expected at most {most} (LONGTAIL_MAX_K, and "
                     f"LONGTAIL_MAX_TOTAL_K for each of LONGTAIL_MAX_QUERIES), found {describe(of.k)}"
                 )
-    running = [experiment for experiment in experiments.values() if experiment.active]
-    if len(running) > 1:
-        names = ", ".join(one.name for one in running)
-        raise ExperimentsError(f"expected one experiment at a time, found {names}; `active = false` stops one")
-    return running[0] if running else None
-
-
-def _explained(error: ValidationError) -> ExperimentsError:
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part)[:64] for part in first["loc"] if part != "[key]")
-    if first["type"] == "missing":
-        return ExperimentsError(f"{where}: expected a value, found none")
-    if first["type"] == "extra_forbidden":
-        return ExperimentsError(f"{where}: expected no such key")
-    expected = str(first["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    found = "" if first["type"] == "value_error" else f", found {describe(first['input'])}"
-    return ExperimentsError(f"{where}: expected {expected}{found}")
-
-
-def _key(of: str, salt: str) -> bytes:
-    return sha256(f"{of}\0{salt}".encode("utf-8", "surrogatepass")).digest()
-
-
-def _point(unit: str, key: bytes) -> float:
-    """Hash a unit into (0, 1), evenly and independently for every key."""
-    return ((unit_number(unit, key) >> 11) + 0.5) / (1 << 53)
+    return next(iter(experiments.values()), None)
 
 
 def unit_number(unit: str, key: bytes) -> int:

@@ -6,16 +6,15 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from time import monotonic
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, JsonValue, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, JsonValue
 
 from longtail.bundle import Hide, LabelChanges, LabelRecord, Restore, Upsert, replay
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.errors import NotReadyError, ServingError, UnknownLabelError, UnservableReleaseError
+from longtail.serving.errors import NotReadyError, UnknownLabelError, UnservableReleaseError
 from longtail.state import LabelPosition, LabelRead, LabelStore, Place, Postgres, StoreError
 
 logger = logging.getLogger(__name__)
@@ -28,11 +27,11 @@ _MOST_NAMED = 10
 
 
 class NewLabel(RequestModel):
-    """A label to add, or to embed anew; one that is hidden comes back by its id alone."""
+    """A label to add, or to embed anew."""
 
     id: LabelId
-    features: dict[str, JsonValue] | None = Field(
-        default=None, description="By name, as the label tower takes them; null or absent means missing."
+    features: dict[str, JsonValue] = Field(
+        description="By name, as the label tower takes them; null or absent means missing."
     )
     display: dict[str, JsonValue] = Field(default={}, description="Columns shown with the label: title, …")
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
@@ -40,13 +39,6 @@ class NewLabel(RequestModel):
         description="Values r of the release's priors for this label, by name. Of those left out one of the release "
         "keeps its own, and another gets what the release gives labels without one.",
     )
-
-    @model_validator(mode="after")
-    def _nothing_beside_the_id(self) -> Self:
-        if self.features is None and (self.display or self.priors):
-            beside = "display" if self.display else "priors"
-            raise PydanticCustomError(f"{beside}_alone", f"expected features beside {beside}, received none")
-        return self
 
 
 class LabelFollower:
@@ -143,45 +135,26 @@ def _change_each(
     return changed
 
 
-def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[LabelRecord]:
+def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Upsert]:
     """Make the records of a POST /v1/labels; raises ServingError that names the label."""
     at = datetime.now(UTC)
-    records: list[LabelRecord] = []
-    for place, label in enumerate(labels):
-        id_ = str(label.id)
-        if label.features is not None:
-            records.append(Upsert(id=id_, at=at, features=label.features, display=label.display, priors=label.priors))
-            continue
-        if id_ not in retriever.catalogue.row_of and id_ not in retriever.overlay.row_of:
-            raise UnknownLabelError(
-                f"expected features for a label that this release does not have, received {describe(id_)} alone",
-                field=f"labels.{place}.id",
-            )
-        records.append(Restore(id=id_, at=at))
-    upserts = {place: record for place, record in enumerate(records) if isinstance(record, Upsert)}
-    try:
-        retriever.overlay.check(list(upserts.values()))
-    except ServingError as error:
-        raise error.renumbered("labels", list(upserts)) from error
+    records = [
+        Upsert(id=str(label.id), at=at, features=label.features, display=label.display, priors=label.priors)
+        for label in labels
+    ]
+    retriever.overlay.check(records)
     return records
 
 
-def record_to_hide(id_: str, retriever: Retriever) -> Hide:
-    """Make the record of a DELETE /v1/labels/{id}, also of a label that is gone already, as retries do."""
-    if not retriever.knows(id_):
-        raise UnknownLabelError(f"expected the id of a label of this release, received {describe(id_)}")
-    return Hide(id=id_, at=datetime.now(UTC))
-
-
 def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
-    """Make a record for each distinct label of a POST /v1/labels/delete, also for those gone already."""
+    """Make a record for each distinct label, also for those gone already, as retries do."""
     _refuse_unknown(ids, retriever.knows)
     at = datetime.now(UTC)
     return [Hide(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 
 
 def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
-    """Make a record for each distinct label of a POST /v1/labels/restore, also for those never hidden."""
+    """Make a record for each distinct label, also for those never hidden."""
     _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or id_ in retriever.overlay.row_of)
     at = datetime.now(UTC)
     return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]

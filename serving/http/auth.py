@@ -65,11 +65,11 @@ class Keys:
         received = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         key = received.decode("utf-8", "surrogateescape")
         state["key"] = _digest(key).hex()[:_FINGERPRINT] if key else None
-        state["may_ask"], state["admin"] = self.rights(key)
+        may_ask, state["admin"] = self.rights(key)
         is_open = path in OPEN_PATHS or path.startswith("/docs/assets/")
         if any(self._digests):
             client.set(state["key"] or "")
-            if state["may_ask"] or is_open:
+            if may_ask or is_open:
                 return None
             return UnauthenticatedError(
                 "expected a key of this service in Authorization: Bearer or X-API-Key, received "

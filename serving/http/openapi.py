@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from copy import deepcopy
 from functools import cache
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
@@ -19,9 +18,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from longtail.serving.core.retriever import Retriever
 from longtail.serving.http.requests import REFERENCE
-from longtail.serving.http.responses import PROBLEM, service_of
+from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.routes import routes
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
@@ -35,7 +33,6 @@ _DESCRIPTION = (
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
-_EXAMPLE_K = 10
 _BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, LabelIdsRequest, FeedbackRequest)
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
@@ -69,32 +66,8 @@ def openapi_document() -> dict[str, Any]:
     return schema
 
 
-def _with_examples(document: dict[str, Any], retriever: Retriever) -> dict[str, Any]:
-    """Return the document with examples that a release answers, of its own features and labels."""
-    label, features = retriever.catalogue.answered_id(), retriever.release_json()["example"]
-    k = min(_EXAMPLE_K, retriever.catalogue.labels)
-    bodies = {
-        "/v1/retrieve": {"queries": [{"features": features, "k": k}]},
-        "/v1/similar": {"id": label, "k": k},
-        "/v1/embed": {"queries": [{"features": features}]},
-        "/v1/labels": {"labels": [{"id": label}]},
-        "/v1/labels/delete": {"ids": [label]},
-        "/v1/labels/restore": {"ids": [label]},
-        "/v1/feedback": {"events": [{"features": features, "labels": [label]}]},
-    }
-    paths = deepcopy(document["paths"])
-    for path, operations in paths.items():
-        for operation in operations.values():
-            if path in bodies and "requestBody" in operation:
-                operation["requestBody"]["content"]["application/json"]["example"] = bodies[path]
-            for parameter in operation.get("parameters", ()):
-                if path.startswith("/v1/labels/") and parameter["name"] == "id":
-                    parameter["example"] = label
-    return {**document, "paths": paths}
-
-
 def documentation() -> list[BaseRoute]:
-    """Create the routes of /openapi.json, with the release's own examples, and /docs, which loads nothing elsewhere."""
+    """Create the routes of /openapi.json, and of /docs, which loads nothing elsewhere."""
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{_TITLE}: documentation",
@@ -111,12 +84,8 @@ def documentation() -> list[BaseRoute]:
         "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
-    async def document(request: Request) -> Response:
-        static, retriever = openapi_document(), service_of(request).served
-        # The names of the release's features and labels are only for clients with a key.
-        if retriever is None or not request.state.may_ask:
-            return JSONResponse(static)
-        return JSONResponse(_with_examples(static, retriever))
+    async def document(_: Request) -> Response:
+        return JSONResponse(openapi_document())
 
     async def docs(_: Request) -> Response:
         return HTMLResponse(page.body, headers={"Content-Security-Policy": policy})

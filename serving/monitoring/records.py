@@ -18,8 +18,7 @@ class ArmAnswer:
 
     run: str
     """The experiment with these arms, shares and settings."""
-    arm: str | None
-    """None: the unit is not in the experiment."""
+    arm: str
     unit: int
     """64 bits that are the unit's."""
     counted: bool = True

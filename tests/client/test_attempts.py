@@ -8,7 +8,7 @@ import pickle
 import httpx2 as httpx
 import pytest
 
-from longtail.client import BusyError, DeniedError, Interaction, LongtailError, NoAnswerError, NotFoundError
+from longtail.client import BusyError, DeniedError, Feedback, LongtailError, NoAnswerError, NotFoundError
 from longtail.client.attempts import retry_after
 from tests.client.conftest import Clock, Make, Script, refusal
 
@@ -75,11 +75,11 @@ def test_every_attempt_may_take_what_is_left(asker: Make) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_an_interaction_is_sent_again_under_its_own_key(asker: Make) -> None:
+def test_an_event_is_sent_again_under_its_own_key(asker: Make) -> None:
     taken = httpx.Response(200, json={"accepted": 2, "request_id": "q"})
     for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
         script = Script(outcome, taken)
-        assert asker(script)("interactions", [Interaction({}, ["a"]), Interaction({}, ["a"])]).accepted == 2
+        assert asker(script)("feedback", [Feedback(None, ["a"], {}), Feedback(None, ["a"], {})]).accepted == 2
         first, again = (json.loads(request.content)["events"] for request in script.requests)
         assert first == again
         assert len({event["idempotency_key"] for event in first}) == 2

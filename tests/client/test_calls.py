@@ -11,8 +11,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from longtail.client import Answer, Feedback, Interaction, Label, NewLabel, Query, Result, calls
-from longtail.client.answers import Accepted, CatalogueLabel, Deleted, Embedded, ListedLabel, Reloaded, Unknown
+from longtail.client import Answer, Feedback, Label, NewLabel, Query, Result, calls
+from longtail.client.answers import Accepted, CatalogueLabel, Embedded
 from longtail.client.calls import Call
 from tests.client.conftest import Make, Script
 
@@ -25,7 +25,7 @@ PARTS: dict[str, Any] = {
     "pool": 99, "display": ["title"],
 }  # fmt: skip
 SENT = PARTS | {"mmr": {"weight": 0.25}, "exclude": ["x"], "buckets": ["tail"]}
-INTERACTION = Interaction({"u": 1}, ["a"], 0.5, 1.0, ["s"], idempotency_key="visit-1")
+ORGANIC = Feedback(None, ["a"], {"u": 1}, bias_removal=0.5, popularity=1.0, exclude=["s"], idempotency_key="visit-1")
 RETRIEVE, SIMILAR, FEEDBACK = "POST /v1/retrieve", "POST /v1/similar", "POST /v1/feedback"
 
 CASES: list[tuple[Call[Any], str, Any]] = [
@@ -66,7 +66,6 @@ CASES: list[tuple[Call[Any], str, Any]] = [
             ]
         },
     ),
-    (calls.restore_label("a"), "POST /v1/labels", {"labels": [{"id": "a"}]}),
     (calls.delete_label("a/b"), "DELETE /v1/labels/a%2Fb", None),
     (calls.delete_labels(["a", 4]), "POST /v1/labels/delete", {"ids": ["a", 4]}),
     (calls.restore_labels({"a"}), "POST /v1/labels/restore", {"ids": ["a"]}),
@@ -89,7 +88,7 @@ CASES: list[tuple[Call[Any], str, Any]] = [
         },
     ),
     (
-        calls.interactions(INTERACTION),
+        calls.feedback(ORGANIC),
         FEEDBACK,
         {
             "events": [
@@ -157,9 +156,10 @@ RESULT = {
     "bias_removal": 0.5, "popularity": 0.25, "unknown": {"exclude": 1, "allow": 0},
     "answer_id": "q0",
 }  # fmt: skip
+ALPHA = Label("a", 1.5, "tail", {"title": "Alpha"})
 RETRIEVED = {"results": [RESULT], "release": "r", "request_id": "q", "added_later": 1}
 KNOWN = {"id": "a", "count": 3, "log_pn": -1.5, "log_popularity": -2.5, "bucket": "tail", "bias": None, "display": {}}
-LISTED, PLACE = ListedLabel(**KNOWN, state="hidden"), {"release": "r", "request_id": "q"}
+LISTED, PLACE = CatalogueLabel(**KNOWN, state="hidden"), {"release": "r", "request_id": "q"}
 VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "dot", "temperature": 0.5, **PLACE}
 
 
@@ -169,17 +169,15 @@ VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "do
         (
             "retrieve", (Query({}),), RETRIEVED,
             Answer(
-                (Result((Label("a", 1.5, "tail", {"title": "Alpha"}),), 0.5, 0.25, Unknown(1, 0), answer_id="q0"),),
-                "r", "q",
+                (Result((ALPHA,), 0.5, 0.25, {"exclude": 1, "allow": 0}, answer_id="q0"),), "r", "q",
             ),
         ),
-        ("label", ("a",), KNOWN | PLACE, CatalogueLabel(**KNOWN, **PLACE)),
+        ("label", ("a",), KNOWN | PLACE, CatalogueLabel(**KNOWN)),
         ("labels", (), {"labels": [asdict(LISTED)], "next_cursor": None}, [LISTED]),
         ("embed", ({},), VECTORS, Embedded(**VECTORS)),
         ("add_labels", (NewLabel("n", {}),), {"accepted": 1, **PLACE}, Accepted(1, "q", "r")),
-        ("delete_label", ("a",), {"id": "a", **PLACE}, Deleted("a", "r", "q")),
+        ("delete_label", ("a",), {"id": "a", **PLACE}, {"id": "a", **PLACE}),
         ("feedback", (Feedback("q0", ["a"]),), {"accepted": 2, "request_id": "q"}, Accepted(2, "q")),
-        ("reload", (), {"changed": True, **PLACE}, Reloaded("r", True, "q")),
         ("monitoring", (), {"windows": {}}, {"windows": {}}),
     ],
 )  # fmt: skip
@@ -222,8 +220,6 @@ def test_what_cannot_be_meant_is_refused(make: Any, error: type[Exception], mess
 
 
 def test_every_event_has_a_key_of_its_own() -> None:
-    organic = calls.interactions([Interaction({}, ["a"]), Interaction({}, ["a"])]).body
-    chosen = calls.feedback([Feedback("q", ["a"]), Feedback("q", ["a"])]).body
-    assert organic is not None
-    assert chosen is not None
-    assert len({event["idempotency_key"] for sent in (organic, chosen) for event in sent["events"]}) == 4
+    sent = calls.feedback([Feedback("q", ["a"]), Feedback("q", ["a"]), Feedback(None, ["a"], {})]).body
+    assert sent is not None
+    assert len({event["idempotency_key"] for event in sent["events"]}) == 3

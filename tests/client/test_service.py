@@ -58,7 +58,7 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
     ]
     plain, unseen, allowed, tail, none, titled, apart = asker(url=url)("retrieve", queries).results
     assert len(plain.labels) == 10
-    assert (len(unseen.labels), unseen.unknown.exclude) == (LABELS - 2, 1)
+    assert (len(unseen.labels), unseen.unknown["exclude"]) == (LABELS - 2, 1)
     assert {label.id for label in allowed.labels} == {"item-7", "item-8"}
     assert {label.bucket for label in tail.labels} == {"tail"}
     assert none.labels == ()

@@ -16,8 +16,8 @@ from tests.client.conftest import Make, Script, refusal
 from tests.client.test_calls import RESULT
 
 KEY = "plain-key-7391"
-METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "interactions", "label", "labels"]
-METHODS += ["monitoring", "ready", "release", "reload", "restore_label", "restore_labels", "retrieve", "similar"]
+METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "label", "labels"]
+METHODS += ["monitoring", "ready", "release", "reload", "restore_labels", "retrieve", "similar"]
 METHODS += ["staged"]
 
 

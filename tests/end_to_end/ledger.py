@@ -194,8 +194,6 @@ class LabelWriter:
         if kind < 0.55 and hidden:
             back = rng.sample(hidden, rng.randint(1, len(hidden)))
             self.asked = {id_: self.catalogue.built[id_] for id_ in back}
-            if kind < 0.42:
-                return "restored", "POST", "/v1/labels", {"labels": [{"id": id_} for id_ in back]}
             there = [id_ for id_ in built if self.labels[id_] is not None]
             kept = rng.sample(there, min(3, len(there)))
             self.asked = {**self.asked, **{id_: self.labels[id_] for id_ in kept}}

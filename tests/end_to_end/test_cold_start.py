@@ -15,7 +15,7 @@ from pyarrow import feather
 from typer.testing import CliRunner
 
 from longtail.bundle import read_manifest
-from longtail.client import Answer, Client, Interaction, NewLabel, NotFoundError
+from longtail.client import Answer, Client, Feedback, NewLabel, NotFoundError
 from longtail.index import IndexSpec, Releases, build, cli
 from longtail.serving.core.loader import load_release
 from longtail.serving.errors import UnservableReleaseError
@@ -159,10 +159,10 @@ def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
                     asked(id_)
                 assert raised.value.type == "unknown_label"
         assert len(longtail.similar("item-8", k=LABELS).results[0].labels) == LABELS - 2
-        longtail.restore_label("item-7")
+        longtail.restore_labels(["item-7"])
         assert everything(longtail) == plain
         with pytest.raises(NotFoundError):
-            longtail.restore_label(NEW.id)
+            longtail.restore_labels([NEW.id])
 
         was = longtail.label("item-9")
         longtail.add_labels(NewLabel("item-9", {**NEW.features, "item_id": "unheard of"}, {"title": "Other"}))
@@ -230,7 +230,7 @@ def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: P
     with serving(root, tmp_path / "state") as (_, longtail):
         longtail.add_labels([NewLabel(id_, label_features(row)) for row, id_ in enumerate(heads)])
         longtail.retrieve(features=FEATURES, k=5, allow=heads)
-        longtail.interactions([Interaction(FEATURES, labels=heads)])
+        longtail.feedback(Feedback(None, heads, FEATURES))
         window = longtail.monitoring()["windows"]["5m"]
     assert window["exposures"]["head"]["count"] == 5
     assert window["exposures"]["head"]["coverage"] > 0

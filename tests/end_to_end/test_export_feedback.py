@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.client import Client, Feedback, Interaction, LongtailError, NewLabel, Query, Result
+from longtail.client import Client, Feedback, LongtailError, NewLabel, Query, Result
 from longtail.index import Releases, build
 from longtail.serving.export import export
 from longtail.trainer.config import DataConfig
@@ -55,7 +55,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
 
             def has_new() -> bool:
                 (found,) = client.retrieve(query, preview=True).results
-                return found.exploration is not None and found.exploration.slots == {"new": 2}
+                return found.exploration is not None and found.exploration["slots"] == {"new": 2}
 
             until(lambda: all(has_new() for _ in range(8)), "every worker to have the new labels")
             first, second = client.retrieve([query, query]).results
@@ -72,7 +72,7 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
             client.feedback(events)
         with Client(process.url, ADMIN) as client:  # maybe another worker
             client.feedback(events)
-            client.interactions(Interaction({"user_id": 7}, ["item-5"], event="view", weight=0.5))
+            client.feedback(Feedback(None, ["item-5"], {"user_id": 7}, event="view", weight=0.5))
             with pytest.raises(LongtailError, match=r"events\.1\.answer_id: .* changed or cut"):
                 client.feedback([events[0], Feedback(names[0][:-5] + names[1][-5:], [kept])])
         metrics = httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text

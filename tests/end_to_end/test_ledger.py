@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.index import IndexSpec, Releases, build
-from longtail.serving.compare import compare, count_units, read_experiment
+from longtail.serving.compare import compare, read_experiment
 from longtail.serving.events.schema import event_json
 from longtail.serving.settings import Settings
 from tests.bundles import make_bundle
@@ -119,7 +119,7 @@ class Shop:
         """The arms of the experiment have what was chosen of their answers."""
         experiment = read_experiment(self.releases)
         assert experiment is not None
-        report = compare(experiment, [count_units(self.events, experiment.run, (0.0, time.time()))])
+        report = compare(experiment, self.events, (0.0, time.time()))
         said = [said for chooser in self.choosers for said in chooser.choices.values() if said is not None]
         for arm in report["arms"]:
             mine = [each for each in said if each.arm == arm["name"]]

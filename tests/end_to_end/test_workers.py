@@ -159,7 +159,7 @@ def test_labels_changed_through_one_worker_are_in_the_answers_of_the_other(
     until(lambda: not answers(one, "fresh"), "the label to be gone from the first worker's answers")
     one.delete_label("item-9")
     until(lambda: not answers(other, "item-9"), "the label to be hidden by the other worker")
-    other.restore_label("item-9")
+    other.restore_labels(["item-9"])
     until(lambda: answers(one, "item-9"), "the label to be back")
     assert [longtail.monitoring()["labels"] for longtail in (one, other)] == [{"added": 0, "hidden": 0}] * 2
 

@@ -145,7 +145,7 @@ def test_prune_keeps_the_rollback_target_beyond_a_deleted_release(releases: Rele
 def test_prune_keeps_what_arms_of_experiments_name_and_says_so(releases: Releases) -> None:
     releases.publish("c")
     arms = '[experiments.dial.arms.x]\nrelease = "a"\n[experiments.dial.arms.y]\nbias_removal = 0.5\n'
-    (releases.root / "experiments.toml").write_text(arms + '[experiments.old]\nactive = false\narms.z.release = "c"\n')
+    (releases.root / "experiments.toml").write_text(arms + '[experiments.old]\narms.z.release = "c"\n')
     said: list[str] = []
     assert releases.prune(keep=1, say=said.append) == ["b"]
     assert said == ["kept: a, which answers for an arm of experiments.toml"]

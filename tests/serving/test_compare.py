@@ -212,39 +212,25 @@ def test_what_was_kept_is_compared(keep: Keep, tmp_path: Path, capsys: pytest.Ca
     assert lines[3].endswith("not yet")
 
 
-def test_windows_that_were_kept_add_up(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, day = run_of(tmp_path), str(tmp_path / "day.parquet")
-    noon = datetime.fromtimestamp(NOON, UTC).isoformat()
+def test_what_is_not_kept_any_more_is_said(keep: Keep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, noon = run_of(tmp_path), datetime.fromtimestamp(NOON, UTC).isoformat()
     keep(answer(run, "a", "ctl", 5, [0, 1], NOON - 10), answer(run, "b", "new", 6, [0, 1], NOON - 10))
     keep(choice(run, "b", "new", 6, {0: 0}, NOON - 5))
-    first = json.loads(command(capsys, tmp_path, "--json", "--until", noon, "--out", day))
-    for options, message in (
-        (["--add", day], "expected windows that do not overlap"),
-        (["--since", noon, "--add", str(tmp_path / "experiments.toml")], "expected a file of"),
-    ):
-        with pytest.raises(SystemExit):
-            main(["experiments", str(tmp_path), *options])
-        assert message in capsys.readouterr().err
-    # In the next window comes feedback on earlier answers, some for the second time; then what is old goes.
+    first = json.loads(command(capsys, tmp_path, "--json", "--until", noon))
+    # Later comes feedback on earlier answers, some for the second time; then what is old goes.
     keep(answer(run, "c", "new", 6, [0, 1], NOON + 10))
     keep(choice(run, "a", "ctl", 5, {1: 1}, NOON + 20), choice(run, "b", "new", 6, {0: 0}, NOON + 20))
     deleted = tmp_path / ".state/events/.deleted"
     deleted.touch()
     os.utime(deleted, (NOON, NOON))
-    alone = json.loads(command(capsys, tmp_path, "--json"))
-    both = json.loads(command(capsys, tmp_path, "--json", "--since", noon, "--add", day))
+    later = json.loads(command(capsys, tmp_path, "--json"))
 
     def counts(report: dict[str, Any]) -> list[tuple[int, int, int]]:
         return [(arm["units"], arm["answers"], arm["hits"]) for arm in report["arms"]]
 
     assert (counts(first), first["cut"]) == ([(1, 1, 0), (1, 1, 1)], False)
-    assert (counts(both), both["cut"]) == ([(1, 1, 1), (1, 2, 1)], False)
-    assert (counts(alone), alone["cut"]) == ([(0, 0, 1), (1, 1, 0)], True), "no event before is sure to be kept"
+    assert (counts(later), later["cut"]) == ([(0, 0, 1), (1, 1, 0)], True), "no event before is sure to be kept"
     assert "this is one look" in command(capsys, tmp_path)
-    (tmp_path / "experiments.toml").write_text(TOML.replace("k = 3", "k = 4"))
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main(["experiments", str(tmp_path), "--since", noon, "--add", day])
-    assert f"found {run}: other arms, shares or settings" in capsys.readouterr().err
 
 
 def test_without_an_experiment_or_a_state_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "core": {"allocator", "errors", "settings", "monitoring", "events"},
     "http": {"errors", "settings", "logs", "monitoring", "events", "core", "dashboard"},
     "process": {"allocator", "errors", "settings", "logs", "monitoring", "core", "http"},
-    "batch": {"errors", "core"},
+    "batch": {"errors", "settings", "core"},
     "check": {"core"},
     "compare": {"errors", "events", "monitoring", "core"},
     "export": {"errors", "events"},

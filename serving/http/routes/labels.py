@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
-from longtail.serving.core.label_changes import record_to_hide, records_to_add, records_to_hide, records_to_restore
+from longtail.serving.core.label_changes import records_to_add, records_to_hide, records_to_restore
 from longtail.serving.core.listing import LabelListing
 from longtail.serving.core.queries import LabelId
 from longtail.serving.core.retriever import Retriever
@@ -65,11 +65,11 @@ async def label(request: Request) -> Response:
 
 @router.post(
     "/v1/labels",
-    openapi_extra=json_body(LabelsRequest, {"labels": [{"id": "50"}]}),
+    openapi_extra=json_body(LabelsRequest, {"labels": [{"id": "50", "features": {"title": "Alpha"}}]}),
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def add_labels(request: Request) -> Response:
-    """Add labels, embed known ones anew, bring hidden ones back. Admin.
+    """Add labels, or embed known ones anew, which also brings hidden ones back. Admin.
 
     They are on disk and in every answer of this process when the answer comes, in those of other workers a tenth
     of a second later. The next rebuild takes them in (`longtail-index merge`).
@@ -114,7 +114,7 @@ async def hide_label(request: Request) -> Response:
     id = request.path_params["id"]
     require_admin(request, labels=[id])
     service = service_of(request)
-    release = await service.change(lambda: service.change_labels(lambda retriever: [record_to_hide(id, retriever)]))
+    release = await service.change(lambda: service.change_labels(lambda retriever: records_to_hide([id], retriever)))
     return json_response(request, {"id": id, "release": release})
 
 

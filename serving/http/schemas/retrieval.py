@@ -174,7 +174,7 @@ class RetrieveResult(Ranking):
     run: str | None = Field(
         default=None, description="The experiment that runs, with a hash of its arms; absent if none does."
     )
-    arm: str | None = Field(default=None, description="Null: the unit is not in the experiment.")
+    arm: str | None = None
     counted: bool | None = Field(
         default=None,
         description="Whether arms are compared by it: not if the request sets what the arms set, which then holds, "

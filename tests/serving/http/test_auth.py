@@ -34,7 +34,6 @@ MAY_ASK = [
 ]
 MAY_CHANGE = [
     ("DELETE", "/v1/labels/b", None),
-    ("POST", "/v1/labels", {"labels": [{"id": "b"}]}),
     ("POST", "/v1/labels/delete", {"ids": ["b"]}),
     ("POST", "/v1/labels/restore", {"ids": ["b"]}),
     ("POST", "/v1/release/reload", None),

@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 
 from longtail.serving import create_app
-from longtail.serving.compare import compare, count_units
+from longtail.serving.compare import compare
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
@@ -56,8 +56,7 @@ def ask(client: httpx.Client, *queries: dict[str, Any], status: int = 200, **req
 def figures(app: Starlette, arm: str = "tail") -> Any:
     service = app.state.service
     service._events.append([]).result(10)  # what was offered before is written
-    units = count_units(service.settings.events_place, service.experiment.run, (0.0, 1e10))
-    report = compare(service.experiment, [units])
+    report = compare(service.experiment, service.settings.events_place, (0.0, 1e10))
     return next(one for one in report["arms"] if one["name"] == arm)
 
 
@@ -149,7 +148,9 @@ def test_a_bad_file_leaves_the_one_before_in_force(
         for _ in range(3):
             say("[experiments.x]\narms = 3")
     (message,) = [record.message for record in caplog.records]
-    assert message.endswith("refused, tail_week goes on: experiments.x.arms: expected a valid dictionary, found 3")
+    assert message.endswith(
+        "refused, tail_week goes on: experiments.x.arms: Input should be a valid dictionary, received 3"
+    )
     assert ask(client, EAST)["results"][0]["arm"] == "tail"
     assert client.get("/readyz").status_code == 200
     findings = client.get("/v1/monitoring").json()["verdict"]["findings"]

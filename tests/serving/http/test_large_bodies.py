@@ -72,7 +72,7 @@ ENTRIES = {
         "]}",
     ),
     "features of an event": (FEEDBACK, '{"events":[{"labels":[1],"features":{', '"%d":1', "}}]}"),
-    "empty labels": (LABELS, '{"labels":[', "{}", "]}"),
+    "empty labels": (LABELS, '{"labels":[', '{"features":{}}', "]}"),
     "labels": (LABELS, '{"labels":[', '{"id":1}', "]}"),
     "features of a label": (LABELS, '{"labels":[{"id":1,"features":{', '"%d":1', "}}]}"),
     "genres of a label": (LABELS, '{"labels":[{"id":"n","features":{"genres":[', '"g%d"', "]}}]}"),

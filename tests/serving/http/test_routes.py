@@ -242,7 +242,7 @@ def test_labels_change_while_feedback_is_stuck(client: httpx.Client) -> None:
         saying = pool.submit(client.post, "/v1/feedback", json={"events": [ORGANIC]})
         try:
             assert client.delete("/v1/labels/a").status_code == 200
-            assert client.post("/v1/labels", json={"labels": [{"id": "a"}]}).status_code == 200
+            assert client.post("/v1/labels/restore", json={"ids": ["a"]}).status_code == 200
             assert not saying.done()
         finally:
             stuck.set()
@@ -258,7 +258,7 @@ def test_labels_are_hidden_and_come_back(client: httpx.Client) -> None:
     assert ids(retrieve(client, queries=[{**EAST, "allow": ["c/é"]}])) == []
     refused(client.get("/v1/labels/c%2F%C3%A9"), 404, "unknown_label", None)
     refused(client.post("/v1/similar", json={"id": "c/é"}), 404, "unknown_label", "id")
-    back = client.post("/v1/labels", json={"labels": [{"id": "a"}, {"id": "c/é"}]})
+    back = client.post("/v1/labels/restore", json={"ids": ["a", "c/é"]})
     LabelsAnswer.model_validate_json(back.content, strict=True)
     assert back.json()["accepted"] == 2
     assert ids(retrieve(client)) == ["a", "c/é", "b"]
@@ -277,14 +277,13 @@ def test_labels_that_were_never_there_cannot_be_hidden(client: httpx.Client, id_
     ("labels", "status", "kind", "field"),
     [
         ([], 422, "invalid_request", "labels"),
-        ([{"id": "a"}] * 6, 422, "invalid_request", "labels"),
-        ([{"id": "a"}, {"id": "z"}], 404, "unknown_label", "labels.1.id"),
-        ([{"id": "a"}, {"id": ""}], 422, "invalid_request", "labels.1.id"),
-        ([{"id": "a", "display": {"title": "A"}}], 422, "invalid_request", "labels.0"),
+        ([{"id": "a", "features": {}}] * 6, 422, "invalid_request", "labels"),
+        ([{"id": "a"}], 422, "invalid_request", "labels.0.features"),
+        ([{"id": "a", "features": {}}, {"id": "", "features": {}}], 422, "invalid_request", "labels.1.id"),
         ([{"id": "x" * 513, "features": {}}], 422, "invalid_request", "labels.0.id"),
-        ([{"id": ["a"]}], 422, "invalid_request", "labels.0.id"),
+        ([{"id": ["a"], "features": {}}], 422, "invalid_request", "labels.0.id"),
         ([{"features": {}}], 422, "invalid_request", "labels.0.id"),
-        ([{"id": "a", "feature": {}}], 422, "invalid_request", "labels.0.feature"),
+        ([{"id": "a", "features": {}, "feature": {}}], 422, "invalid_request", "labels.0.feature"),
         ([{"id": "n", "features": {}}], 422, "no_label_tower", "labels"),
     ],
 )
