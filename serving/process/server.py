@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import gc
 import logging
@@ -9,10 +10,12 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread, Timer
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from pydantic import ValidationError
@@ -32,14 +35,18 @@ _YOUNG_OBJECTS = 20_000
 """Objects that the garbage collector lets come before it looks at them: at Python's own 700 it looks at the requests
 under way, which leave no cycles behind, over and over."""
 
+_FIRST_REQUEST_SECONDS = 1.0
+"""How long a stop waits for the first request of connections that were just made."""
+
 
 class Server(uvicorn.Server):
     """Stops on SIGTERM without dropping a request.
 
-    For `drain_seconds` /readyz says 503, and requests are answered as before, each with `Connection: close`. Then
-    uvicorn stops: it accepts no more connections, closes idle ones, and answers requests under way for up to
-    `shutdown_seconds`. SIGINT or a second signal skips the draining, a third ends everything. SIGHUP reads settings and
-    keys again; from a terminal that was closed it is SIGTERM.
+    For `drain_seconds` /readyz says 503, and requests are answered as before, each with `Connection: close`. Then the
+    server accepts no more connections, waits for the first requests of new ones, and uvicorn stops: it closes idle
+    connections and answers requests under way for up to `shutdown_seconds`. SIGINT or a second signal skips the
+    draining, a third ends everything. SIGHUP reads settings and keys again; from a terminal that was closed it is
+    SIGTERM.
     """
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
@@ -62,6 +69,19 @@ class Server(uvicorn.Server):
         else:
             self._leave()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, and wait for the first requests of new connections.
+
+        uvicorn takes a connection whose request it has not read for an idle one, and resets it.
+        """
+        for server in self.servers:
+            server.close()
+        until = time.monotonic() + _FIRST_REQUEST_SECONDS
+        await asyncio.sleep(0.01)
+        while not self.force_exit and time.monotonic() < until and any(map(_is_new, self.server_state.connections)):
+            await asyncio.sleep(0.01)
+        await super().shutdown(sockets)
+
     def handle_hangup(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle SIGHUP."""
         if self._terminal.closed:
@@ -80,6 +100,11 @@ class Server(uvicorn.Server):
 
     def _leave(self) -> None:
         self.should_exit = True
+
+
+def _is_new(connection: Any) -> bool:
+    """Check whether no request of a connection has been read."""
+    return connection.cycle is None
 
 
 class Terminal:

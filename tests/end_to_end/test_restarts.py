@@ -83,3 +83,24 @@ def test_a_second_signal_closes_idle_connections_at_once(releases: Path, tmp_pat
             time.sleep(0.5)
             process.process.send_signal(signal.SIGTERM)
             assert process.process.wait(20) == 0
+
+
+def test_a_connection_that_was_just_made_has_its_request_answered(releases: Path, tmp_path: Path) -> None:
+    with server(releases, tmp_path / "log", drain_seconds=0.1, state=tmp_path / "state") as process:
+        process.wait_until_ready()
+        address = httpx.URL(process.url).netloc.decode()
+        with closing(HTTPConnection(address, timeout=10)) as connection:
+            connection.connect()
+            process.process.send_signal(signal.SIGTERM)
+            until(lambda: not listens(address), "the server to accept no more connections")
+            assert asked(connection) == (200, "close")
+            assert process.process.wait(40) == 0
+
+
+def listens(address: str) -> bool:
+    try:
+        with closing(HTTPConnection(address, timeout=10)) as connection:
+            connection.connect()
+    except OSError:
+        return False
+    return True
