@@ -30,7 +30,7 @@ from benchmarks.step_cost import longtail_step
 PARTS = ("steps", "tables", "index")
 DIM, K, LAMBDAS, SEARCHED = 128, 100, (0.0, 0.5, 1.0), (1, 64, 4096)
 LABELS = 100_000
-SPECS = ("flat", "ivf_flat", "ivf_pq")
+SPECS = ("flat", "ivf_flat")
 _PRODUCT_ROWS = 4096
 
 

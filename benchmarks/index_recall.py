@@ -41,7 +41,6 @@ LABELS_PER_CENTRE = 300
 HISTORY_LABELS = 1_000_000
 """Rows of the query tower's table of labels, at most: an ONNX file ends at 2 GB."""
 SINGLE_PROBES = 16
-SINGLE_EF_SEARCH = 128
 TIMED_SINGLY = 300
 
 
@@ -111,7 +110,6 @@ def print_recall_table(bundle: Bundle) -> None:
     singles: list[tuple[str, Kind, str, int]] = [
         ("flat (exact)", "flat", "Flat", 1),
         (f"one IVF{cells}", "ivf_flat", f"IVF{cells},Flat", SINGLE_PROBES),
-        ("one HNSW32", "hnsw", "HNSW32,Flat", SINGLE_EF_SEARCH),
     ]
     for name, kind, factory, probes in singles:
         started = time.perf_counter()
@@ -120,7 +118,7 @@ def print_recall_table(bundle: Bundle) -> None:
         made = FaissIndex(kind, factory, index)
         searcher = Searcher(bundle, made, Effort(probes=probes))
         _print_row(name, f"probes {probes}", bytes_per_label(made), seconds, calibration, searcher)
-    for text in ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq"):
+    for text in ("ivf_flat", "ivf_sq", "ivf_fastscan"):
         built = tune_index(bundle, IndexSpec(text, recall_floor=0), "cpu", lambda _: None)
         effort = built.chosen.effort
         setting = f"head {built.chosen.head}, probes {effort.probes}, refine {effort.refine}"

@@ -43,7 +43,7 @@ from longtail.index.search.filters import Condition, Filter, Selection, without_
 from longtail.index.search.milvus import MilvusServer
 
 if TYPE_CHECKING:
-    from longtail.index.release.building import build, refresh_priors, update
+    from longtail.index.release.building import build, refresh_priors
     from longtail.index.release.release import Release
     from longtail.index.release.releases import Releases, publish
     from longtail.index.search.searcher import Searcher
@@ -55,7 +55,6 @@ _NEED_FAISS = {
     "build": "release.building",
     "publish": "release.releases",
     "refresh_priors": "release.building",
-    "update": "release.building",
 }
 
 __all__ = [
@@ -104,7 +103,6 @@ __all__ = [
     "refused_features",
     "refused_priors",
     "top_k",
-    "update",
     "without_rows",
 ]
 

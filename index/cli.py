@@ -40,7 +40,6 @@ from longtail.index.options import (
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
-from longtail.index.release.release import read_release_manifest
 from longtail.index.release.releases import Releases
 from longtail.state import Place, StoreError
 from longtail.tables import as_place
@@ -61,9 +60,7 @@ def build(
     releases: ReleasesOption,
     spec: Annotated[
         str,
-        typer.Option(
-            help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, ivf_pq, hnsw, milvus, or a FAISS factory string."
-        ),
+        typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, milvus, milvus_flat or milvus_ivf_flat."),
     ] = "auto",
     name: NameOption = None,
     publish: PublishOption = False,
@@ -82,10 +79,6 @@ def build(
             "strings of more than 65,536 values, if not given, none if empty.",
         ),
     ] = None,
-    bytes_per_label: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="Most bytes of the index file per label (default: any)."),
-    ] = None,
     state: StateOption = None,
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
@@ -96,7 +89,7 @@ def build(
         manifest = building.build(
             bundle,
             releases,
-            spec=IndexSpec(spec, recall_floor, bytes_per_label),
+            spec=IndexSpec(spec, recall_floor),
             name=name,
             device=checked,
             priors=table,
@@ -104,42 +97,6 @@ def build(
             filterable=None
             if filterable is None
             else [name for part in filterable.split(",") if (name := part.strip())],
-        )
-    _report(releases, manifest, notes)
-    if floors is not None:
-        _publish(releases, manifest.name, floors, state=place_of(state))
-
-
-@app.command()
-def update(
-    bundle: BundleArgument,
-    releases: ReleasesOption,
-    source: SourceOption = None,
-    name: NameOption = None,
-    log: Annotated[
-        str | None,
-        typer.Option(metavar="STATE", help="What was merged, as of merge: labels get the priors that they came with."),
-    ] = None,
-    priors: Annotated[
-        str | None, typer.Option(metavar="TABLE", help="The priors of all labels (default: as they were).")
-    ] = None,
-    prior: PriorOption = None,
-    missing: MissingOption = None,
-    publish: PublishOption = False,
-    state: StateOption = None,
-) -> None:
-    """Write a release of a bundle over the lists of one before, for labels that came, went or changed."""
-    floors = Releases(releases).floors() if publish else None
-    notes: list[str] = []
-    with Console(stderr=True).status("load and verify the bundle and the release") as status:
-        manifest = building.update(
-            bundle,
-            releases,
-            source=source,
-            name=name,
-            priors=_table_of(priors, prior, missing),
-            log=log,
-            progress=_progress(status, notes),
         )
     _report(releases, manifest, notes)
     if floors is not None:
@@ -156,7 +113,7 @@ def priors(
     missing: MissingOption = None,
     publish: PublishOption = False,
 ) -> None:
-    """Write a release with the priors of a new table; neither the model nor the index is trained again."""
+    """Write a release with the priors of a new table; the model is not trained again."""
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the release") as status:
         manifest = building.refresh_priors(
@@ -278,22 +235,6 @@ def verify(releases: ReleasesArgument, name: NameArgument) -> None:
 
 
 @app.command()
-def report(
-    releases: ReleasesArgument,
-    name: NameArgument,
-    out: Annotated[Path, typer.Option(help="File of HTML to write, which needs no network.")],
-) -> None:
-    """Draw what the build of a release measured: recall, speed and memory, along the dials and under filters."""
-    from longtail.index.release.report import release_report  # its plots are of another extra
-
-    with Releases(releases).manifests(name) as path:
-        page = release_report(read_release_manifest(path))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(page)
-    print(f"written: {out}")
-
-
-@app.command()
 def prune(
     releases: ReleasesArgument,
     keep: Annotated[int, typer.Option(help="Newest releases that stay, besides the published and the one before it.")],
@@ -351,7 +292,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
     def tell(line: str) -> None:
         status.update(line)
-        if line.startswith(("priors: ", "lists of ")):
+        if line.startswith("priors: "):
             notes.append(line)
 
     return tell
@@ -373,18 +314,13 @@ def _device(text: str) -> Device:
 
 
 def _summary(index: ReleaseManifest) -> list[str]:
-    """Recall, the kinds that `auto` measured, whose lists these are, and recall under filters."""
+    """Recall, the kinds that `auto` measured, and recall under filters."""
     lines = [f"recall@{index.recall_k} at λ: {_recalls_in_words(index.recall)}"]
     for trial in index.kinds:
         rate = "not timed" if trial.queries_per_second is None else f"{trial.queries_per_second:,.0f} queries/s"
         lines.append(
             f"{'*' if trial.kind == index.kind else ' '} {trial.kind}: recall {trial.lowest.recall:.3f} or more, "
             f"{rate}, {trial.bytes_per_label:.1f} bytes per label"
-        )
-    if (lists := index.partition) is not None:
-        lines.append(
-            f"lists trained by {lists.trained_by}: {lists.newer:,} labels came or were embedded anew since, "
-            f"imbalance {lists.imbalance:.2f}, {lists.imbalance_trained:.2f} then"
         )
     if (filtered := index.filtered) is not None:
         lowest = [f"{selectivity:.1%} of the labels: {recall:.3f}" for selectivity, recall in filtered.lowest().items()]

@@ -13,9 +13,7 @@ from longtail.bundle.manifest import Record, dial_words
 
 SCHEMA_VERSION = 1
 
-Kind = Literal[
-    "flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq", "hnsw", "factory", "milvus_flat", "milvus_ivf_flat"
-]
+Kind = Literal["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "milvus_flat", "milvus_ivf_flat"]
 Device = Literal["cpu", "gpu"]
 
 
@@ -23,7 +21,7 @@ class Effort(Record):
     """Search effort: the settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
-    """Lists an IVF visits (nprobe), candidates an HNSW keeps (efSearch); 1 where neither exists."""
+    """Lists an IVF visits (nprobe); 1 without lists."""
     refine: int = Field(default=1, ge=1)
     """Candidates fetched per result and scored again exactly, for indexes that compress rows; of `ivf_sq` and
     `ivf_fastscan` for a hundred results at the least."""
@@ -75,8 +73,8 @@ class Trial(Record):
     effort: Effort
     recall: list[RecallAt]
     queries_per_second: float | None
-    """Speed. In `trials`: one batch of all calibration queries on every thread of the building machine. In `kinds` and
-    `curve`: per second of CPU time, one query at a time, alternating with other kinds; None if recall falls short."""
+    """Speed. In `trials`: one batch of all calibration queries on every thread of the building machine. In `kinds`: per
+    second of CPU time, one query at a time, alternating with other kinds; None if recall falls short."""
     bytes_per_label: float | None = None
     """Bytes of the index file per label; None in `trials`."""
 
@@ -131,19 +129,6 @@ class FilteredSearch(Record):
         }
 
 
-class Partition(Record):
-    """Lists that the build of another release trained, and how far the labels have changed since."""
-
-    trained_by: str
-    """That release."""
-    newer: int = Field(ge=0)
-    """Labels that came, or were embedded anew, since then; one that did twice counts twice."""
-    imbalance: float
-    """C·Σ (n / N)² over C lists of n labels, of N: 1 where all hold alike."""
-    imbalance_trained: float
-    """The same when they were trained."""
-
-
 class CollectionColumn(Record):
     """A display column that requests may filter by, as two fields of a collection."""
 
@@ -182,7 +167,7 @@ class ReleaseManifest(Record):
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Checksum of bundle/manifest.json, which holds the sha256 of every other bundle file."""
     spec: str
-    """As asked: auto, flat, …, or a factory string."""
+    """As asked: auto, flat, …"""
     kind: Kind
     """What the spec came to for this catalogue."""
     labels: int = Field(ge=1)
@@ -205,12 +190,8 @@ class ReleaseManifest(Record):
     recall_floor: float
     bytes_per_label: float | None = None
     """Bytes of the FAISS file per label; None of a collection."""
-    bytes_per_label_limit: float | None = None
-    """What it was to be at most."""
     kinds: list[Trial] = Field(default=[])
     """What `auto` had to choose from, at settings that suffice everywhere; empty where it had no choice."""
-    curve: list[Trial] = Field(default=[])
-    """What less and more effort recalls and costs, of every kind that was built."""
     recall: list[RecallAt]
     """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
     trials: list[Trial]
@@ -218,9 +199,7 @@ class ReleaseManifest(Record):
     build_seconds: float
     faiss: str
     filtered: FilteredSearch | None = None
-    """None of an exact index, and of one from before this was measured."""
-    partition: Partition | None = None
-    """None of an index that was trained for these labels, or has no lists."""
+    """None of an exact index."""
     filterable: list[str] | None = None
     """Display columns that requests may filter by; None: whatever the service makes of them."""
     files: dict[str, FileRecord]

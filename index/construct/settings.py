@@ -8,35 +8,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-import faiss
 import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.manifests import Effort, EffortAt, Kind, Trial
-from longtail.index.search.faiss_index import SCANNED_PER_CANDIDATE, FaissIndex, probes_name
+from longtail.index.search.faiss_index import FaissIndex
 from longtail.index.search.searcher import Searcher
 
 TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
-_PROBES: dict[str, tuple[int, ...]] = {
-    "nprobe": (2, 4, 8, 16, 32, 64, 128, 256),
-    "efSearch": (64, 128, 256, 512),
-    "": (1,),
-}
+_PROBES = (2, 4, 8, 16, 32, 64, 128, 256)
 _BETWEEN = (3, 6, 12, 24, 48, 96, 192)
 """Further lists to visit, where there is nothing else to choose."""
 _HEAD_PER_LISTS = 3
 """Rows of a head in the time that it takes for one of a list: 5 ns and 15 of 65 coordinates."""
 _LEAST_HEAD = 100
-_MORE = 2
-"""Efforts beyond the one that suffices, of which a curve shows what there is still to gain."""
-_REFINE: dict[Kind, tuple[int, ...]] = {
-    "ivf_sq": (1, 2),
-    "ivf_fastscan": (1, 2, 4, 8),
-    "ivf_pq": (4, 16),
-    "factory": (1, 4, 16),
-}
+_REFINE: dict[Kind, tuple[int, ...]] = {"ivf_sq": (1, 2), "ivf_fastscan": (1, 2, 4, 8)}
 _TIMED = 120
 """Queries, over all places on the dials alike."""
 _ROUNDS = 5
@@ -52,10 +40,11 @@ def half_decades(least: int, below: int) -> list[int]:
 
 def efforts_of(index: FaissIndex) -> Iterator[Effort]:
     """Iterate over the efforts to try on an index, about cheapest first; none beyond looking everywhere."""
-    name = probes_name(index.index)
-    everywhere = faiss.try_extract_index_ivf(index.index).nlist if name == "nprobe" else index.labels
-    probes_tried = _PROBES[name] + (_BETWEEN if index.kind == "ivf_flat" else ())
-    depths = sorted({min(probes, everywhere) for probes in probes_tried})
+    if not index.has_lists:
+        yield Effort()
+        return
+    probes_tried = _PROBES + (_BETWEEN if index.kind == "ivf_flat" else ())
+    depths = sorted({min(probes, index.index.nlist) for probes in probes_tried})
     efforts = [Effort(probes=probes, refine=refine) for refine in _REFINE.get(index.kind, (1,)) for probes in depths]
     yield from sorted(efforts, key=lambda effort: effort.probes * effort.refine)
 
@@ -63,8 +52,6 @@ def efforts_of(index: FaissIndex) -> Iterator[Effort]:
 def rows_scored(index: FaissIndex, effort: Effort, head: int) -> float:
     """Compute about how many rows a query scores, in rows of the head, which are scored at once."""
     scored = head if effort.head is None else effort.head
-    if not index.has_lists:
-        return scored + _HEAD_PER_LISTS * SCANNED_PER_CANDIDATE * effort.probes
     return scored + _HEAD_PER_LISTS * effort.probes * effort.refine * index.labels / float(index.index.nlist)
 
 
@@ -93,7 +80,7 @@ def efforts_at(
     With less than the whole head, the head's own labels reach it, too, where enough of them are among the answers:
     what is saved is not their recall.
     """
-    if index.kind == "factory":  # its wrappers take no effort per search
+    if not index.has_lists:
         return []
     most = chosen.effort
     lesser = _lesser(index, most)
@@ -134,27 +121,6 @@ def _lesser(index: FaissIndex, most: Effort) -> list[Effort]:
     costs = {effort: rows_scored(index, effort, head) for effort in efforts}
     enough = rows_scored(index, most, head)
     return sorted((effort for effort in efforts if costs[effort] < enough), key=costs.__getitem__)
-
-
-def curve_of(
-    bundle: Bundle,
-    index: FaissIndex,
-    chosen: Trial,
-    trials: Sequence[Trial],
-    calibration: Calibration,
-    bytes_per_label: float,
-) -> list[Trial]:
-    """Measure recall and speed of every effort that was tried with the chosen head, and of the next two."""
-    tried = list(_of(chosen, trials))
-    if chosen.kind == "factory":  # its wrappers have one effort at a time
-        tried = [chosen]
-    else:
-        known = {trial.effort for trial in tried}
-        beyond = [effort for effort in efforts_of(index) if at_least(effort, chosen.effort) and effort not in known]
-        tried += [trial_at(bundle, calibration, index, effort) for effort in beyond[:_MORE]]
-    searcher = Searcher(bundle, index, chosen.effort)
-    speeds = rates([searcher.at(trial.effort) for trial in tried], calibration)
-    return [timed(trial, speed, bytes_per_label) for trial, speed in zip(tried, speeds, strict=True)]
 
 
 def timed(trial: Trial, speed: float | None, bytes_per_label: float) -> Trial:

@@ -11,12 +11,12 @@ import faiss
 import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.bundle.arrays import Float32, Int64
 from longtail.index.construct.recall import ROWS_AT_ONCE, Calibration
-from longtail.index.construct.spec import CHOICES, IndexSpec
+from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import SpecError
 from longtail.index.manifests import Device
-from longtail.index.search.faiss_index import ASSIGNABLE, FaissIndex, Head, pad
+from longtail.index.search.faiss_index import FaissIndex, Head, pad
 
 _TRAINING_ROWS_PER_LIST = 64
 """k-means sample: enough for stable lists, and a million labels train in seconds."""
@@ -66,23 +66,14 @@ def make_index(
 ) -> FaissIndex:
     """Train and fill the index of a spec, without a head, with augmented rows, float32 [L, E].
 
-    It is trained with the rows `outside` the smallest head, whose log ν differs most, and keeps the lists of `like`.
+    It is trained with the rows `outside` the smallest head, whose log ν differs most, and has the centroids of `like`.
     """
-    kind, lists = spec.kind(len(rows_LE)), None
-    training = len(rows_LE) if outside is None else len(outside)
-    if like is not None and like.has_lists:
-        lists = like.centroids[:, : rows_LE.shape[1]], like.lists
-    factory, width = spec.factory(training, rows_LE.shape[1], device, None if lists is None else len(lists[0]))
-    index = train_index(
-        factory,
-        width,
-        rows_LE,
-        device,
-        training_RE=None if outside is None else rows_LE[outside],
-        centroids_CE=None if lists is None else lists[0],
-        lists_L=None if lists is None or kind not in ASSIGNABLE else lists[1],
-    )
-    return FaissIndex(kind, factory, index)
+    training_RE = rows_LE if outside is None else rows_LE[outside]
+    centroids_CE = like.centroids[:, : rows_LE.shape[1]] if like is not None else None
+    lists = None if centroids_CE is None else len(centroids_CE)
+    factory, width = spec.factory(len(training_RE), rows_LE.shape[1], device, lists)
+    index = train_index(factory, width, rows_LE, device, training_RE=training_RE, centroids_CE=centroids_CE)
+    return FaissIndex(spec.kind(len(rows_LE)), factory, index)
 
 
 def train_index(
@@ -93,7 +84,6 @@ def train_index(
     *,
     training_RE: Float32 | None = None,
     centroids_CE: Float32 | None = None,
-    lists_L: Int32 | None = None,
 ) -> Any:
     """Train and fill a FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
 
@@ -101,14 +91,9 @@ def train_index(
         rows_LE: float32 [L, E], E <= width.
         training_RE: float32, rows to train with; None: all.
         centroids_CE: float32, of an inverted file's lists; None: they are trained.
-        lists_L: int32, the list of every row, of kinds in `ASSIGNABLE`; None: the nearest.
     """
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
-        if index.metric_type != faiss.METRIC_INNER_PRODUCT:
-            raise SpecError(
-                f"index spec {factory!r}: expected an index that searches by inner product, received another"
-            )
         if isinstance(index, faiss.IndexIVF):
             index.cp.max_points_per_centroid = _TRAINING_ROWS_PER_LIST
             quantizer = faiss.downcast_index(index.quantizer)
@@ -121,23 +106,13 @@ def train_index(
             index = faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), 0, index)
         rows_LE = pad(rows_LE, width)
         _train(index, rows_LE if training_RE is None else pad(training_RE, width))
-        if lists_L is None or device == "gpu":
-            index.add(rows_LE)
-        else:
-            add_to_lists(index, rows_LE, lists_L)
+        index.add(rows_LE)
         return faiss.index_gpu_to_cpu(index) if device == "gpu" else index
     except RuntimeError as error:
         raise SpecError(
-            f"index spec {factory!r}: expected {CHOICES} that FAISS "
-            f"{faiss.__version__} builds on {device} for {len(rows_LE):,} rows of {width} coordinates; "
-            f"it answered: {_reason(error)}"
+            f"index {factory!r}: expected one that FAISS {faiss.__version__} builds on {device} for {len(rows_LE):,} "
+            f"rows of {width} coordinates; it answered: {' '.join(str(error).split())}"
         ) from error
-
-
-def add_to_lists(index: Any, rows_LE: Float32, lists_L: Int32 | Int64) -> None:
-    """Add contiguous rows, as wide as the index, to given lists of a trained, empty inverted file in `ASSIGNABLE`."""
-    ids_L, given_L = np.arange(len(rows_LE)), np.ascontiguousarray(lists_L, np.int64)
-    index.add_core(len(rows_LE), faiss.swig_ptr(rows_LE), faiss.swig_ptr(ids_L), faiss.swig_ptr(given_L))
 
 
 def bytes_per_label(index: FaissIndex) -> float:
@@ -164,8 +139,3 @@ def _train(index: Any, rows_RE: Float32) -> None:
         nearest.this.own(True)  # which FAISS had taken from Python, and would not free
     else:
         index.train(rows_RE)
-
-
-def _reason(error: RuntimeError) -> str:
-    """FAISS's own sentence, without its C++ signature and source path."""
-    return " ".join(str(error).split("Error: ", 1)[-1].split(" at /", 1)[-1].split())

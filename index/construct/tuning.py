@@ -13,7 +13,7 @@ Legend: `L` labels, `Q` queries, `K` results.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,6 @@ from longtail.index.construct.filtered import tune_filtered
 from longtail.index.construct.recall import Calibration, Progress
 from longtail.index.construct.settings import (
     TARGET,
-    curve_of,
     efforts_at,
     efforts_of,
     half_decades,
@@ -35,7 +34,7 @@ from longtail.index.construct.settings import (
 )
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.training import by_reach, bytes_per_label, head_of, make_index
-from longtail.index.errors import RecallFloorError, SpecError
+from longtail.index.errors import RecallFloorError
 from longtail.index.manifests import (
     CollectionRecord,
     Device,
@@ -43,7 +42,6 @@ from longtail.index.manifests import (
     EffortAt,
     FilteredSearch,
     Kind,
-    Partition,
     RecallAt,
     Trial,
 )
@@ -72,9 +70,7 @@ class TunedIndex:
     seconds: float
     bytes_per_label: float | None
     kinds: list[Trial] = field(default_factory=list)
-    curve: list[Trial] = field(default_factory=list)
     filtered: FilteredSearch | None = None
-    partition: Partition | None = None
     collection: CollectionRecord | None = None
 
     @property
@@ -110,24 +106,21 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
     started = time.perf_counter()
     rows_LE = bundle.rows()
     labels = len(rows_LE)
-    candidates = _fitting(spec, device, *rows_LE.shape)
+    candidates = spec.candidates(labels, device)
     names = ", ".join(candidate.kind(labels) for candidate in candidates)
     progress(f"exact answers for the recall of {names} over {labels:,} labels")
     calibration = Calibration(bundle, rows_LE)
     order_L = by_reach(bundle, rows_LE, calibration)
-    target, sizes = max(TARGET, spec.recall_floor), dict[Kind, float]()
+    target = max(TARGET, spec.recall_floor)
     tried: list[_Tuned] = []
     first: FaissIndex | None = None
     for candidate in candidates:
         kind, plainer = candidate.kind(labels), tried[0] if tried else None
-        heads = [0] if kind in ("flat", "factory") else head_sizes(labels, candidate.least_labels())
+        heads = [0] if kind == "flat" else head_sizes(labels, candidate.least_labels())
         progress(f"train and fill {kind}")
         outside = np.sort(order_L[heads[0] :]) if heads[0] else None
         index = make_index(candidate, rows_LE, device, outside=outside, like=first)
         first = first or index
-        sizes[kind] = bytes_per_label(index)
-        if spec.bytes_per_label is not None and sizes[kind] > spec.bytes_per_label:
-            continue
         # Codes find no more than the plainer kind did with as large a head and as many probes: they begin there.
         least, sought = Effort(), target
         if plainer is not None:
@@ -150,17 +143,12 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
             if best is not None and best.lowest.recall >= sought:
                 break
         assert best is not None
-        tried.append(_Tuned(chosen_index, sizes[kind], best, trials))
-    if not tried:
-        raise _too_large(spec, sizes)
+        tried.append(_Tuned(chosen_index, bytes_per_label(index), best, trials))
     check_floor(tried[0].chosen.lowest, spec, calibration, len(tried[0].trials), "Use --spec flat")
     kinds = _timed(bundle, calibration, target, tried, progress) if len(tried) > 1 else []
     taken = tried[choose(kinds) if kinds else 0]
     trials = [trial for each in tried for trial in each.trials]
     efforts = efforts_at(bundle, taken.index, taken.chosen, trials, calibration, progress, target)
-    curve = []
-    for each in tried:
-        curve += curve_of(bundle, each.index, each.chosen, trials, calibration, each.bytes)
     filtered = None
     if taken.index.kind != "flat":
         filtered = tune_filtered(bundle, rows_LE, taken.index, taken.chosen.effort, spec, progress)
@@ -176,7 +164,6 @@ def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progre
         seconds=time.perf_counter() - started,
         bytes_per_label=taken.bytes,
         kinds=kinds,
-        curve=curve,
         filtered=filtered,
     )
 
@@ -249,22 +236,3 @@ def _timed(
     searchers = [Searcher(bundle, tuned.index, tuned.chosen.effort) for tuned in enough]
     speeds = dict(zip([tuned.index.kind for tuned in enough], rates(searchers, calibration), strict=True))
     return [timed(tuned.chosen, speeds.get(tuned.index.kind), tuned.bytes) for tuned in tried]
-
-
-def _fitting(spec: IndexSpec, device: Device, labels: int, dim: int) -> list[IndexSpec]:
-    """The candidates that may fit; an exact index alone where it does."""
-    candidates = spec.candidates(labels, device)
-    if spec.bytes_per_label is not None:
-        least = {candidate.kind(labels): candidate.least_bytes(labels, dim) for candidate in candidates}
-        candidates = [candidate for candidate in candidates if least[candidate.kind(labels)] <= spec.bytes_per_label]
-        if not candidates:
-            raise _too_large(spec, least)
-    return candidates[:1] if candidates[0].kind(labels) == "flat" else candidates
-
-
-def _too_large(spec: IndexSpec, found: Mapping[Kind, float]) -> SpecError:
-    taken = ", ".join(f"{kind} {size:g} or more" for kind, size in found.items())
-    return SpecError(
-        f"index spec {spec.text!r}: expected at most {spec.bytes_per_label:g} bytes per label, received a catalogue of "
-        f"which an index takes: {taken}"
-    )

@@ -64,7 +64,7 @@ class Release:
     @property
     def spec(self) -> IndexSpec:
         """What its index was built to."""
-        return IndexSpec(self.manifest.spec, self.manifest.recall_floor, self.manifest.bytes_per_label_limit)
+        return IndexSpec(self.manifest.spec, self.manifest.recall_floor)
 
 
 def open_release(

@@ -30,8 +30,6 @@ _PROBES_PER_DEPTH = 1.5
 lists: the second table of benchmarks/index_recall.py shows what the exponent buys."""
 NEARLY_WHOLE = 0.98
 """Share of the labels from which a search is one of all labels; the few others, above all hidden ones, are skipped."""
-SCANNED_PER_CANDIDATE, _SCANNED_PER_LABEL = 133, 2_000
-"""Eligible rows, and ruled out rows, scanned in the time that an HNSW graph takes for a candidate."""
 _MARGIN = 100
 """Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
 share of nothing, but may all be the best of one query."""
@@ -40,15 +38,12 @@ _SCORES_AT_ONCE = 1 << 20
 _TOLERANCE = 1e-4
 """Scores of the same label by FAISS and by NumPy differ by less, relative to 1 + the score."""
 
-LISTS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
+LISTS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan")
 """Kinds that are an inverted file."""
-ASSIGNABLE: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_pq")
-"""Kinds that FAISS (1.15) fills by given lists; the blocks of `ivf_fastscan` it assigns itself."""
-CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
+_CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
 """Kinds whose short answers have as many candidates as those of `MEASURED_DEPTH` results: codes confuse the ten best
 with more others than the factor counts."""
-_LOSSY: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan", "ivf_pq", "factory")
-ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat", "ivf_pq")
+ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat")
 """Kinds that are searched on a GPU."""
 
 
@@ -141,7 +136,7 @@ class FaissIndex:
 
     Attributes:
         kind: decides which parameters a search has.
-        factory: the FAISS factory string that was built.
+        factory: its FAISS factory string.
         index: the FAISS index; id i is label row i.
         head: labels scored for every query; None: the index alone answers.
         stored_lists_L: int32, the inverted list of every row, if known; None: read from the index when needed.
@@ -163,7 +158,7 @@ class FaissIndex:
     @cached_property
     def lossy(self) -> bool:
         """Whether the index's scores are approximations, to be scored again exactly."""
-        return self.kind in _LOSSY
+        return self.kind in _CODED
 
     @cached_property
     def has_lists(self) -> bool:
@@ -192,11 +187,6 @@ class FaissIndex:
     def _sizes(self) -> Int64:
         return np.bincount(self.lists, minlength=self.index.nlist)
 
-    def prepare(self, effort: Effort) -> None:
-        """Set the effort of a factory index, whose wrappers take no parameters per search."""
-        if self.kind == "factory" and probes_name(self.index):
-            faiss.ParameterSpace().set_index_parameter(self.index, probes_name(self.index), effort.probes)
-
     def search(
         self, queries_BE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0
     ) -> tuple[Float32, Int64]:
@@ -207,23 +197,16 @@ class FaissIndex:
         share = 1.0 if eligible.whole else self.share_outside_head(eligible)
         filtered = share < NEARLY_WHOLE
         refine = math.ceil(effort.refine * boost) if filtered and self.lossy else effort.refine
-        wanted = max(k, MEASURED_DEPTH) if self.kind in CODED else k
+        wanted = max(k, MEASURED_DEPTH) if self.lossy else k
         fetch = min(wanted * refine, self.labels)
         probes = probes_for(effort, k, share)
         if queries_BE.shape[1] < self.index.d:
             queries_BE = pad(queries_BE, self.index.d)
         if self.gpu is not None and self._overfetch(fetch, eligible) <= GPU_MAX_RESULTS:
             scores_BC, rows_BC = self._search_gpu(self.gpu, queries_BE, fetch, probes, eligible)
-        elif self.kind == "factory" and not eligible.whole:
-            scores_BC, rows_BC = self.index.search(queries_BE, self._overfetch(fetch, eligible))
-            rows_BC[~eligible.contains(rows_BC)] = NO_ROW
         elif self.has_lists and filtered:
             lists_BP, products_BP = self.nearest_lists(queries_BE, k, effort.probes, eligible, boost)
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
-        elif self.kind == "hnsw" and filtered:
-            depth = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share)
-            candidates = math.ceil(boost * effort.probes * depth**_PROBES_PER_DEPTH)
-            scores_BC, rows_BC = self._search_graph(queries_BE, fetch, candidates, eligible)
         else:
             scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
         scores_BC[rows_BC < 0] = -np.inf
@@ -279,25 +262,11 @@ class FaissIndex:
         return scores, rows
 
     def _search_cpu(self, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible) -> tuple[Float32, Int64]:
-        parameters = None
-        if self.kind == "flat":
-            parameters = eligible.parameters(faiss.SearchParameters)
-        elif self.kind == "hnsw":
-            parameters = eligible.parameters(faiss.SearchParametersHNSW, efSearch=min(probes, self.labels))
-        elif self.has_lists:
+        if self.has_lists:
             parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
+        else:
+            parameters = eligible.parameters(faiss.SearchParameters)
         scores_BC, rows_BC = self.index.search(queries_BE, fetch, params=parameters)
-        return scores_BC, rows_BC
-
-    def _search_graph(
-        self, queries_BE: Float32, fetch: int, candidates: int, eligible: Eligible
-    ) -> tuple[Float32, Int64]:
-        """Search by the graph, or row by row where that costs less."""
-        scan = eligible.count / SCANNED_PER_CANDIDATE + self.labels / _SCANNED_PER_LABEL
-        if candidates < scan:
-            return self._search_cpu(queries_BE, fetch, candidates, eligible)
-        stored = faiss.downcast_index(self.index.storage)
-        scores_BC, rows_BC = stored.search(queries_BE, fetch, params=eligible.parameters(faiss.SearchParameters))
         return scores_BC, rows_BC
 
     def _search_gpu(
@@ -328,7 +297,7 @@ class FaissIndex:
 
 
 def probes_for(effort: Effort, k: int, share: float) -> int:
-    """Compute the lists, or a graph's candidates, that a search for k of a share of the labels visits."""
+    """Compute the lists that a search for k of a share of the labels visits."""
     depth = max(1.0, k / (MEASURED_DEPTH * share))
     probes: int = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
     return probes
@@ -341,16 +310,6 @@ def pad(rows_LE: Float32, width: int) -> Float32:
     padded = np.zeros((len(rows_LE), width), np.float32)
     padded[:, : rows_LE.shape[1]] = rows_LE
     return padded
-
-
-def probes_name(index: Any) -> str:
-    """Get FAISS's name of an index's effort parameter, through its wrappers; empty when it has none."""
-    if faiss.try_extract_index_ivf(index) is not None:
-        return "nprobe"
-    while isinstance(index, faiss.IndexPreTransform | faiss.IndexRefine | faiss.IndexIDMap):
-        inner = index.base_index if isinstance(index, faiss.IndexRefine) else index.index
-        index = faiss.downcast_index(inner)
-    return "efSearch" if isinstance(index, faiss.IndexHNSW) else ""
 
 
 def _at(values_BC: Int64, eligible_BC: Int64, seen: float) -> Int64:

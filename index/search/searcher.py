@@ -91,7 +91,6 @@ class Searcher:
         self.effort = effort
         self.efforts = DialEfforts(bundle, effort, efforts)
         self.filtered = sorted(filtered, key=lambda effort: effort.selectivity)
-        index.prepare(effort)
 
     def _prepare(self, bundle: Bundle) -> None:
         self.labels = len(bundle.embeddings)
@@ -104,10 +103,7 @@ class Searcher:
         self._of_selection: WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]] = WeakKeyDictionary()
 
     def at(self, effort: Effort) -> Self:
-        """Create a searcher over the same index that searches as hard for every query, where nearly all are eligible.
-
-        A factory string's index takes no effort per search: it stays as it is.
-        """
+        """Create a searcher over the same index with one effort for every query where nearly all are eligible."""
         searcher = copy.copy(self)
         searcher.efforts = self.efforts.all_at(effort)
         return searcher

@@ -17,12 +17,8 @@ LARGE = 12_000
 KINDS = {
     "flat": SMALL,
     "ivf_flat": SMALL,
-    "hnsw": SMALL,
-    "IVF16,Flat": SMALL,
-    "PCA8,IVF16,SQ8": SMALL,
     "ivf_sq": SMALL,
     "ivf_fastscan": LARGE,
-    "ivf_pq": LARGE,
 }
 """Spec → labels of the catalogue it is tried on."""
 

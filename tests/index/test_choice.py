@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from longtail.bundle import Bundle
-from longtail.index import IndexSpec, Searcher, SpecError, build
+from longtail.index import IndexSpec, Searcher
 from longtail.index.construct import settings, spec, tuning
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.tuning import TunedIndex, tune_index
@@ -121,34 +120,3 @@ def test_a_kind_that_recalls_too_little_is_not_timed(bundle: Bundle, monkeypatch
     assert built.kind == "ivf_flat"
     assert [trial.queries_per_second for trial in built.kinds] == [100, 100, None]
     assert built.kinds[2].lowest.recall <= 0.9
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("limit", "kinds"), [pytest.param(80, KINDS, marks=pytest.mark.nightly), (50, KINDS[1:]), (30, ("ivf_fastscan",))]
-)
-def test_only_kinds_within_the_limit_are_built(limit: float, kinds: tuple[str, ...], bundle: Bundle) -> None:
-    built = tune_index(bundle, IndexSpec(bytes_per_label=limit), "cpu", lambda _: None)
-    assert {trial.kind for trial in built.trials} == set(kinds)
-    assert built.bytes_per_label <= limit
-
-
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(
-    ("text", "limit", "message"),
-    [
-        ("auto", 10, "ivf_flat 76 or more, ivf_sq 40 or more, ivf_fastscan 13 or more"),
-        ("auto", 14, r"ivf_fastscan \d\d\.\d+ or more"),  # with centroids, and blocks of 32 that are not full
-        ("ivf_sq", 20, "ivf_sq 40 or more"),
-        ("flat", 60, "flat 68 or more"),
-        ("hnsw", 70, "hnsw 324 or more"),
-    ],
-)
-def test_nothing_within_the_limit_is_refused_with_what_it_takes(
-    text: str, limit: float, message: str, bundle: Bundle, tmp_path: Path
-) -> None:
-    bundle.write(tmp_path / "bundle")
-    expected = f"index spec '{text}': expected at most {limit} bytes per label, .*which an index takes: {message}$"
-    with pytest.raises(SpecError, match=expected):
-        build(tmp_path / "bundle", tmp_path / "releases", spec=IndexSpec(text, bytes_per_label=limit))
-    assert not (tmp_path / "releases").exists()

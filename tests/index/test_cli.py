@@ -17,11 +17,6 @@ SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
         *("--state", "--priors", "--prior", "--missing", "--filterable"),
-        "--bytes-per-label",
-    },
-    "update": {
-        *("bundle", "--releases", "--from", "--name", "--log", "--priors", "--prior", "--missing", "--publish"),
-        "--state",
     },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
@@ -33,7 +28,6 @@ SURFACE = {
     "merge": {"bundle", "state", "--out"},
     "list": {"releases"},
     "verify": {"releases", "name"},
-    "report": {"releases", "name", "--out"},
     "prune": {"releases", "--keep"},
 }
 
@@ -65,7 +59,7 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
     assert "recall@100 at λ: -1: 1.000, 0: 1.000, 0.5: 1.000, 1: 1.000, 2: 1.000" in output
     assert f"written: {tmp_path / 'first'}" in output
     assert output.endswith("bucket floors: none configured\npublished: first\n")
-    assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "hnsw") == 0
+    assert run("build", bundle_path, "--releases", tmp_path, "--name", "second", "--spec", "ivf_flat") == 0
     assert f"written: {tmp_path / 'second'}" in capsys.readouterr().out
 
     assert run("publish", tmp_path, "second") == 0
@@ -104,7 +98,6 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
         (["publish", "R", "x"], "expected a directory of releases"),
         (["rollback", "R"], "expected a directory of releases"),
         (["verify", "R", "x"], "expected one of its releases [], received 'x'"),
-        (["report", "R", "x", "--out", "page.html"], "expected one of its releases [], received 'x'"),
         (["prune", "R", "--keep", "0"], "--keep: expected at least 1"),
     ],
 )

@@ -18,7 +18,7 @@ from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
 
 LABELS = 12_000
-KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan", "ivf_pq")
+KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan")
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def test_cells_that_are_given_stay(kind: str, bundle: Bundle) -> None:
     np.testing.assert_array_equal(held_CE[:, : given_CE.shape[1]], given_CE)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ivf_flat", marks=pytest.mark.nightly), "ivf_pq"])
+@pytest.mark.parametrize("kind", ["ivf_flat"])
 def test_a_release_finds_what_its_build_measured(kind: str, bundle: Bundle, tmp_path: Path) -> None:
     bundle.write(tmp_path / "bundle")
     build(tmp_path / "bundle", tmp_path / "releases", name="one", spec=IndexSpec(kind))

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from longtail.bundle import Priors
-from longtail.index import Filter, IndexSpec, PriorTable, Release
-from longtail.index.construct.refill import refill_index
-from longtail.index.construct.tuning import tune_index
+from longtail.index import Filter, Release
 from longtail.index.search.eligible import Eligible
-from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
 
 CODES = ("ivf_sq", "ivf_fastscan")
@@ -45,23 +39,3 @@ def test_answers_have_the_scores_of_the_rows_not_of_the_codes(
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, 1), atol=1e-5)
         of_codes, found = index.search(queries, 30, release.manifest.effort, every)
         assert np.abs(of_codes - np.take_along_axis(exact, found, 1)).max() > 1e-4
-
-
-@pytest.mark.parametrize(("spec", "share"), [("ivf_sq", 0.01), ("ivf_fastscan", 0.4)])
-def test_codes_are_fitted_to_the_rows_of_a_new_prior(spec: str, share: float) -> None:
-    """A prior ten times as wide as before: within the old range, its largest values would all be one code."""
-    bundle = make_bundle(labels=700)
-    values_LP = np.random.default_rng(0).normal(0, 1, (700, 1)).astype(np.float32)
-    recent = PriorTable(Path("-"))._setting("recent", values_LP[:, 0], 0.0, bundle, None)
-    before, after = (replace(bundle, priors=Priors((recent,), factor * values_LP)) for factor in (1, 10))
-    spec_ = IndexSpec(spec, recall_floor=0)
-    built = tune_index(before, spec_, "cpu", lambda _: None)
-    filled = refill_index(after, spec_, built.index, built.chosen.effort, lambda _: None)
-    column = after.rows()[:, -1]
-    decoded = filled.index.index.reconstruct_n(0, len(column))[:, after.rows().shape[1] - 1]
-    # Labels of the exact head are scored by their vectors, so their codes do not matter.
-    coded = np.ones(len(column), np.bool_)
-    if filled.index.head is not None:
-        coded[filled.index.head.rows_H] = False
-    assert coded.sum() > len(column) / 2
-    assert np.abs(decoded - column)[coded].max() < share * np.ptp(column)

@@ -41,7 +41,7 @@ def clustered() -> Bundle:
     return clustered_bundle()
 
 
-@pytest.fixture(scope="module", params=["ivf_flat", "hnsw", "IVF64,Flat"])
+@pytest.fixture(scope="module", params=["ivf_flat"])
 def tuned(request: pytest.FixtureRequest, clustered: Bundle) -> TunedIndex:
     return tune_index(clustered, IndexSpec(request.param), "cpu", lambda _: None)
 

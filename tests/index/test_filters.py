@@ -92,7 +92,7 @@ def test_any_filter_fills_k(spec: str, opened: Callable[[str], Release]) -> None
     run()
 
 
-@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw", "ivf_sq", "ivf_fastscan", "ivf_pq"])
+@pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq", "ivf_fastscan"])
 def test_recall_holds_under_a_bucket_filter(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)
     bundle = release.bundle

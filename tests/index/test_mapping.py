@@ -48,7 +48,7 @@ def search(release: Release) -> np.ndarray:
 
 @pytest.mark.process
 @pytest.mark.skipif(not SMAPS.exists(), reason="reads /proc/PID/smaps")
-@pytest.mark.parametrize("spec", [pytest.param("ivf_sq", marks=pytest.mark.nightly), "ivf_pq", "hnsw"])
+@pytest.mark.parametrize("spec", [pytest.param("ivf_sq", marks=pytest.mark.nightly), "ivf_flat"])
 def test_two_processes_share_the_pages(spec: str, opened: Callable[[str], Release]) -> None:
     path = opened(spec).path
     command = [sys.executable, "-c", SEARCHING, str(path.parent), path.name]
@@ -78,7 +78,7 @@ def test_a_mapped_index_answers_as_a_copy_of_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "hnsw"])
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
 def test_a_pruned_release_goes_on_answering(spec: str, bundle_path: Path, tmp_path: Path) -> None:
     for name in ("old", "new"):
         build(bundle_path, tmp_path, spec=IndexSpec(spec), name=name)

@@ -195,7 +195,7 @@ def test_limits_in_another_form_are_refused(text: str) -> None:
         Limits.parse(text)
 
 
-@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "hnsw", "IVF8,Flat"])
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_sq"])
 def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_path: Path) -> None:
     bundle = make_bundle(labels=700, bias=True, popularity=True, queries=20).write(tmp_path / "model")
     rng = np.random.default_rng(1)
@@ -216,10 +216,6 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     refreshed = refresh_priors(tmp_path / "r", later, name="second")
     assert refreshed.kind == built.kind
     before, after = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
-    heads = [release.searcher.index.head for release in (before, after)]
-    assert [head and set(head.rows_H.tolist()) for head in heads] == [
-        head and set(heads[0].rows_H.tolist()) for head in heads
-    ]
     weights = np.float32([1.3, 0.15])
     for release, numbers in ((before, values), (after, values_later)):
         queries = release.bundle.augmentation.queries(bundle.calibration_queries[:20], 0.3, 0.4, weights)
@@ -266,7 +262,7 @@ def test_a_refresh_that_falls_below_the_floor_leaves_nothing_behind(
         return [at.model_copy(update={"recall": at.recall / 2}) for at in recall], rate
 
     monkeypatch.setattr(Calibration, "measure", worse)
-    with pytest.raises(RecallFloorError, match=r"measured 0.5000 at λ = .*build the index again, or lower --recall"):
+    with pytest.raises(RecallFloorError, match=r"measured 0.5000 at λ = .*Use --spec flat, or lower --recall"):
         refresh_priors(tmp_path / "r", path, source="first", name="second")
     assert Releases(tmp_path / "r").names() == ["first"]
 

@@ -90,7 +90,7 @@ def test_k_beyond_the_catalogue_returns_every_label_once(spec: str, opened: Call
         assert scores[query][labels:].tolist() == [-np.inf] * 3
 
 
-@pytest.mark.parametrize("spec", ["ivf_flat", "hnsw", "ivf_sq"])
+@pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq"])
 def test_one_query_equals_its_place_in_a_batch(spec: str, opened: Callable[[str], Release]) -> None:
     release = opened(spec)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries, 1.0)

@@ -161,7 +161,7 @@ def test_impossible_floors(options: dict[str, object], field: str, message: str)
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("spec", "tree"), [("flat", False), ("IVF8,Flat", False), ("flat", True)])
+@pytest.mark.parametrize(("spec", "tree"), [("flat", False), ("ivf_flat", False), ("flat", True)])
 def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, tree: bool) -> None:
     root = tmp_path_factory.mktemp("explored")
     make_bundle(labels=400, dim=8, users=5, proposal=tree).write(root / "bundle")
