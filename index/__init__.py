@@ -36,7 +36,6 @@ from longtail.index.manifests import RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, Report
 from longtail.index.release.compatibility import losses, refused_features, refused_priors
 from longtail.index.release.merge import MergeReport, merge_labels
-from longtail.index.release.staged import StagedCounts, StagedFloors
 from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
 from longtail.index.search.filters import Condition, Filter, Selection, without_rows
@@ -91,8 +90,6 @@ __all__ = [
     "Searcher",
     "Selection",
     "SpecError",
-    "StagedCounts",
-    "StagedFloors",
     "build",
     "kth_best",
     "losses",

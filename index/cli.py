@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.options import (
     BundleArgument,
-    CountsOption,
     FloorOption,
     ForceOption,
     MaxDropOption,
@@ -150,18 +148,6 @@ def stage(releases: ReleasesArgument, name: NameArgument) -> None:
 
 
 @app.command()
-def staged(releases: ReleasesArgument, state: CountsOption = None) -> None:
-    """Show what shadow traffic has found; exit code 1 while the staged release falls short of promise.toml."""
-    report = Releases(releases).staged_report(state=state)
-    for line in report.lines:
-        print(line)
-    for sentence in report.unmet:
-        print(f"not yet: {sentence}")
-    if report.unmet:
-        raise typer.Exit(1)
-
-
-@app.command()
 def unstage(releases: ReleasesArgument) -> None:
     """End shadow traffic."""
     print(f"no longer staged: {Releases(releases).unstage() or 'nothing was'}")
@@ -256,9 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _publish(
     releases: str, name: str, floors: BucketFloors | None = None, *, force: bool = False, state: Place | None = None
 ) -> None:
-    own = os.environ.get("LONGTAIL_STATE")  # a replica's, where the state is a database
-    counts = Path(own) if own and not isinstance(state, Path) else None
-    report = Releases(releases).publish(name, floors=floors, force=force, state=state, counts=counts)
+    report = Releases(releases).publish(name, floors=floors, force=force, state=state)
     for line in report.lines:
         print(line)
     if report.unmet:

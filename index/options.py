@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -37,13 +36,6 @@ StateOption = Annotated[
         help="The service's state, a directory or postgresql://… (default: RELEASES/.state; of a URL none).",
     ),
 ]
-CountsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--state", envvar="LONGTAIL_STATE", metavar="DIR",
-        help="State directory of the replica whose shadow traffic counts (default: RELEASES/.state).",
-    ),
-]  # fmt: skip
 PriorOption = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),

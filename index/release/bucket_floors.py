@@ -7,9 +7,6 @@ RELEASES/promise.toml, every key optional:
 
     [floors]                  # nor below these
     tail = 0.02
-
-    [staged]                  # and only after so many live queries were mirrored to it
-    min_queries = 1000
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import Manifest, dial_words
 from longtail.index.errors import FloorsError
-from longtail.index.release.staged import StagedFloors
 
 FLOORS_FILE = "promise.toml"
 
@@ -47,8 +43,6 @@ class BucketFloors(BaseModel):
     """Share of CURRENT's value that head, torso and tail may lose: at 0.1, 0.020 may become 0.018."""
     floors: dict[BucketName, _Share] = {}
     """Least value of a bucket, whatever CURRENT's is."""
-    staged: StagedFloors | None = None
-    """What a release must have shown on mirrored queries; None: it need not be staged."""
 
     @classmethod
     def read(cls, root: Path, *, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
@@ -147,7 +141,7 @@ def _checked(content: dict[str, Any], where: str) -> BucketFloors:
             message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
             faults.append(f"{key}: {message}{shown}")
         raise FloorsError(
-            f"{where}: expected metric, max_drop, staged and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
+            f"{where}: expected metric, max_drop and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
         ) from error
 
 

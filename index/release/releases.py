@@ -36,9 +36,8 @@ from longtail.index.release.release import (
     read_release_manifest,
 )
 from longtail.index.release.remote import RemoteReleases
-from longtail.index.release.staged import StagedCounts
 from longtail.index.search.milvus import MilvusServer
-from longtail.state import Place, Postgres, StoreError, read_label_changes, read_place
+from longtail.state import Place, StoreError, read_label_changes, read_place
 
 EXPERIMENTS_FILE = "experiments.toml"
 """The service reads its experiments from this file, in the directory of the releases."""
@@ -155,28 +154,6 @@ class Releases:
                 move(now.model_copy(update={"staged": None}))
             return now.staged
 
-    def staged_report(self, name: str | None = None, *, state: Place | None = None) -> Report:
-        """Get what shadow traffic has shown of a release, by default the staged one, beside CURRENT.
-
-        The counts are those of a service's state directory, by default `.state` of this one. Raises LongtailIndexError
-        where nothing is staged or published, a database was given, or promise.toml cannot be read.
-        """
-        now = self.pointers()
-        name, current = name or now.staged, now.current
-        if name is None or current is None:
-            raise ReleaseNotFoundError(
-                f"{self.root}: expected a staged and a published release, found {name or 'none'} and "
-                f"{current or 'none'}"
-            )
-        if isinstance(state, Postgres):
-            raise LongtailIndexError(
-                f"{name}: a database holds no counts of a staged release: each replica keeps its own in its directory "
-                "(LONGTAIL_STATE); give that directory as --state"
-            )
-        counts = StagedCounts.read_all(state or self.root / ".state", name, current)
-        floors = self.floors().staged
-        return Report(counts.lines(), [] if floors is None else floors.unmet(counts))
-
     def publish(
         self,
         name: str,
@@ -184,7 +161,6 @@ class Releases:
         floors: BucketFloors | None = None,
         force: bool = False,
         state: Place | None = None,
-        counts: Path | None = None,
     ) -> Report:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
@@ -193,14 +169,13 @@ class Releases:
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that falls short of its floors, or takes something away from clients, too.
             state: the service's state, for the labels added to it; by default the directory `.state` of this one.
-            counts: directory of the replica whose shadow traffic counts; by default the state, if that is one.
 
         Returns:
             The figures of its buckets, and by force what falls short.
 
         Raises:
-            NotPublishableError: a bucket gets less than its floor, shadow traffic has not shown what promise.toml asks
-                for, or it refuses features that CURRENT takes, or drops labels that were added while serving.
+            NotPublishableError: a bucket gets less than its floor, or it refuses features that CURRENT takes, or drops
+                labels that were added while serving.
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
@@ -211,8 +186,6 @@ class Releases:
             report = floors.compare(release.bundle.manifest, self._manifest_of(now.current, force=force))
             unmet = [*report.unmet]
             if now.current not in (None, name):
-                if floors.staged is not None and not force:
-                    unmet += self.staged_report(name, state=counts or state).unmet
                 unmet += self._lost(str(now.current), release, state, force=force)
             if unmet and not force:
                 raise NotPublishableError(

@@ -1,13 +1,16 @@
 """Shadow traffic: sends a share of live queries to the staged release, and counts how its answers differ.
 
 One low-priority thread with a short queue: what does not fit is counted as skipped, so no client waits for it. Counts
-are written for `longtail-index staged` and `publish` (`longtail.index.StagedCounts`) whenever the thread is idle, and
-every two seconds; a killed process loses the last ones.
+are written to `STATE/staged/WORKER.json`, whenever the thread is idle and every two seconds; a killed process loses the
+last ones.
+
+Legend: bucket lists are of head, torso, tail and new, in that order.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -16,13 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import Annotated, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from longtail.bundle import BUCKET_NAMES
+from longtail.bundle import BUCKET_NAMES, replace_file
 from longtail.bundle.arrays import Array
-from longtail.index import EngineUnavailableError, StagedCounts
-from longtail.index.release.staged import STAGED_COUNTS
+from longtail.index import EngineUnavailableError
 from longtail.serving.core.feedback import Event, queries_of
 from longtail.serving.core.queries import Query
 from longtail.serving.core.retriever import Retrieval, Retriever
@@ -34,6 +38,108 @@ _WAITING = 64
 """Batches, and requests of organic choices, that wait at most."""
 _WRITE_SECONDS = 2.0
 _NICENESS = 10
+_COUNTS = "staged"
+_Z = 1.96
+_ByBucket = Annotated[list[int], Field(min_length=len(BUCKET_NAMES), max_length=len(BUCKET_NAMES))]
+_PLACES = {"all": [*range(len(BUCKET_NAMES))]} | {bucket: [place] for place, bucket in enumerate(BUCKET_NAMES)}
+
+
+class StagedCounts(BaseModel):
+    """Sums over mirrored queries, which add up over processes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    staged: str
+    current: str
+    queries: int = 0
+    refused: int = 0
+    """Of them, those that the staged release could not answer."""
+    reason: str | None = None
+    """Why it could not answer the first."""
+    skipped: int = 0
+    """Queries that were to be mirrored while the mirror was too busy."""
+    overlap: float = 0.0
+    """Σ of the share of the labels served that the staged release answers, too."""
+    exposures: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
+    """Labels that it answered, by its own buckets."""
+    exposures_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
+    positives: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
+    """Labels of organic choices, by the served release's buckets."""
+    hits_of_both: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
+    hits: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
+    """Of them, those that the staged release alone answers."""
+    hits_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
+    """Those that the served one alone answers."""
+
+    def plus(self, other: StagedCounts) -> Self:
+        """Add two processes' counts."""
+        sums = {
+            name: [a + b for a, b in zip(mine, theirs, strict=True)] if isinstance(mine, list) else mine + theirs
+            for name in type(self).model_fields
+            if name not in ("staged", "current", "reason")
+            for mine, theirs in [(getattr(self, name), getattr(other, name))]
+        }
+        return self.model_copy(update=sums | {"reason": self.reason or other.reason})
+
+    def write(self, state: Path, worker: int) -> None:
+        """Replace the counts of one process; raises OSError."""
+        (state / _COUNTS).mkdir(parents=True, exist_ok=True)
+        replace_file(state / _COUNTS / f"{worker}.json", self.model_dump_json().encode())
+
+    @classmethod
+    def read(cls, path: Path) -> StagedCounts | None:
+        """Read the counts of one process; None if there are none that can be read."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    @classmethod
+    def read_all(cls, state: Path, staged: str, current: str) -> StagedCounts:
+        """Get the counts of one release against another, of all processes of a service."""
+        total = cls(staged=staged, current=current)
+        for path in sorted((state / _COUNTS).glob("*.json")):
+            found = cls.read(path)
+            if found is not None and (found.staged, found.current) == (staged, current):
+                total = total.plus(found)
+        return total
+
+    def figures(self) -> dict[str, object]:
+        """Compute what GET /v1/release/staged says; None where nothing can be told yet."""
+        answered = self.queries - self.refused
+        return {
+            "staged": self.staged,
+            "current": self.current,
+            "queries": self.queries,
+            "refused": {"queries": self.refused, "reason": self.reason},
+            "skipped": self.skipped,
+            "overlap": None if not answered else self.overlap / answered,
+            "exposure": {
+                bucket: {"staged": _share(self.exposures, place), "current": _share(self.exposures_of_current, place)}
+                for place, bucket in enumerate(BUCKET_NAMES)
+            },
+            "organic_recall": {bucket: self._recall(places) for bucket, places in _PLACES.items()},
+        }
+
+    def _recall(self, places: list[int]) -> dict[str, object]:
+        """Compute organic recall of some buckets, and 95 % of the difference, which is paired."""
+        positives = sum(self.positives[place] for place in places)
+        if not positives:
+            return {"positives": 0, "staged": None, "current": None, "difference": None, "interval": None}
+        gained, lost, both = (
+            sum(counts[place] for place in places) for counts in (self.hits, self.hits_of_current, self.hits_of_both)
+        )
+        difference = (gained - lost) / positives
+        variance = max(0.0, (gained + lost) / positives - difference**2)
+        current, margin = (both + lost) / positives, _Z * math.sqrt(variance / positives)
+        return {
+            "positives": positives,
+            "staged": current + difference,
+            "current": current,
+            "difference": difference,
+            "interval": [difference - margin, difference + margin],
+        }
+
 
 Count = Callable[[Retriever, Retriever, StagedCounts], None]
 """Counts some queries on the staged and the current release."""
@@ -71,7 +177,7 @@ class Mirror:
             names = staged.name, current.name
             self.staged, self._current = staged, current
             if (self._counts.staged, self._counts.current) != names:
-                kept = StagedCounts.read(self._state / STAGED_COUNTS / f"{self._worker}.json")
+                kept = StagedCounts.read(self._state / _COUNTS / f"{self._worker}.json")
                 fits = kept is not None and (kept.staged, kept.current) == names
                 self._counts = kept if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
 
@@ -148,6 +254,10 @@ class Mirror:
             if str(error) != self._trouble:
                 logger.error("counts of the staged release cannot be written: %s", error)
             self._trouble = str(error)
+
+
+def _share(counts: list[int], place: int) -> float | None:
+    return counts[place] / sum(counts) if sum(counts) else None
 
 
 def _lower_priority() -> None:

@@ -21,7 +21,6 @@ SURFACE = {
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
     "stage": {"releases", "name"},
-    "staged": {"releases", "--state"},
     "unstage": {"releases"},
     "upload": {"release", "releases"},
     "rollback": {"releases"},

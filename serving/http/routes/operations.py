@@ -8,8 +8,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from longtail.index import StagedCounts
 from longtail.serving.core.follower import ReleaseFollower
+from longtail.serving.core.mirror import StagedCounts
 from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
 from longtail.serving.http.requests import RequestRoute, errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,10 +13,9 @@ import httpx2 as httpx
 import numpy as np
 import pytest
 
-from longtail.index import StagedCounts
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.feedback import Event
-from longtail.serving.core.mirror import Mirror
+from longtail.serving.core.mirror import Mirror, StagedCounts
 from longtail.serving.core.queries import Query
 from longtail.serving.http.schemas.operations import StagedAnswer
 from tests.serving.client import client_of
@@ -150,3 +150,45 @@ def first(client: httpx.Client, **options: object) -> str:
     answer = client.post("/v1/retrieve", json={"queries": [EAST], **options})
     assert answer.status_code == 200, answer.text
     return str(answer.json()["results"][0]["labels"][0]["id"])
+
+
+def counts(**changes: object) -> StagedCounts:
+    """A hundred queries, two of them refused; of the others the answers overlap by 0.8 or 0.4."""
+    plain = {
+        "queries": 100,
+        "refused": 2,
+        "reason": "user: expected a string",
+        "overlap": 49 * 0.8 + 49 * 0.4,
+        "exposures": [50, 30, 18, 0],
+        "exposures_of_current": [60, 30, 10, 0],
+        "positives": [200, 0, 100, 0],
+        "hits_of_both": [20, 0, 2, 0],
+        "hits": [5, 0, 3, 0],
+        "hits_of_current": [15, 0, 1, 0],
+    }
+    return StagedCounts.model_validate({"staged": "second", "current": "first", **plain, **changes})
+
+
+def test_counts_of_processes_add_up_and_those_of_other_pairs_are_left_out(tmp_path: Path) -> None:
+    counts().write(tmp_path, 0)
+    counts(queries=11, reason=None, exposures=[1, 1, 1, 1]).write(tmp_path, 1)
+    counts(current="zeroth").write(tmp_path, 2)
+    (tmp_path / "staged" / "3.json").write_text("{")
+    found = StagedCounts.read_all(tmp_path, "second", "first")
+    assert (found.queries, found.refused, found.reason) == (111, 4, "user: expected a string")
+    assert found.exposures == [51, 31, 19, 1]
+    assert StagedCounts.read_all(tmp_path, "second", "other").queries == 0
+
+
+def test_figures_by_hand() -> None:
+    figures = counts().figures()
+    assert figures["overlap"] == pytest.approx(0.6)
+    assert figures["exposure"]["tail"] == {"staged": pytest.approx(18 / 98), "current": pytest.approx(0.1)}  # type: ignore[index]
+    recall = figures["organic_recall"]
+    assert recall["head"]["current"] == pytest.approx(35 / 200)  # type: ignore[index]
+    assert recall["head"]["staged"] == pytest.approx(25 / 200)  # type: ignore[index]
+    assert recall["tail"]["difference"] == pytest.approx(0.02)  # type: ignore[index]
+    spread = 1.96 * math.sqrt((4 / 100 - 0.02**2) / 100)
+    assert recall["tail"]["interval"] == pytest.approx([0.02 - spread, 0.02 + spread])  # type: ignore[index]
+    assert recall["all"]["positives"] == 300  # type: ignore[index]
+    assert recall["torso"]["staged"] is None  # type: ignore[index]
