@@ -58,7 +58,7 @@ def build(
     Args:
         bundle: a bundle that was written or loaded, or its directory or URL; read and verified from there.
         releases: directory of releases, made if missing, or URL.
-        spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_pq`.
+        spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_sq`.
         name: the release's name; UTC time and the bundle's name when None.
         device: where FAISS trains.
         priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.

@@ -387,7 +387,6 @@ def test_the_commands(bundle_path: Path, s3: S3Server, tmp_path: Path, capsys: p
     run("stage", url, "b")
     run("unstage", url)
     run("verify", url, "b")
-    run("report", url, "b", "--out", str(tmp_path / "report.html"))
     capsys.readouterr()
     run("list", url)
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:1] == "│"] == ["*", "│"]
