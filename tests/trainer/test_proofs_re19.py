@@ -1,5 +1,6 @@
 """Stochastic Negative Mining [Re19]: Algorithm 1 estimates an ordered weighted loss without bias (Lemma 2),
-that loss bounds the retrieval loss (Theorem 3) and is convex (Theorem 2).
+that loss bounds the retrieval loss (Theorem 3), is convex (Theorem 2) and, where its condition (3) holds, calibrated
+(Theorem 4).
 
 Legend: `K` labels, `B` of the K − 1 others in a subset, `R` score vectors.
 """
@@ -14,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from scipy.optimize import minimize
 
 from longtail.trainer.losses import Mining, Objective, SampledLogits
 from longtail.trainer.losses.mining import theta_of_all
@@ -191,3 +193,37 @@ def test_the_loss_bounds_the_retrieval_loss(family: str, k: int) -> None:
         assert powl_R.min() == 0
     convex = family != "ramp"
     assert (bowl_R >= (2 if convex else 1) * missed_R - 1e-5).all()
+
+
+def condition_3(p: np.ndarray, epsilon: float) -> bool:
+    """[Re19 eq. 3] of k = 1, θ = (1, ε, ε, …) and sorted p."""
+    return all(p[0] * epsilon * (n - 1) > p[1:n].sum() for n in range(2, len(p) + 1))
+
+
+def minimiser(p: np.ndarray, epsilon: float) -> np.ndarray:
+    """Scores of the least expected POWL with the logistic loss, the last one 0."""
+    theta = np.r_[1.0, np.full(len(p) - 2, epsilon)]
+
+    def expected(free: np.ndarray) -> float:
+        scores = np.append(free, 0.0)
+        others = [-np.sort(-np.delete(scores, y)) for y in range(len(p))]
+        return sum(p[y] * (theta @ PHI["logistic"](scores[y] - others[y])) for y in range(len(p)))
+
+    free = np.log(p[:-1] / p[-1])
+    for _ in range(4):  # the loss has kinks where scores tie, at which the search stops early
+        free = minimize(expected, free, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12}).x
+    return np.append(free, 0.0)
+
+
+def test_epsilon_keeps_the_order_where_condition_3_holds() -> None:
+    """[Re19 Theorem 4]; below the condition's ε = .83 all scores of this p tie [METHODS §3]."""
+    p = np.array([0.3, 0.25, 0.25, 0.2])
+    assert [condition_3(p, epsilon) for epsilon in (0.5, 0.83, 0.84)] == [False, False, True]
+    assert np.ptp(minimiser(p, 0.5)) < 1e-3
+    rng = np.random.default_rng(0)
+    drawn = [(np.sort(rng.dirichlet(np.ones(4)))[::-1], rng.uniform()) for _ in range(12)]
+    held = [(p, 0.85), *(each for each in drawn if condition_3(*each))]
+    assert len(held) >= 5
+    for p, epsilon in held:
+        scores = minimiser(p, epsilon)
+        assert scores[0] > scores[1:].max() + 1e-3
