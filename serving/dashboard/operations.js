@@ -62,22 +62,22 @@ function traffic({ children: [, plot, alternative] }, view) {
 }
 
 function releases(view) {
-  const { releases: served, labels } = view.data;
+  const { labels } = view.data;
   figures(byId("label-figures"), [
     ["Labels added", count(labels.added), "since the build"],
     ["Labels hidden", count(labels.hidden)],
   ]);
-  const newestFirst = [...served].sort((a, b) => Date.parse(b.from) - Date.parse(a.from));
-  byId("history").replaceChildren(
-    ...newestFirst.map(({ name, from, until }) =>
-      el(
-        "tr",
-        { class: until ? "" : "current" },
-        el("th", { scope: "row" }, name),
-        el("td", {}, moment(from)),
-        el("td", {}, until ? moment(until) : "now"),
-        el("td", {}, duration((until ? Date.parse(until) : view.now) - Date.parse(from))),
-      ),
-    ),
-  );
+  const oldestFirst = served(view.data.series);
+  const rows = oldestFirst.map(({ name, from }, i) => {
+    const until = oldestFirst[i + 1]?.from;
+    return el(
+      "tr",
+      { class: until ? "" : "current" },
+      el("th", { scope: "row" }, name),
+      el("td", {}, moment(from)),
+      el("td", {}, until ? moment(until) : "now"),
+      el("td", {}, duration((until ?? view.now) - from)),
+    );
+  });
+  byId("history").replaceChildren(...rows.reverse());
 }

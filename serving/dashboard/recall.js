@@ -36,7 +36,7 @@ function recallFrom(source, view, over, floor) {
   }
   const [table, title, plot, alternative] = body.children;
   say(title, `Over time, ${view.spanWords}`);
-  intervals(table, now, `Wilson 95\u00a0% intervals, ${view.words}`);
+  intervals(table, now, `exact 95\u00a0% intervals, ${view.words}`);
   overTime(plot, view, {
     label: `Recall by bucket from ${source}`,
     height: 190,

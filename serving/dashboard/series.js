@@ -14,8 +14,8 @@ const SPANS = {
 };
 
 /** What the charts show: the span, or of a young service the time since its start, in steps that fit a screen. */
-function shownOf({ releases, series }, now, { window, span, words }) {
-  const begun = [...releases.map(({ from }) => from), ...series.at.slice(0, 1)].map((at) => Date.parse(at));
+function shownOf({ series }, now, { window, span, words }) {
+  const begun = series.at.slice(0, 1).map((at) => Date.parse(at));
   const start = Math.floor(Math.min(now, ...begun) / MINUTE) * MINUTE;
   const young = start > now - span;
   const from = young ? start : now - span;
@@ -38,6 +38,12 @@ function steps(series, { from, to, step }) {
     found.get(at).rows.push(row);
   });
   return [...found.values()].sort((a, b) => a.at - b.at);
+}
+
+/** Which release answered from when on, of the last day, oldest first: [{name, from}]. */
+function served({ release, at }) {
+  const first = release.map((name, row) => ({ name, from: Date.parse(at[row]) }));
+  return first.filter(({ name }, row) => row === 0 || name !== release[row - 1]);
 }
 
 const sum = (values, rows) => rows.reduce((total, row) => total + (values[row] ?? 0), 0);

@@ -18,12 +18,10 @@ function overTime(host, view, { lines, label, y, levels = [], named = true, labe
   });
 }
 
-/** When the release changed within the span: the service's own start is no change. */
+/** When the release changed within the span. */
 function swaps({ from: shown, data }) {
-  const first = Math.min(...data.releases.map(({ from }) => Date.parse(from)));
-  return data.releases
-    .map(({ name, from }) => ({ at: Date.parse(from), text: name, kind: "swap" }))
-    .filter(({ at }) => at > first && at > shown);
+  const changes = served(data.series).slice(1);
+  return changes.map(({ name, from }) => ({ at: from, text: name, kind: "swap" })).filter(({ at }) => at > shown);
 }
 
 /** The table of a chart over time, newest step first; cells(step) → texts. */

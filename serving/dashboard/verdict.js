@@ -13,8 +13,6 @@ const SIGNALS = {
   feedback_recall: "Recall",
   share_drift: "Shares",
   score_drift: "Scores",
-  coverage_loss: "Coverage",
-  dials: "Dials",
   stale_release: "Training",
 };
 

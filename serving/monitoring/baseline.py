@@ -34,7 +34,7 @@ class Baseline:
         shares: of the answered labels, by bucket; they sum to 1.
         coverage: of each bucket's labels, those answered at all.
         by_k: of the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of
-            `score_edges`; and coverage of each bucket.
+            `score_edges`.
         popularity: mean training pairs of the answered labels.
         score_edges: nine deciles of the scores, ascending.
         score_shares: of the scores between them, ten; near 1/10 each, unless scores tie.
@@ -91,10 +91,7 @@ def measure_baseline(
     counts_KC = np.zeros((rows_BK.shape[1], len(BUCKET_NAMES) + DECILES))
     for columns_N in (buckets_L[rows_N], len(BUCKET_NAMES) + decile_N):
         np.add.at(counts_KC, (rank_N, columns_N), 1 / len(rows_BK))
-    coverage_of = [
-        coverage_by_bucket(np.bincount(rows_N[rank_N <= rank], minlength=len(buckets_L)), buckets_L, sizes)
-        for rank in range(rows_BK.shape[1])
-    ]
+    coverage = coverage_by_bucket(np.bincount(rows_N, minlength=len(buckets_L)), buckets_L, sizes)
     return Baseline(
         bias_removal=float(bias_removal),
         k=int(k),
@@ -104,8 +101,8 @@ def measure_baseline(
         score_shares=tuple((in_decile / len(rows_N)).tolist()),
         popularity_weight=float(popularity_weight),
         queries=len(rows_BK),
-        coverage=tuple(coverage_of[-1]),
-        by_k=tuple(map(tuple, np.hstack([counts_KC.cumsum(axis=0), coverage_of]).tolist())),
+        coverage=tuple(coverage),
+        by_k=tuple(map(tuple, counts_KC.cumsum(axis=0).tolist())),
     )
 
 

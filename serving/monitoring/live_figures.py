@@ -5,25 +5,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from prometheus_client.core import Metric
 
-from longtail.bundle import BUCKET_NAMES, remove_stale
+from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures
 from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
-from longtail.serving.monitoring.release_history import ReleaseHistory
 from longtail.serving.monitoring.report import make_report, report_metrics
 from longtail.serving.monitoring.ring import SUFFIX, MinuteRing, ShownLabels, count_dials, latency_bin
-from longtail.serving.monitoring.verdict import Evidence, Signal, judge
+from longtail.serving.monitoring.verdict import Signal, judge
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class _Counted:
         """Labels per query by bucket and decile, of queries for 0, 1, …, k labels, float64 [1 + k, 14]."""
         if self.baseline is None:
             return None
-        by_k = np.array(self.baseline.by_k)[:, : _BUCKETS + DECILES]
+        by_k = np.array(self.baseline.by_k)
         return np.concatenate([np.zeros_like(by_k[:1]), by_k])
 
 
@@ -61,7 +60,6 @@ class LiveFigures:
 
         live/minutes.WORKER    counts by minute and release (ring.py)
         live/RELEASE.shown     when each label was last answered (ring.py)
-        releases.json          which release served when (release_history.py)
 
     Args:
         state: directory, made if need be.
@@ -88,8 +86,6 @@ class LiveFigures:
         self._releases = releases
         self._organic_k = organic_k
         self._clock = clock
-        remove_stale(state, ".releases.json.*.tmp")
-        self._history = ReleaseHistory(state / "releases.json")
         self._ring = MinuteRing(self._root, worker)
         self._begin_lock, self._report_lock, self._ring_lock = (threading.Lock() for _ in range(3))
         self._held: dict[str, _Counted] = {}
@@ -114,16 +110,14 @@ class LiveFigures:
             offline: what its evaluation says.
         """
         with self._begin_lock:
-            with self._warning("noting which release serves"):
-                self._history.begin(release, self._clock())
             counted = _Counted(release, ShownLabels(self._root, release, buckets_L), baseline)
             others = [held for held in self._held.values() if held.name != release]
             self._held = {held.name: held for held in (*others[1 - self._releases :], counted)}
             self._current, self._offline, self._report = counted, offline or OfflineFigures(), None
             with self._warning("forgetting old releases"):
-                lately = {interval.name for interval in self._history.read()[-self._releases :]}
-                for path in self._root.glob(f"*{SUFFIX}"):
-                    if path.name.removesuffix(SUFFIX) not in lately | self._held.keys():
+                paths = sorted(self._root.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+                for path in paths[: -self._releases]:
+                    if path.name.removesuffix(SUFFIX) not in self._held:
                         path.unlink(missing_ok=True)
 
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
@@ -180,11 +174,11 @@ class LiveFigures:
                 counts["errors"] += status >= 500
                 counts["latency"][latency_bin(seconds)] += 1
 
-    def count_shed(self) -> None:
-        """Count a request that was refused because the queue was full."""
-        if self._current is not None:
+    def count(self, name: Literal["shed", "dropped"], amount: int = 1) -> None:
+        """Count requests that were refused because the queue was full, or events that could not be kept."""
+        if amount and self._current is not None:
             with self._ring_lock:
-                self._ring.at(self._clock(), self._current.name)["shed"] += 1
+                self._ring.at(self._clock(), self._current.name)[name] += amount
 
     def count_choice(self, chosen: ChosenLabels) -> tuple[list[int], list[int]]:
         """Count labels chosen; return positives and hits by bucket."""
@@ -200,12 +194,6 @@ class LiveFigures:
                     if count:
                         counts[name][source, bucket] += count
         return positives, hits
-
-    def count_dropped(self, events: int) -> None:
-        """Count events that no client waited for and that could not be kept."""
-        if events and self._current is not None:
-            with self._ring_lock:
-                self._ring.at(self._clock(), self._current.name)["dropped"] += events
 
     def set_label_counts(self, *, added: int, hidden: int) -> None:
         """Set how many labels are added to the release and hidden from it."""
@@ -235,16 +223,12 @@ class LiveFigures:
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
                 with self._ring_lock:  # this worker's row of the minute is not half written
                     rows = self._ring.read(now)
-                intervals = self._history.read()
-                if intervals and intervals[-1].name == current.name and intervals[-1].since > now:  # a clock set back
-                    with self._warning("noting which release serves"):
-                        self._history.begin(current.name, now)
-                    intervals = self._history.read()
-                made = make_report(current.name, current.baseline, current.shown, rows, intervals, now)
-                self._report = now, made
-            made, (added, hidden) = self._report[1], self._labels
-            verdict = judge(self._evidence(made, current, now))
-            return made | {"verdict": verdict, "labels": {"added": added, "hidden": hidden}}
+                self._report = now, make_report(current.name, current.baseline, current.shown, rows, now)
+            added, hidden = self._labels
+            report, until = self._report[1] | {"labels": {"added": added, "hidden": hidden}}, self._offline.data_until
+            age_days = None if until is None else max(0.0, (now - until) / _DAY)
+            verdict = judge(report, self._offline, self._broken, organic_k=self._organic_k, age_days=age_days)
+            return report | {"verdict": verdict}
 
     def collect(self) -> Iterator[Metric]:
         """The gauges and counters of METRICS.md, over all workers; for `CollectorRegistry.register`.
@@ -260,19 +244,6 @@ class LiveFigures:
     def close(self) -> None:
         """Let go of the files; nothing is counted afterwards."""
         self._current, self._held = None, {}
-
-    def _evidence(self, report: Mapping[str, Any], current: _Counted, now: float) -> Evidence:
-        until = self._offline.data_until
-        return Evidence(
-            windows=report["windows"],
-            baseline=report["baseline"],
-            offline=self._offline,
-            bucket_sizes=dict(zip(BUCKET_NAMES, current.shown.sizes.tolist(), strict=True)),
-            added=self._labels[0],
-            troubles=self._broken,
-            organic_k=self._organic_k,
-            age_days=None if until is None else max(0.0, (now - until) / _DAY),
-        )
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:

@@ -64,7 +64,7 @@ class Monitoring:
     def count_shed(self) -> None:
         """Count a request that was turned away because a queue was full."""
         self.metrics.shed.inc()
-        self.figures.count_shed()
+        self.figures.count("shed")
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
         """Count a batch that was answered, and ids that its release does not have, by `exclude` and `allow`."""
@@ -77,7 +77,7 @@ class Monitoring:
     def count_dropped(self, events: int) -> None:
         """Count events that no client waited for and that could not be kept."""
         self.metrics.dropped.inc(events)
-        self.figures.count_dropped(events)
+        self.figures.count("dropped", events)
 
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None

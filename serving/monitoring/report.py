@@ -6,7 +6,7 @@ Definitions are the trainer's [METHODS §7], over answers instead of test querie
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,15 +19,13 @@ from longtail.bundle.arrays import Array
 from longtail.bundle.exposure import psi
 from longtail.bundle.frequency import TAIL
 from longtail.serving.monitoring.baseline import Baseline
+from longtail.serving.monitoring.intervals import binomial_interval
 from longtail.serving.monitoring.records import SOURCES
-from longtail.serving.monitoring.release_history import ReleaseInterval
 from longtail.serving.monitoring.ring import MINUTES, ShownLabels, by_minute, dial_json, latency_ms, total
 from longtail.serving.monitoring.verdict import SIGNALS
 
 WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
 """In minutes."""
-_Z = 1.959963984540054
-"""Standard normal quantile of 97.5 %."""
 _NAMES = (*BUCKET_NAMES, "all")
 _SEVERITIES = {"unknown": math.nan, "watch": 1.0, "act": 2.0}
 _OF_WINDOW = {
@@ -45,7 +43,6 @@ def make_report(
     baseline: Baseline | None,
     shown: ShownLabels,
     rows: npt.NDArray[np.void],
-    intervals: Sequence[ReleaseInterval],
     now: float,
 ) -> dict[str, Any]:
     """Make everything but the verdict and the numbers of added and hidden labels.
@@ -54,19 +51,18 @@ def make_report(
         release: the one in service.
         baseline: its; None if it has none.
         shown: its labels that were answered.
-        rows: of all workers, of `MinuteRing.read`.
-        intervals: the history of releases, oldest first.
+        rows: of all workers of the last day, of `MinuteRing.read`.
         now: seconds since 1970.
     """
-    since = next((interval.since for interval in reversed(intervals) if interval.name == release), now)
+    own = rows[rows["release"] == release.encode()]
+    since = 60.0 * float(own["minute"].min()) if len(own) else now
     windows = {}
     for name, minutes in WINDOWS.items():
         first = int(now // 60) - minutes + 1
-        oldest = max(first, int(since // 60))
-        counts = total(rows[(rows["release"] == release.encode()) & (rows["minute"] >= oldest)])
+        counts = total(own[own["minute"] >= first])
         windows[name] = {
             "seconds": 60 * minutes,
-            **_window_json(counts, baseline, shown.coverage_since(oldest)),
+            **_window_json(counts, shown.coverage_since(first)),
             "recall": {
                 source: {
                     name: _recall_json(*pair) for name, pair in zip(_NAMES, _recall_of(counts, place), strict=True)
@@ -90,14 +86,10 @@ def make_report(
         "windows": windows,
         "gini": shown.gini(now),
         "series": _series(rows, now),
-        "releases": [
-            {"name": one.name, "from": _iso(one.since), "until": None if one.until is None else _iso(one.until)}
-            for one in intervals
-        ],
     }
 
 
-def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[list[float], float]) -> dict[str, Any]:
+def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[str, Any]:
     exposures, judged, queries = counts["exposures"], counts["judged_exposures"], float(counts["queries"])
     promised = counts["promised"][: len(BUCKET_NAMES)]
     return {
@@ -120,7 +112,6 @@ def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[lis
             "promised": {
                 name: _ratio(count, promised.sum()) for name, count in zip(BUCKET_NAMES, promised.tolist(), strict=True)
             },
-            "coverage": dict(zip(BUCKET_NAMES, _coverage_of(counts, baseline), strict=True)),
             "scores": counts["judged_scores"].astype(int).tolist(),
         },
         "psi": {
@@ -129,14 +120,6 @@ def _window_json(counts: np.void, baseline: Baseline | None, coverage: tuple[lis
         },
         "dropped": int(counts["dropped"]),
     }
-
-
-def _coverage_of(counts: np.void, baseline: Baseline | None) -> Sequence[float | None]:
-    """Return the coverage that the baseline has of as many labels a query as the answers have."""
-    if baseline is None or not counts["judged_queries"]:
-        return [None] * len(BUCKET_NAMES)
-    k = min(max(int(counts["judged_exposures"].sum() / counts["judged_queries"]), 1), len(baseline.by_k))
-    return baseline.by_k[k - 1][-len(BUCKET_NAMES) :]
 
 
 def _exposure_psi(counts: np.void) -> float | None:
@@ -159,21 +142,8 @@ def _recall_of(counts: np.void, source: int) -> list[tuple[int, int]]:
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
     """Positives, hits, their ratio and its 95 % interval."""
-    low, high = wilson(hits, positives) or (None, None)
+    low, high = binomial_interval(hits / positives, positives, 0.95) if positives else (None, None)
     return {"positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high}
-
-
-def wilson(hits: float, positives: float) -> tuple[float, float] | None:
-    """Compute the 95 % score interval of a proportion [Wilson 1927]; None of no positives.
-
-    (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n): inside [0, 1], and of use from the first few positives on.
-    """
-    if positives == 0:
-        return None
-    share, square = hits / positives, _Z * _Z / positives
-    middle = share + square / 2
-    reach = _Z * math.sqrt(share * (1 - share) / positives + square / (4 * positives))
-    return max(0.0, (middle - reach) / (1 + square)), min(1.0, (middle + reach) / (1 + square))
 
 
 def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:

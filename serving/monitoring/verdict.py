@@ -15,19 +15,18 @@ Where the first is open, and the figure could as well be twice or half its promi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.serving.monitoring.baseline import ALL, OfflineFigures
-from longtail.serving.monitoring.ring import WIDTH
+from longtail.serving.monitoring.intervals import binomial_interval
 
 Severity = Literal["steady", "unknown", "watch", "act"]
 Signal = Literal[
     "label_log", "refused_release", "engine", "experiments", "records", "errors", "shed", "organic_recall",
-    "feedback_recall", "share_drift", "score_drift", "coverage_loss", "dials", "stale_release",
+    "feedback_recall", "share_drift", "score_drift", "stale_release",
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
@@ -58,31 +57,40 @@ class Finding:
     high: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What is judged: windows and baseline of the report, and what else is known of the release and the service."""
+def judge(
+    report: Mapping[str, Any],
+    offline: OfflineFigures,
+    troubles: Mapping[Signal, str],
+    *,
+    organic_k: int = 20,
+    age_days: float | None = None,
+) -> dict[str, Any]:
+    """Return `verdict` of GET /v1/monitoring: the worst severity, its sentence, and what is not steady, worst first.
 
-    windows: Mapping[str, Mapping[str, Any]]
-    baseline: Mapping[str, Any] | None
-    offline: OfflineFigures
-    bucket_sizes: Mapping[str, int]
-    added: int = 0
-    """Labels added since the release was built."""
-    troubles: Mapping[Signal, str] = field(default_factory=dict)
-    """Sentences on what is broken now."""
-    organic_k: int = 20
-    """Labels retrieved for an organic interaction."""
-    age_days: float | None = None
-    """Age of the training data in days; None if unknown."""
-
-
-def judge(evidence: Evidence) -> dict[str, Any]:
-    """Return `verdict` of GET /v1/monitoring: the worst severity, its sentence, and what is not steady, worst first."""
-    found = sorted(
-        _findings(evidence), key=lambda one: (-SEVERITIES.index(one.severity), SIGNALS.index(one.signal), -_gap(one))
-    )
-    queries = evidence.windows["24h"]["queries"]
-    well = f"The answers are what the release promised: {queries:,} queries in {_WORDS['24h']}."
+    Args:
+        report: the rest of that answer.
+        offline: of the release.
+        troubles: sentences on what is broken now.
+        organic_k: labels retrieved for an organic interaction.
+        age_days: of the training data; None: not known.
+    """
+    windows, day = report["windows"], report["windows"]["24h"]
+    found = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
+    found += _counted(windows["5m"]["requests"], day, age_days)
+    if not day["queries"]:
+        found.append(
+            Finding("share_drift", "unknown", f"No queries in {_WORDS['24h']}: there is nothing to judge yet.")
+        )
+    elif report["baseline"] is None:
+        sentence = "No baseline: this release was not evaluated offline. Train with a validation split to see drift."
+        found.append(Finding("share_drift", "unknown", sentence))
+    hour, of_day = (dict(_judged(report, name, windows[name], offline, organic_k)) for name in ("1h", "24h"))
+    for key, of_hour in hour.items():
+        of_both = of_day[key] if of_hour is None or of_hour.severity == "unknown" else of_hour
+        if of_both is not None and of_both.severity != "steady":
+            found.append(of_both)
+    found.sort(key=lambda one: (-SEVERITIES.index(one.severity), SIGNALS.index(one.signal), -_gap(one)))
+    well = f"The answers are what the release promised: {day['queries']:,} queries in {_WORDS['24h']}."
     return {
         "severity": found[0].severity if found else "steady",
         "headline": found[0].sentence if found else well,
@@ -90,34 +98,8 @@ def judge(evidence: Evidence) -> dict[str, Any]:
     }
 
 
-def _findings(evidence: Evidence) -> Iterator[Finding]:
-    for signal, sentence in evidence.troubles.items():
-        yield Finding(signal, "act", sentence)
-    yield from _counted(evidence)
-    baseline = evidence.baseline
-    judges: list[Callable[[str], Finding | None]] = [
-        partial(_recall, evidence, source, of) for source in ("organic", "feedback") for of in (ALL, *BUCKET_NAMES)
-    ]
-    if not evidence.windows["24h"]["queries"]:
-        yield Finding("share_drift", "unknown", f"No queries in {_WORDS['24h']}: there is nothing to judge yet.")
-    elif baseline is None:
-        sentence = "No baseline: this release was not evaluated offline. Train with a validation split to see drift."
-        yield Finding("share_drift", "unknown", sentence)
-    else:
-        judges += [partial(judge, evidence, baseline, of) for judge in (_share, _coverage) for of in BUCKET_NAMES]
-        judges += [partial(_dial, evidence, baseline, dial) for dial in ("bias_removal", "popularity_weight")]
-        judges.append(partial(_scores, evidence, baseline))
-    for one in judges:
-        found = one("1h")
-        if found is None or found.severity == "unknown":
-            found = one("24h")
-        if found is not None and found.severity != "steady":
-            yield found
-
-
-def _counted(evidence: Evidence) -> Iterator[Finding]:
-    """Findings on what is a number, and no estimate."""
-    day, load = evidence.windows["24h"], evidence.windows["5m"]["requests"]
+def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:
+    """Judge what is a number, and no estimate."""
     if dropped := day["dropped"]:
         severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
         sentence = f"{dropped:,} events of {_WORDS['24h']} were not kept: LONGTAIL_EVENTS takes none, or too slowly."
@@ -131,21 +113,38 @@ def _counted(evidence: Evidence) -> Iterator[Finding]:
             severity = "act" if failed >= 5 and failed > most * arrived else "watch"
             sentence = f"{failed:,} of {arrived:,} requests in {_WORDS['5m']} {what}."
             yield Finding(signal, severity, sentence, None, "5m", failed / arrived, 0.0)
-    if (age := evidence.age_days) is not None and age > _STALE_DAYS:
-        sentence = f"The release's training data is {age:.0f} days old; more than {_STALE_DAYS:g} is stale."
-        yield Finding("stale_release", "watch", sentence, observed=age, expected=_STALE_DAYS)
+    if age_days is not None and age_days > _STALE_DAYS:
+        sentence = f"The release's training data is {age_days:.0f} days old; more than {_STALE_DAYS:g} is stale."
+        yield Finding("stale_release", "watch", sentence, observed=age_days, expected=_STALE_DAYS)
 
 
-def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
-    judged = evidence.windows[window]["unrestricted"]
-    promised = judged["promised"][bucket]
-    queries, share = judged["queries"], judged["shares"][bucket]
-    if bucket == "new" and (evidence.added or not (share or promised)):
-        return None  # labels added since have no promise, and take their share from the others
+def _judged(
+    report: Mapping[str, Any], window: str, figures: Mapping[str, Any], offline: OfflineFigures, organic_k: int
+) -> Iterator[tuple[tuple[str, str], Finding | None]]:
+    """Judge every estimate of one window, by signal and bucket; None: there is nothing to judge."""
+    for source in ("organic", "feedback"):
+        labels = sum(of["count"] for of in figures["exposures"].values())
+        k = organic_k if source == "organic" else labels / max(figures["queries"], 1)
+        for kind in (ALL, *BUCKET_NAMES):
+            yield (source, kind), _recall(window, figures["recall"][source][kind], source, kind, offline, k)
+    baseline, judged = report["baseline"], figures["unrestricted"]
+    if baseline is not None and report["windows"]["24h"]["queries"]:
+        for bucket in BUCKET_NAMES:
+            share, promised = judged["shares"][bucket], judged["promised"][bucket]
+            # Labels added since have no promise, and take their share from the others.
+            known = bucket != "new" or (not report["labels"]["added"] and (share or promised))
+            found = _share(window, bucket, share, promised, judged["queries"], baseline["queries"]) if known else None
+            yield ("share", bucket), found
+        yield ("scores", ALL), _scores(window, figures["psi"]["scores"], judged["queries"], baseline["queries"])
+
+
+def _share(
+    window: str, bucket: str, share: float | None, promised: float, queries: int, queries_before: int
+) -> Finding:
     if share is None:
         return _too_few("share_drift", bucket, window, queries)
-    low, high = _interval(share, queries)
-    off = _differ((share, low, high), (promised, *_interval(promised, baseline["queries"])))
+    low, high = binomial_interval(share, queries, _SURE)
+    off = _differ((share, low, high), (promised, *binomial_interval(promised, queries_before, _SURE)))
     ratio = max(share, _FLOOR) / max(promised, _FLOOR)
     severity: Severity = "steady"
     if off and not _HALF < ratio < _TWICE and max(share, promised) >= _MINUTE_SHARE:
@@ -153,7 +152,7 @@ def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window:
     elif off and not _LESS < ratio < _MORE:
         severity = "watch"
     elif not off:
-        near, far = _interval(share, queries, _USUAL)
+        near, far = binomial_interval(share, queries, _USUAL)
         tells = _HALF * promised < near and (far < _TWICE * promised or _TWICE * promised >= 1)
         if not tells and max(promised - near, far - promised) >= _NEAR_SHARE:
             return _too_few("share_drift", bucket, window, queries)
@@ -165,28 +164,8 @@ def _share(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window:
     return Finding("share_drift", severity, sentence, bucket, window, share, promised, low, high)
 
 
-def _coverage(evidence: Evidence, baseline: Mapping[str, Any], bucket: str, window: str) -> Finding | None:
-    """Coverage only grows with answers, so it is lost where more of them cover less than the baseline did."""
-    figures = evidence.windows[window]
-    promised = figures["unrestricted"]["coverage"][bucket]
-    if not promised or figures["unrestricted"]["queries"] < baseline["queries"]:
-        return None
-    covered, size = figures["exposures"][bucket]["coverage"], evidence.bucket_sizes[bucket]
-    # Numbers of labels covered, whose variance is Poisson's at most.
-    if covered > _LESS * promised or (promised - covered) * size <= 3.29 * math.sqrt((promised + covered) * size):
-        return None
-    severity: Severity = "act" if covered <= _HALF * promised else "watch"
-    sentence = (
-        f"{_percent(covered)} of the {bucket} labels are in any answer of {_WORDS[window]}, where as many answers to "
-        f"held-out queries had {_percent(promised)}."
-    )
-    return Finding("coverage_loss", severity, sentence, bucket, window, covered, promised)
-
-
-def _scores(evidence: Evidence, baseline: Mapping[str, Any], window: str) -> Finding:
-    figures = evidence.windows[window]
-    index, queries = figures["psi"]["scores"], figures["unrestricted"]["queries"]
-    by_chance = _CHI_SQUARE * (1 / max(queries, 1) + 1 / max(baseline["queries"], 1))
+def _scores(window: str, index: float | None, queries: int, queries_before: int) -> Finding:
+    by_chance = _CHI_SQUARE * (1 / max(queries, 1) + 1 / max(queries_before, 1))
     if index is None or 0.1 <= index <= by_chance:
         return _too_few("score_drift", None, window, queries)
     sentence = (
@@ -197,33 +176,15 @@ def _scores(evidence: Evidence, baseline: Mapping[str, Any], window: str) -> Fin
     return Finding("score_drift", severity, sentence, None, window, index, 0.25 if index > 0.25 else 0.1)
 
 
-def _dial(evidence: Evidence, baseline: Mapping[str, Any], dial: str, window: str) -> Finding | None:
-    """Judge whether queries ask for the λ and μ that everything else is compared at."""
-    counted, usual = evidence.windows[window]["dials"][dial], baseline[dial]
-    queries = sum(one["queries"] for one in counted)
-    apart = [one for one in counted if abs(one["at"] - usual) > WIDTH / 2 + 1e-6]
-    if not apart:
-        return None
-    share, most = sum(one["queries"] for one in apart) / queries, max(apart, key=lambda one: one["queries"])
-    low, high = _interval(share, queries)
-    sentence = (
-        f"{_percent(share)} of the queries in {_WORDS[window]} ask for another {'λ' if dial == 'bias_removal' else 'μ'}"
-        f" than the {usual:.2f} that the release was measured at, most of them for {most['at']:.2f} "
-        f"({_percent(most['queries'] / queries)}): shares and scores move with it."
-    )
-    return Finding("dials", "watch" if low > 0.1 else "steady", sentence, None, window, share, 0.0, low, high)
-
-
-def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding | None:
-    figures = evidence.windows[window]
-    labels = sum(of["count"] for of in figures["exposures"].values())
-    k = evidence.organic_k if source == "organic" else labels / max(figures["queries"], 1)
-    measured, found = evidence.offline.recall_within(k), figures["recall"][source][kind]
+def _recall(
+    window: str, found: Mapping[str, Any], source: str, kind: str, offline: OfflineFigures, k: float
+) -> Finding | None:
+    measured = offline.recall_within(k)
     if measured is None or kind not in measured[1] or not found["positives"]:
         return None
     cutoff, (promised, promised_low, promised_high) = measured[0], measured[1][kind]
     value, between = found["value"], ""
-    low, high = _interval(value, found["positives"])
+    low, high = binomial_interval(value, found["positives"], _SURE)
     wide = (promised, promised, promised)
     if promised_low is not None and promised_high is not None:
         between = f", {promised_low:.3f}–{promised_high:.3f}"
@@ -245,8 +206,7 @@ def _recall(evidence: Evidence, source: str, kind: str, window: str) -> Finding 
 def _too_few(signal: Signal, bucket: str | None, window: str, queries: int) -> Finding:
     counted = f"{queries or 'no'} unrestricted {'query' if queries == 1 else 'queries'} in {_WORDS[window]}"
     what = f"{bucket}'s share" if bucket else "the scores"
-    sentence = f"Too few answers to judge {what}: {counted}."
-    return Finding(signal, "unknown", sentence, bucket, window)
+    return Finding(signal, "unknown", f"Too few answers to judge {what}: {counted}.", bucket, window)
 
 
 def _gap(finding: Finding) -> float:
@@ -259,40 +219,6 @@ def _differ(one: tuple[float, float, float], other: tuple[float, float, float]) 
     """Return whether two proportions (value, low, high) differ, by their difference's interval [Newcombe 1998, 10]."""
     (upper, upper_low, _), (lower, _, lower_high) = (one, other) if one[0] > other[0] else (other, one)
     return upper - lower > math.hypot(upper - upper_low, lower_high - lower)
-
-
-@lru_cache(256)
-def _interval(share: float, trials: float, confidence: float = _SURE) -> tuple[float, float]:
-    """Compute the exact binomial interval of a share [Clopper & Pearson 1934]; hits need not be whole."""
-    hits, aside = share * trials, (1 - confidence) / 2
-    low = 0.0 if hits <= 0 else _bisect(lambda p: _beta(p, hits, trials - hits + 1) < aside)
-    high = 1.0 if hits >= trials else _bisect(lambda p: _beta(p, hits + 1, trials - hits) < 1 - aside)
-    return low, high
-
-
-def _bisect(is_below: Callable[[float], bool]) -> float:
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_below(middle) else (low, middle)
-    return low
-
-
-def _beta(x: float, a: float, b: float) -> float:
-    """Compute the regularised incomplete beta function I_x(a, b), 0 < x < 1, by Lentz's method [DLMF 8.17.22]."""
-    if x > (a + 1) / (a + b + 2):
-        return 1 - _beta(1 - x, b, a)
-    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    value, c, d = 1.0, 1.0, 0.0
-    for step in range(1, 100_000):
-        m, odd = divmod(step, 2)
-        term = (-(a + m) * (a + b + m) if odd else m * (b - m)) * x / ((a + step - 1) * (a + step))
-        d = 1 / ((1 + term * d) or 1e-300)
-        c = (1 + term / c) or 1e-300
-        value *= c * d
-        if abs(c * d - 1) < 1e-10:
-            break
-    return math.exp(log_front) / a / value
 
 
 def _percent(share: float) -> str:

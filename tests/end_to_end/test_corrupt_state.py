@@ -82,7 +82,7 @@ def releases(lived: Path, tmp_path: Path) -> Path:
 
 PAGE = 4096
 """Of SQLite."""
-FILES = ["releases.json", "live/minutes.0", "live/only.shown"]
+FILES = ["live/minutes.0", "live/only.shown"]
 ALIKE = ["labels.sqlite", "answer_keys.json"]
 
 

@@ -43,7 +43,7 @@ class Share(BaseModel):
 
 
 class Recall(BaseModel):
-    """Of the labels chosen, how many were answered, with a 95 % Wilson interval."""
+    """Of the labels chosen, how many were answered, with the exact 95 % interval."""
 
     positives: int
     hits: int
@@ -64,7 +64,6 @@ class Unrestricted(BaseModel):
     promised: dict[BucketName, float | None] = Field(
         description="Shares that the baseline has of as many labels a query; null for none or without a baseline."
     )
-    coverage: dict[BucketName, float | None] = Field(description="Coverage that it has of them.")
     scores: list[int] = Field(description="Of these labels, by the baseline's deciles.")
 
 
@@ -147,7 +146,7 @@ class MonitoringAnswer(BaseModel):
     """Answer of GET /v1/monitoring."""
 
     release: str
-    since: datetime
+    since: datetime = Field(description="The first minute of the last day that the release answered in.")
     now: datetime
     verdict: Verdict
     baseline: dict[str, JsonValue] | None = Field(
@@ -157,7 +156,6 @@ class MonitoringAnswer(BaseModel):
     windows: dict[Literal["5m", "1h", "24h"], Window]
     gini: float | None = Field(description="Gini coefficient of the labels' exposures of today and yesterday (UTC).")
     series: dict[str, JsonValue] = Field(description="By minute, oldest first, over all releases.")
-    releases: list[dict[str, JsonValue]] = Field(description="What served when: name, from, until.")
     labels: dict[Literal["added", "hidden"], int]
     staged: str | None = Field(
         default=None, description="The release that is asked unseen, of which GET /v1/release/staged tells; null: none."

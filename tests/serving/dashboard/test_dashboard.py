@@ -56,7 +56,7 @@ def report(tmp_path: Path) -> dict[str, Any]:
     live = a_live(tmp_path, clock)
     live.count_answers(answered([[0, 4, 8, 9]] * 400, score=0.5))
     live.count_request(0.004, 200)
-    live.count_shed()
+    live.count("shed")
     live.count_choice(chosen([0, 1], [0, 4, 8, 9]))
     clock.pass_(61)
     found = live.report() | {"request_id": "r-monitoring", "staged": None}

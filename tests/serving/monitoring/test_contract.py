@@ -32,7 +32,7 @@ WINDOW = {
     "unrestricted": {
         "queries": None,
         "labels": None,
-        **{name: dict.fromkeys(("head", "torso", "tail", "new")) for name in ("shares", "promised", "coverage")},
+        **{name: dict.fromkeys(("head", "torso", "tail", "new")) for name in ("shares", "promised")},
         "scores": None,
     },
     "psi": {"buckets": None, "scores": None},
@@ -71,7 +71,6 @@ REPORT = {
         "shed": None,
         "release": None,
     },
-    "releases": None,
     "labels": {"added": None, "hidden": None},
 }
 
@@ -97,7 +96,6 @@ def test_the_report_has_exactly_these_keys(live: LiveFigures, clock: Clock, traf
     assert {tuple(finding) for finding in report["verdict"]["findings"]} == {tuple(of_finding)}
     # JSON has no NaN, and no numpy.
     json.dumps(report, allow_nan=False)
-    assert [list(release) for release in report["releases"]] == [["name", "from", "until"]]
     lengths = {len(report["series"][name]) for name in REPORT["series"] if isinstance(report["series"][name], list)}
     assert lengths == {1 if traffic else 0}
 

@@ -26,9 +26,9 @@ def test_recall_by_hand(live: LiveFigures, clock: Clock) -> None:
     assert recall(live, clock) == {"head": (2, 1), "torso": (1, 1), "tail": (2, 1), "new": (0, 0), "all": (5, 3)}
     assert recall(live, clock, "organic")["all"] == (0, 0)
     figures = live.report()["windows"]["5m"]["recall"]["feedback"]["all"]
-    # Wilson's interval of 3 of 5.
-    wilson = pytest.approx((3 / 5, 0.2307, 0.8824), abs=1e-4)
-    assert (figures["value"], figures["low"], figures["high"]) == wilson
+    # Clopper and Pearson's interval of 3 of 5.
+    exact = pytest.approx((3 / 5, 0.1466, 0.9473), abs=1e-4)
+    assert (figures["value"], figures["low"], figures["high"]) == exact
     series = live.report()["series"]["recall"]
     assert (series["feedback"]["head"], series["organic"]["head"]) == ([pytest.approx(1 / 2)], [None])
 

@@ -6,19 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from longtail.serving.monitoring.report import wilson
+from longtail.serving.monitoring.intervals import binomial_interval
 from longtail.serving.monitoring.ring import latency_bin, latency_ms
-from longtail.serving.monitoring.verdict import _interval
-
-
-def test_wilson_by_hand() -> None:
-    # 8 of 10, a textbook case: 0.490 … 0.943.
-    low, high = wilson(8, 10) or (0.0, 0.0)
-    assert (low, high) == (pytest.approx(0.4902, abs=5e-5), pytest.approx(0.9433, abs=5e-5))
-    # None of n: from 0 to z² / (n + z²), z = 1.96.
-    assert wilson(0, 10) == (0.0, pytest.approx(3.8415 / 13.8415, abs=1e-4))
-    assert wilson(10, 10) == (pytest.approx(10 / 13.8415, abs=1e-4), pytest.approx(1))
-    assert wilson(0, 0) is None
 
 
 def test_latency_quantiles_are_right_to_a_bin() -> None:
@@ -34,8 +23,10 @@ def test_latency_quantiles_are_right_to_a_bin() -> None:
 @pytest.mark.parametrize("confidence", [0.95, 0.999])
 def test_binomial_intervals_are_exact(hits: int, trials: int, confidence: float) -> None:
     expected = binomtest(hits, trials).proportion_ci(confidence, "exact")
-    assert _interval(hits / trials, trials, confidence) == pytest.approx((expected.low, expected.high), abs=1e-7)
+    assert binomial_interval(hits / trials, trials, confidence) == pytest.approx(
+        (expected.low, expected.high), abs=1e-7
+    )
 
 
 def test_nothing_tried_says_nothing() -> None:
-    assert _interval(0.0, 0) == (0.0, 1.0)
+    assert binomial_interval(0.0, 0, 0.95) == (0.0, 1.0)
