@@ -10,12 +10,11 @@ import configparser
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 from urllib.request import url2pathname
 
 from longtail.bundle.errors import StorageError
@@ -28,14 +27,8 @@ _SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _NO_BUCKET = ("NoSuchBucket", "bucket does not exist", "ContainerNotFound")
 
-_Answer = TypeVar("_Answer")
-
-
-class Version(NamedTuple):
-    """Content of an object, and the tag of this content for conditional writes."""
-
-    content: bytes
-    tag: dict[str, str]
+Tag = dict[str, str]
+"""The version of an object's content, for conditional writes."""
 
 
 def is_url(place: str | Path) -> bool:
@@ -64,8 +57,7 @@ def options_of(url: str) -> dict[str, Any]:
         file.read(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or Path.home() / ".aws" / "credentials")
         profile = os.environ.get("AWS_PROFILE", "default")
         names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-        keys = {name: file[profile][name] for name in names if file.has_option(profile, name)}
-        options["config"] = keys
+        options["config"] = {name: file[profile][name] for name in names if file.has_option(profile, name)}
     return options
 
 
@@ -73,10 +65,8 @@ class ObjectStore:
     """The objects below a URL. Every method raises StorageError where the store does not answer or refuses."""
 
     def __init__(self, url: str) -> None:
-        if not is_url(url):
-            raise StorageError(f"expected the URL of an object store, such as s3://bucket/folder, received {url}")
         check_scheme(url)
-        self.url = url.rstrip("/") if url.rstrip("/").count("/") > 1 else url
+        self.url = url.rstrip("/")
         try:
             import obstore
             from obstore import exceptions, store
@@ -85,101 +75,84 @@ class ObjectStore:
                 f"{url}: expected the extra `remote`, pip install 'longtail[remote]': {error}"
             ) from error
         self._api, self._errors = obstore, exceptions
-        try:
+        with self._asking("open it"):
             self._store = store.from_url(self.url, **options_of(self.url))
-        except (exceptions.BaseError, ValueError) as error:
-            raise StorageError(f"{url}: expected s3://, gs:// or az://: {_line(error)}") from error
 
     def read(self, path: str) -> bytes | None:
         """Get the content of a small object; None if there is none."""
         found = self.read_version(path)
-        return None if found is None else found.content
+        return None if found is None else found[0]
 
-    def read_version(self, path: str) -> Version | None:
-        """Get the content of a small object with its tag, for `replace`; None if there is none."""
-
-        def get() -> Version:
+    def read_version(self, path: str) -> tuple[bytes, Tag] | None:
+        """Get the content of a small object with its tag, for `put`; None if there is none."""
+        with suppress(FileNotFoundError), self._asking(f"read {path}"):
             result = self._api.get(self._store, path)
-            tag = {name: result.meta[name] for name in ("e_tag", "version") if result.meta.get(name)}
-            return Version(bytes(result.bytes()), tag)
+            meta: Any = result.meta
+            return bytes(result.bytes()), {name: meta[name] for name in ("e_tag", "version") if meta.get(name)}
+        return None
 
-        try:
-            return self._call(f"read {path}", get)
-        except FileNotFoundError:
-            return None
-
-    def create(self, path: str, content: bytes) -> bool:
-        """Write a small object that is not there yet; whether it has this content now.
+    def put(self, path: str, content: bytes, tag: Tag | None = None) -> bool:
+        """Write a small object, a new one or in place of the version with a tag; whether it has this content now.
 
         One of several that try at once succeeds. After a lost answer the content tells.
         """
-        return self._put(path, content, "create")
-
-    def replace(self, path: str, content: bytes, tag: dict[str, str]) -> bool:
-        """Write a small object in place of the version with a tag; whether it has this content now."""
-        return self._put(path, content, tag)
+        refused = (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError)
+        try:
+            with self._asking(f"write {path}"):
+                mode: Any = tag or "create"
+                self._api.put(self._store, path, content, mode=mode)
+        except (*refused, StorageError) as error:
+            same = self.read(path) == content
+            if not same and isinstance(error, StorageError):
+                raise
+            return same
+        return True
 
     def list(self) -> dict[str, datetime]:
         """Get every object by its path, sorted, with the time when it was written."""
-        found = self._call("list", lambda: [each for part in self._api.list(self._store) for each in part])
+        with self._asking("list"):
+            found = [each for part in self._api.list(self._store) for each in part]
         return {each["path"]: each["last_modified"] for each in sorted(found, key=lambda each: each["path"])}
 
     def upload(self, file: Path, path: str) -> None:
         """Write a file as an object, over one that may be there; raises OSError where the file cannot be read."""
-        self._call(f"write {path}", lambda: self._api.put(self._store, path, file))
+        with self._asking(f"write {path}"):
+            self._api.put(self._store, path, file)
 
     def download(self, path: str, record: FileRecord, file: Path) -> None:
         """Write an object as a file; raises StorageError unless it is what its record says."""
         digest = hashlib.sha256()
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("wb") as target:
-            for start in range(0, record.bytes, _BLOCK):
-                block = self._block(path, start, min(start + _BLOCK, record.bytes))
-                digest.update(block)
-                target.write(block)
+        try:
+            with file.open("wb") as target, self._asking(f"read {path}"):
+                for start in range(0, record.bytes, _BLOCK):
+                    end = min(start + _BLOCK, record.bytes)
+                    block = self._api.get_range(self._store, path, start=start, end=end)
+                    digest.update(block)
+                    target.write(block)
+        except FileNotFoundError:
+            raise StorageError(f"{self.url}/{path}: expected an object, found none") from None
         if digest.hexdigest() != record.sha256:
             raise StorageError(
                 f"{self.url}/{path}: expected sha256 {record.sha256}, received bytes of {digest.hexdigest()}"
             )
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Delete objects; missing ones count as deleted."""
+        """Delete objects in order; missing ones count as deleted."""
         for path in paths:
-            with suppress(FileNotFoundError):
-                self._call(f"delete {path}", partial(self._api.delete, self._store, path))
+            with suppress(FileNotFoundError), self._asking(f"delete {path}"):
+                self._api.delete(self._store, path)
 
-    def _block(self, path: str, start: int, end: int) -> bytes:
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        """Turn obstore's errors into StorageError, but for conditions that fail and objects that are not there."""
         try:
-            get = partial(self._api.get_range, self._store, path, start=start, end=end)
-            return bytes(self._call(f"read {path}", get))
-        except FileNotFoundError:
-            raise StorageError(f"{self.url}/{path}: expected an object, found none") from None
-
-    def _put(self, path: str, content: bytes, mode: str | dict[str, str]) -> bool:
-        try:
-            self._call(f"write {path}", lambda: self._api.put(self._store, path, content, mode=mode))
-        except (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError):
-            return self.read(path) == content
-        except StorageError:
-            # The answer may be lost, and the object written.
-            if self.read(path) != content:
-                raise
-        return True
-
-    def _call(self, what: str, function: Callable[[], _Answer]) -> _Answer:
-        try:
-            return function()
+            yield
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
             raise
         except (self._errors.BaseError, FileNotFoundError) as error:
             # Without a bucket everything is missing.
             if isinstance(error, FileNotFoundError) and not any(word in str(error) for word in _NO_BUCKET):
                 raise
-            raise StorageError(
-                f"{self.url}: expected a store that answers, could not {what}: {_line(error)}"
-            ) from error
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error of obstore, whose others repeat it."""
-    return " ".join(str(error).split("\n\nDebug source", maxsplit=1)[0].split()) or type(error).__name__
+            line = " ".join(str(error).split("\n\nDebug source", maxsplit=1)[0].split()) or type(error).__name__
+            raise StorageError(f"{self.url}: expected a store that answers, could not {what}: {line}") from error

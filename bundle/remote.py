@@ -10,20 +10,19 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from longtail.bundle.errors import BundleCorruptError, BundleError, BundleExistsError
+from longtail.bundle.errors import BundleCorruptError, BundleExistsError
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, check_names, read_manifest, verify_files
-from longtail.bundle.manifest import FileRecord, Manifest
+from longtail.bundle.manifest import FileRecord
 from longtail.bundle.objects import ObjectStore, is_url, local_path
 from longtail.bundle.store import atomic_directory
 
 UPLOAD = "upload.json"
+MANIFESTS = (MANIFEST_SHA256, MANIFEST)
 CACHE = "LONGTAIL_CACHE"
-_BUNDLE = "bundle"
 
 
 def copies_of(url: str, root: Path | None = None) -> Path:
@@ -48,36 +47,62 @@ def downloading(directory: Path, *, wait: bool = True) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def replacing(target: Path) -> Iterator[Path]:
-    """Yield a directory that takes the place of the target, and of its content, if the block succeeds."""
-    fresh = target.with_name(f".{target.name}.fetched")
-    shutil.rmtree(fresh, ignore_errors=True)
-    with atomic_directory(fresh) as working:
-        yield working
-    shutil.rmtree(target, ignore_errors=True)
-    fresh.rename(target)
+def download_manifests(store: ObjectStore, prefix: str, manifests: Sequence[str], target: Path) -> bool:
+    """Download the manifests of a folder; whether its last one is there, so that it is a whole one.
+
+    Raises BundleCorruptError where another one is missing, or StorageError.
+    """
+    for name in reversed(manifests):
+        content = store.read(f"{prefix}{name}")
+        if content is None and name == manifests[-1]:
+            return False
+        if content is None:
+            raise BundleCorruptError(f"{store.url}/{prefix}{name}: expected a manifest, found none")
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(content)
+    return True
 
 
-def download_files(store: ObjectStore, prefix: str, records: Mapping[str, FileRecord], target: Path) -> None:
-    """Download the files of a folder and verify each; raises StorageError, or OSError where the disk is full."""
-    check_names(target, records)
-    for name, record in records.items():
-        store.download(f"{prefix}{name}", record, target / name)
+def download(
+    store: ObjectStore,
+    prefix: str,
+    manifests: Sequence[str],
+    files: Callable[[Path], Mapping[str, FileRecord]],
+    target: Path,
+) -> bool:
+    """Have a copy of a folder, each file of which was verified when it was downloaded; False where there is none.
+
+    Args:
+        manifests: its manifests, the one that was written last at the end.
+        files: reads the records of all other files from a directory with the manifests.
+
+    Raises StorageError, what `files` raises, or OSError where the disk is full; the copy before stays then.
+    """
+    with downloading(target.parent):
+        content, here = store.read(f"{prefix}{manifests[-1]}"), target / manifests[-1]
+        if content is None or (here.is_file() and here.read_bytes() == content):
+            return content is not None
+        with atomic_directory(target, replace=True) as working:
+            download_manifests(store, prefix, manifests, working)
+            records = files(working)
+            check_names(working, records)
+            for name, record in records.items():
+                store.download(f"{prefix}{name}", record, working / name)
+    return True
 
 
-def upload_files(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
+def upload(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
     """Copy files of a folder to a store, whole or not at all, and its manifest `last`; goes on after a StorageError.
 
     Raises BundleExistsError where another folder is there, or somebody uploads one.
     """
     content = (folder / last).read_bytes()
     reservation = json.dumps({"sha256": hashlib.sha256(content).hexdigest()}).encode()
-    if not store.create(f"{prefix}{UPLOAD}", reservation):
+    if store.read(f"{prefix}{last}") not in (None, content) or not store.put(f"{prefix}{UPLOAD}", reservation):
         raise BundleExistsError(f"{store.url}/{prefix}: expected a free place, found another upload; nothing changed")
     for name in files:
         store.upload(folder / name, f"{prefix}{name}")
-    if not store.create(f"{prefix}{last}", content):
+    if not store.put(f"{prefix}{last}", content):
         raise BundleExistsError(f"{store.url}/{prefix}: expected a free place, found another {last}")
 
 
@@ -85,10 +110,7 @@ def upload_bundle(bundle: Path, url: str) -> None:
     """Verify a bundle and copy it to a URL such as `s3://bucket/books`; raises BundleError or StorageError."""
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
-    store = ObjectStore(url)
-    if store.read(MANIFEST) not in (None, (bundle / MANIFEST).read_bytes()):
-        raise BundleExistsError(f"{url}: expected a URL without a bundle, found another one; nothing was changed")
-    upload_files(store, "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)
+    upload(ObjectStore(url), "", bundle, (*manifest.files, MANIFEST_SHA256), MANIFEST)
 
 
 def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
@@ -96,32 +118,7 @@ def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
     if not is_url(place):
         return local_path(place)
     store = ObjectStore(str(place))
-    copies = copies_of(store.url, cache)
-    target = copies / _BUNDLE
-    with downloading(copies):
-        content = store.read(MANIFEST)
-        if content is None:
-            raise BundleCorruptError(f"{place}: expected a bundle (a folder with {MANIFEST}), found none")
-        if not _is_copy(target, content):
-            with replacing(target) as working:
-                download_files(store, "", fetch_manifest(store, "", working).files, working)
+    target = copies_of(store.url, cache) / "bundle"
+    if not download(store, "", MANIFESTS, lambda path: read_manifest(path).files, target):
+        raise BundleCorruptError(f"{place}: expected a bundle (a folder with {MANIFEST}), found none")
     return target
-
-
-def _is_copy(target: Path, content: bytes) -> bool:
-    try:
-        verify_files(target, read_manifest(target).files)
-        return (target / MANIFEST).read_bytes() == content
-    except (OSError, BundleError):
-        return False
-
-
-def fetch_manifest(store: ObjectStore, prefix: str, target: Path) -> Manifest:
-    """Download the manifest of the bundle whose objects begin with a prefix; raises BundleError or StorageError."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in (MANIFEST, MANIFEST_SHA256):
-        content = store.read(f"{prefix}{name}")
-        if content is None:
-            raise BundleCorruptError(f"{store.url}/{prefix}{name}: expected a file of a bundle, found none")
-        (target / name).write_bytes(content)
-    return read_manifest(target)

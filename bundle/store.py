@@ -21,15 +21,18 @@ from longtail.bundle.errors import BundleExistsError
 
 
 @contextmanager
-def atomic_directory(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty directory that becomes `target` when the block ends without an exception; parents are made.
 
-    Raises BundleExistsError where `target` exists, before the block or when it ends; it is not changed.
+    Raises BundleExistsError where `target` exists, before the block or when it ends, unless it is to be replaced.
     """
-    refuse_existing(target)
+    if not replace:
+        refuse_existing(target)
     with working_directory(target) as working:
         yield working
         _fsync_tree(working)
+        if replace:
+            shutil.rmtree(target, ignore_errors=True)
         try:
             os.rename(working, target)
         except OSError as error:

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import Feature, LabelChanges, LabelRecord, Vocabulary, read_record, record_json
+from longtail.bundle import Feature, LabelChanges, LabelRecord, Vocabulary, read_manifest, read_record, record_json
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
 from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
-from longtail.index.release.release import read_bundle_manifest
+from longtail.index.release.release import BUNDLE
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
@@ -136,7 +136,7 @@ def answer(
             _agree(out, manifest)
         with engine(memory=_MEMORY) as duck:
             with found.manifests(name) as folder:
-                features = read_bundle_manifest(folder).query_features
+                features = read_manifest(folder / BUNDLE).query_features
             table = _read(duck, files, str(queries), features, asked, say)
             slices = _slices(table, str(queries))
             mine = [each for each in slices if each.number % share[1] == share[0]]

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from longtail.bundle import Feature
+from longtail.bundle import Feature, read_manifest
 from longtail.bundle.errors import describe
 from longtail.index import Releases
-from longtail.index.release.release import read_bundle_manifest
+from longtail.index.release.release import BUNDLE
 from longtail.serving.errors import ServingError
 from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import IN_WINDOW, ONCE, damaged_files, events_of
@@ -200,7 +200,7 @@ def _query_features(releases: str | Path) -> dict[str, Feature]:
     if (current := found.current()) is None:
         raise ExportError(f"{releases}: expected a published release, whose features are columns, found none")
     with found.manifests(current) as path:
-        return {feature.name: feature for feature in read_bundle_manifest(path).query_features}
+        return {feature.name: feature for feature in read_manifest(path / BUNDLE).query_features}
 
 
 def _value_of(feature: Feature) -> str:

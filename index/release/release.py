@@ -11,7 +11,7 @@ from pathlib import Path
 from longtail.bundle import (
     Bundle,
     BundleCorruptError,
-    Manifest,
+    FileRecord,
     read_manifest,
     sha256_of,
     verify_files,
@@ -120,11 +120,6 @@ def _open(
     return Release(path.name, path, bundle, searcher, manifest)
 
 
-def read_bundle_manifest(path: Path) -> Manifest:
-    """The manifest of the bundle in a release; raises as `read_manifest` of bundles."""
-    return read_manifest(path / BUNDLE)
-
-
 def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:
     """Read release.json alone and check its version, checksum, name, and that the bundle beside it is its own."""
     file = path / RELEASE_MANIFEST
@@ -153,6 +148,12 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
             f"{manifest.bundle_sha256}, found {found}; build the index again from this bundle"
         )
     return manifest
+
+
+def files_of(path: Path, name: str | None = None) -> dict[str, FileRecord]:
+    """Get the records of a release's files by path, but for its manifests; raises as `read_release_manifest`."""
+    release, bundle = read_release_manifest(path, name), read_manifest(path / BUNDLE)
+    return release.files | {f"{BUNDLE}/{file}": record for file, record in bundle.files.items()}
 
 
 def check_name(name: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from longtail.bundle import BundleError, BundleVersionError, Manifest
+from longtail.bundle import BundleError, BundleVersionError, Manifest, read_manifest
 from longtail.bundle.errors import StorageError
 from longtail.bundle.objects import is_url, local_path
 from longtail.bundle.remote import downloading
@@ -31,8 +31,8 @@ from longtail.index.release.release import (
     BUNDLE,
     Release,
     check_name,
+    files_of,
     open_release,
-    read_bundle_manifest,
     read_release_manifest,
 )
 from longtail.index.release.remote import RemoteReleases
@@ -272,8 +272,7 @@ class Releases:
     def bytes(self, name: str) -> int:
         """Compute the bytes of a release's files; raises as `manifest`."""
         with self.manifests(name) as path:
-            files = (*read_release_manifest(path).files.values(), *read_bundle_manifest(path).files.values())
-            return sum(record.bytes for record in files)
+            return sum(record.bytes for record in files_of(path).values())
 
     def _opened(self, name: str, open_: Callable[[Path], Release]) -> Release:
         """Open a release; a damaged copy of one at an object store is downloaded again."""
@@ -295,7 +294,7 @@ class Releases:
             return None
         try:
             with self.manifests(current) as path:
-                return read_bundle_manifest(path)
+                return read_manifest(path / BUNDLE)
         except (BundleError, LongtailIndexError):
             return None
         except StorageError:
@@ -309,7 +308,7 @@ class Releases:
             before = self.shelf.fetch(current)
             manifests = read_release_manifest(before), release.manifest
             priors = ([prior.name for prior in manifest.priors] for manifest in manifests)
-            features = refused_features(read_bundle_manifest(before), release.bundle.manifest)
+            features = refused_features(read_manifest(before / BUNDLE), release.bundle.manifest)
             features += refused_priors(*priors)
         except (BundleError, LongtailIndexError):
             return []

@@ -10,30 +10,22 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from longtail.bundle import BundleExistsError, read_manifest, remove_stale, replace_file
+from longtail.bundle import BundleExistsError, remove_stale, replace_file
 from longtail.bundle.errors import StorageError
-from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.objects import ObjectStore
-from longtail.bundle.remote import (
-    UPLOAD,
-    copies_of,
-    download_files,
-    downloading,
-    fetch_manifest,
-    replacing,
-    upload_files,
-)
+from longtail.bundle.remote import MANIFESTS, UPLOAD, copies_of, download, download_manifests, downloading, upload
 from longtail.index.errors import LongtailIndexError, PublishedMeanwhileError, ReleaseNotFoundError
-from longtail.index.manifests import ReleaseManifest
 from longtail.index.release.pointers import Move, Pointers
-from longtail.index.release.release import BUNDLE, CURRENT, RELEASE_MANIFEST, check_name, read_release_manifest
+from longtail.index.release.release import BUNDLE, CURRENT, RELEASE_MANIFEST, check_name, files_of
 
+_MANIFESTS = (*(f"{BUNDLE}/{name}" for name in MANIFESTS), RELEASE_MANIFEST)
 _ABANDONED = timedelta(days=1)
 """Age of an unfinished upload from which on nobody is at it."""
 _IN_USE_SECONDS = 600.0
@@ -65,30 +57,24 @@ class RemoteReleases:
 
         Moving raises PublishedMeanwhileError if somebody else has, LongtailIndexError of a store without conditions.
         """
-        found = self.store.read_version(CURRENT)
+        content, tag = self.store.read_version(CURRENT) or (None, None)
 
         def move(after: Pointers) -> None:
-            self._check_store()
-            content, tag = after.content(), None if found is None else found.tag
-            if not (self.store.create(CURRENT, content) if tag is None else self.store.replace(CURRENT, content, tag)):
+            probe, once = f"{CURRENT}.probe", uuid4().hex.encode()
+            self.store.put(probe, once)
+            # S3 and Azure compare the ETag, GCS the version.
+            if any(self.store.put(probe, once[::-1], tag) for tag in (None, {"e_tag": '"0"', "version": "1"})):
+                raise LongtailIndexError(
+                    f"{self}: the object store must refuse to overwrite an object on condition (If-None-Match, "
+                    "If-Match); this one overwrote a test object. Nothing was published."
+                )
+            if not self.store.put(CURRENT, after.content(), tag):
                 raise PublishedMeanwhileError(
                     f"{self}: somebody else has changed what is published meanwhile; nothing was changed, look at it "
                     "and run this again"
                 )
 
-        yield Pointers() if found is None else Pointers.parse(found.content, f"{self}/{CURRENT}"), move
-
-    def _check_store(self) -> None:
-        """Refuse a store that ignores conditions of a write: two could publish at once."""
-        content, probe = uuid4().hex.encode(), f"{CURRENT}.probe"
-        self.store.create(probe, content)
-        # S3 and Azure compare the ETag, GCS the version.
-        other = {"e_tag": '"0"', "version": "1"}
-        if self.store.create(probe, content[::-1]) or self.store.replace(probe, content[::-1], other):
-            raise LongtailIndexError(
-                f"{self}: the object store must refuse to overwrite an object on condition (If-None-Match, If-Match); "
-                "this one overwrote a test object. Nothing was published."
-            )
+        yield Pointers() if content is None else Pointers.parse(content, f"{self}/{CURRENT}"), move
 
     def fetch(self, name: str) -> Path:
         """Get the directory of a copy of a release, every file of which was verified when it was downloaded.
@@ -96,48 +82,39 @@ class RemoteReleases:
         Raises LongtailIndexError or BundleError where there is none, or StorageError.
         """
         target = self.directory / check_name(name)
-        with downloading(self.directory):
-            content = self._release_manifest(name)
-            here = target / RELEASE_MANIFEST
-            if not here.is_file() or here.read_bytes() != content:
-                remove_stale(self.directory)
-                with replacing(target) as working:
-                    manifest = self._fetch_manifests(name, content, working)
-                    download_files(self.store, f"{name}/", manifest.files, working)
-                    bundle = working / BUNDLE
-                    download_files(self.store, f"{name}/{BUNDLE}/", read_manifest(bundle).files, bundle)
-            os.utime(target)
-            return target
+        remove_stale(self.directory)
+        if not download(self.store, f"{name}/", _MANIFESTS, partial(files_of, name=name), target):
+            raise self._not_found(name)
+        os.utime(target)
+        return target
 
     def drop_copies(self, needed: Collection[str], published: Collection[str]) -> None:
         """Delete copies that are not needed; what was built here and is not yet at the store stays.
 
         A copy that was fetched within the last minutes stays, too: a command may be opening it.
         """
-        paths = [path for path in self.directory.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        settled = time.time() - _IN_USE_SECONDS
-        if extra := [path for path in paths if path.name not in needed and path.stat().st_mtime < settled]:
-            known = {*published, *self.names()}
-            with downloading(self.directory):
-                for path in extra:
-                    if path.name in known and path.stat().st_mtime < settled:
-                        shutil.rmtree(path, ignore_errors=True)
+        with suppress(BlockingIOError), downloading(self.directory, wait=False):
+            extra, settled = [], time.time() - _IN_USE_SECONDS
+            for path in self.directory.iterdir():
+                with suppress(FileNotFoundError):  # of a temporary one
+                    if path.is_dir() and path.name not in needed and path.stat().st_mtime < settled:
+                        extra.append(path.name)
+            for name in {*published, *self.names()}.intersection(extra) if extra else ():
+                shutil.rmtree(self.directory / name, ignore_errors=True)
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
         """Yield a temporary directory with the manifests of a release alone; raises as `fetch`."""
         with TemporaryDirectory() as folder:
             copy = Path(folder) / check_name(name)
-            copy.mkdir()
-            self._fetch_manifests(name, self._release_manifest(name), copy)
+            if not download_manifests(self.store, f"{name}/", _MANIFESTS, copy):
+                raise self._not_found(name)
             yield copy
 
     def upload(self, path: Path) -> None:
         """Copy a release to the store, whole or not at all."""
         self._refuse_deleted(path.name)
-        bundle = (*read_manifest(path / BUNDLE).files, MANIFEST, MANIFEST_SHA256)
-        files = [*read_release_manifest(path).files, *(f"{BUNDLE}/{name}" for name in bundle)]
-        upload_files(self.store, f"{path.name}/", path, files, RELEASE_MANIFEST)
+        upload(self.store, f"{path.name}/", path, [*files_of(path), *_MANIFESTS[:-1]], RELEASE_MANIFEST)
 
     def complete(self, name: str) -> None:
         """`upload` a release that was written to `directory`; after a StorageError it stays there."""
@@ -156,25 +133,21 @@ class RemoteReleases:
         shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def delete(self, name: str) -> None:
-        """Delete a release and its copy here; after a StorageError what is left is no release, and the same call goes
-        on."""
+        """Delete a release and its copy here; after a StorageError the same call goes on."""
         # The manifest goes first, so that nobody sees a part; the reservation last, so that nobody takes the name.
-        rest = [path for path in self.store.list() if path.startswith(f"{name}/")]
-        ends = (f"{name}/{RELEASE_MANIFEST}", f"{name}/{UPLOAD}")
-        self.store.delete([ends[0], *(path for path in rest if path not in ends), ends[1]])
+        first, last = f"{name}/{RELEASE_MANIFEST}", f"{name}/{UPLOAD}"
+        rest = [path for path in self.store.list() if path.startswith(f"{name}/") and path not in (first, last)]
+        self.store.delete([first, *rest, last])
         shutil.rmtree(self.directory / name, ignore_errors=True)
 
     def abandoned(self) -> list[str]:
         """Get the folders of uploads that have not ended for a day."""
-        written = self.store.list()
-        newest: dict[str, datetime] = {}
+        written, newest = self.store.list(), dict[str, datetime]()
         for path, at in written.items():
-            name, _, rest = path.partition("/")
-            if rest:
-                newest[name] = max(at, newest.get(name, at))
-        whole, now = set(_whole(written)), datetime.now(UTC)
-        uploads = [name for name in newest if name not in whole and f"{name}/{UPLOAD}" in written]
-        return [name for name in uploads if now - newest[name] > _ABANDONED]
+            name = path.partition("/")[0]
+            newest[name] = max(at, newest.get(name, at))
+        begun = {name for name in newest if f"{name}/{UPLOAD}" in written} - {*_whole(written)}
+        return [name for name in begun if datetime.now(UTC) - newest[name] > _ABANDONED]
 
     def pull(self, file: str) -> None:
         """Copy a small file that lies beside the releases, such as promise.toml, to `directory`."""
@@ -193,16 +166,8 @@ class RemoteReleases:
         if name in self.pointers().deleting:
             raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune deletes")
 
-    def _release_manifest(self, name: str) -> bytes:
-        content = self.store.read(f"{name}/{RELEASE_MANIFEST}")
-        if content is None:
-            raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
-        return content
-
-    def _fetch_manifests(self, name: str, content: bytes, target: Path) -> ReleaseManifest:
-        fetch_manifest(self.store, f"{name}/{BUNDLE}/", target / BUNDLE)
-        (target / RELEASE_MANIFEST).write_bytes(content)
-        return read_release_manifest(target, name)
+    def _not_found(self, name: str) -> ReleaseNotFoundError:
+        return ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
 
 
 def _whole(paths: Collection[str]) -> list[str]:

@@ -10,10 +10,8 @@ import fcntl
 import json
 import logging
 import shutil
-import threading
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
 from io import TextIOWrapper
 from time import monotonic
 
@@ -28,64 +26,50 @@ from longtail.serving.settings import Settings
 logger = logging.getLogger(__name__)
 
 _STATUS, _LOCK = ".fetched.json", ".fetcher.lock"
-_LAST_SECONDS = 1.0
-_PATIENCE_SECONDS = 5.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 2.0, 60.0
 
 
+class Backoff:
+    """When what failed is tried again: ever less often, up to once a minute."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self.reset()
+
+    def reset(self) -> None:
+        """Try at once."""
+        self._failures, self._until = 0, 0.0
+
+    def failed(self) -> None:
+        """Wait twice as long as after the failure before."""
+        wait = min(_FIRST_RETRY_SECONDS * 2**self._failures, _LONGEST_RETRY_SECONDS)
+        self._failures, self._until = self._failures + 1, self._clock() + wait
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is too early."""
+        return self._failures > 0 and self._clock() < self._until
+
+
 class ReleaseFetcher:
-    """Of the processes on this host that serve a URL, one fetches for all, and another when it ends.
+    """Of the processes on this host that serve a URL, one fetches for all, and another when it ends."""
 
-    Args:
-        settings: `releases` is a URL.
-        moved: called when what is pointed to here has changed.
-    """
-
-    def __init__(self, settings: Settings, moved: Callable[[], None] = lambda: None) -> None:
-        self._settings, self._moved = settings, moved
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._directory = settings.releases_directory
         self._remote: RemoteReleases | None = None
         self._lock: TextIOWrapper | None = None
         self._seen = Pointers()
         self._fetched: set[str] = set()
         """Of what was seen last; a name that is given again comes with another pointer."""
-        self._failed: dict[str, tuple[int, float]] = {}
-        """How often each release could not be fetched, and when it is tried again."""
+        self._backoff = Backoff()
         self._logged: dict[str, str] = {}
-        self._stopping = False
-        self._waking = threading.Condition()
-        self._looks, self._asked = 0, False
-        self._thread = threading.Thread(
-            target=copy_context().run, args=(self._follow,), name="release-fetcher", daemon=True
-        )
-
-    def start(self) -> None:
-        """Begin to fetch; returns at once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop fetching; a call that a store holds up ends with the process."""
-        with self._waking:
-            self._stopping = True
-            self._waking.notify_all()
-        self._thread.join(_LAST_SECONDS)
-        if self._lock is not None:
-            self._lock.close()
-
-    def look(self) -> None:
-        """Look at the store now, also at what could not be fetched; returns then, or after some seconds."""
-        with self._waking:
-            looks, self._asked = self._looks, True
-            self._waking.notify_all()
-            self._waking.wait_for(lambda: self._looks > looks, _PATIENCE_SECONDS)
 
     def drop(self, name: str, inode: int | None) -> None:
         """Delete a damaged copy, to be fetched again, unless another worker has replaced the one of this inode."""
         path = self._directory / name
-        with (
-            suppress(OSError),
-            downloading(self._directory, wait=False),
-        ):  # who holds it replaces the copy, or comes again
+        # Who holds the lock replaces the copy, or comes again.
+        with suppress(OSError), downloading(self._directory, wait=False):
             if path.stat().st_ino == inode:
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -97,31 +81,21 @@ class ReleaseFetcher:
             return problem
         return None
 
-    def check(self) -> None:
-        """Look at the store once, and fetch what it says; never fails, what is wrong is logged and in `problem`."""
+    def check(self, *, again: bool = False) -> bool:
+        """Look at the store once, and fetch what it says; whether what is pointed to here has changed.
+
+        Never fails: what is wrong is logged and in `problem`, and tried `again` at once or less often.
+        """
+        moved = False
         # The next look may find it well.
         try:
-            if not self._is_alone():
-                return
-            problem = self._fetch()
-            if problem != self.problem or not (self._directory / _STATUS).exists():
-                replace_file(self._directory / _STATUS, json.dumps({"problem": problem}).encode())
+            if self._is_alone():
+                problem, moved = self._fetch(again)
+                if problem != self.problem or not (self._directory / _STATUS).exists():
+                    replace_file(self._directory / _STATUS, json.dumps({"problem": problem}).encode())
         except Exception as error:
             self._log("", error)
-
-    def _follow(self) -> None:
-        while True:
-            with self._waking:
-                if self._stopping:
-                    return
-                if self._asked:
-                    self._asked = False
-                    self._failed.clear()
-            self.check()
-            with self._waking:
-                self._looks += 1
-                self._waking.notify_all()
-                self._waking.wait_for(lambda: self._stopping or self._asked, self._settings.poll_seconds)
+        return moved
 
     def _is_alone(self) -> bool:
         """Whether this process is the one that fetches; the lock goes with the process."""
@@ -136,8 +110,8 @@ class ReleaseFetcher:
             self._lock = lock
         return True
 
-    def _fetch(self) -> str | None:
-        """Fetch what is published; returns what keeps this host from it."""
+    def _fetch(self, again: bool) -> tuple[str | None, bool]:
+        """Fetch what is published; returns what keeps this host from it, and whether a pointer has moved."""
         url, here = str(self._settings.releases), LocalReleases(self._directory)
         # Whatever is wrong with the store or with what it says, the service goes on.
         try:
@@ -146,53 +120,43 @@ class ReleaseFetcher:
             if there.current is None and here.pointers().current is not None:
                 # Nobody takes a release back without naming another: it is another store, or an empty one.
                 self._log("", f"{url} names none")
-                return f"at {url}, is not there, the one before is served"
+                return f"at {url}, is not there, the one before is served", False
             experiments = remote.store.read(EXPERIMENTS_FILE)
         except Exception as error:
             self._log("", error)
-            return f"at {url}, cannot be looked for"
+            return f"at {url}, cannot be looked for", False
         self._logged.pop("", None)
+        if there != self._seen or again:
+            self._backoff.reset()
         if there != self._seen:
-            self._seen = there
-            self._fetched.clear()
-            self._failed.clear()
+            self._seen, self._fetched = there, set()
         wanted = {name for name in (there.current, there.staged) if name is not None}
-        fetched = {name for name in sorted(wanted) if self._has(remote, name)}
+        self._fetched = {name for name in self._fetched if (self._directory / name).is_dir()}
+        if not self._backoff.waits:
+            results = [self._try(remote, name) for name in sorted(wanted - self._fetched)]
+            if not all(results):
+                self._backoff.failed()
         remote.keep(EXPERIMENTS_FILE, experiments)
+        known = {None, *self._fetched}
         with here.turn() as (now, move):
-            after = there if there.current in {None, *fetched} else now
-            after = after.model_copy(
-                update={
-                    "staged": there.staged if there.staged in {None, *fetched} else now.staged,
-                    "deleting": (),
-                    "by": now.by,
-                }
-            )
-            if moves := after != now:
+            after = there if there.current in known else now
+            staged = there.staged if there.staged in known else now.staged
+            after = after.model_copy(update={"staged": staged, "deleting": (), "by": now.by})
+            if moved := after != now:
                 move(after)
-        if moves:
-            self._moved()
-        if there.current is not None and there.current not in fetched:
-            return f"{there.current}, cannot be fetched, the one before is served"
+        if there.current not in known:
+            return f"{there.current}, cannot be fetched, the one before is served", moved
         remote.drop_copies({*wanted, *there.history[-2:]}, there.history)
-        return None
+        return None, moved
 
-    def _has(self, remote: RemoteReleases, name: str) -> bool:
-        if name in self._fetched and (self._directory / name).is_dir():
-            return True
-        attempts, retry_at = self._failed.get(name, (0, 0.0))
-        if monotonic() < retry_at:
-            return False
+    def _try(self, remote: RemoteReleases, name: str) -> bool:
         # As above.
         try:
             remote.fetch(name)
         except Exception as error:
             self._log(name, error)
-            wait = min(_FIRST_RETRY_SECONDS * 2**attempts, _LONGEST_RETRY_SECONDS)
-            self._failed[name] = attempts + 1, monotonic() + wait
             return False
         self._fetched.add(name)
-        self._failed.pop(name, None)
         self._logged.pop(name, None)
         return True
 

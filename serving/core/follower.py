@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -21,7 +20,7 @@ from longtail.index import LongtailIndexError, ReleaseCorruptError, ReleaseMisma
 from longtail.index.release.pointers import Pointers
 from longtail.serving.allocator import give_back_memory
 from longtail.serving.core.experiment_follower import ExperimentFollower
-from longtail.serving.core.fetcher import ReleaseFetcher
+from longtail.serving.core.fetcher import Backoff, ReleaseFetcher
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queue import use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
@@ -31,22 +30,10 @@ from longtail.state import StoreError
 
 logger = logging.getLogger(__name__)
 
-_FIRST_RETRY_SECONDS = 2.0
-_LONGEST_RETRY_SECONDS = 60.0
-_PATIENCE_SECONDS = 5.0
+_PATIENCE_SECONDS, _LAST_SECONDS = 5.0, 1.0
 _LABELS_SECONDS = 0.1
 """How often changes of labels are looked for; those of this worker need no looking."""
-
-
 _DAMAGE = (ReleaseCorruptError, ReleaseMismatchError, BundleCorruptError)
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    name: str | None
-    message: str
-    attempts: int
-    retry_at: float
 
 
 class ReleaseFollower:
@@ -82,31 +69,30 @@ class ReleaseFollower:
         self._clock = clock
         self._engine_problem: str | None = None
         self.experiments = ExperimentFollower(root, service)
-        self._waking = threading.Event()
-        self._fetcher = (
-            None
-            if isinstance(service.settings.releases, Path)
-            else ReleaseFetcher(service.settings, moved=self._waking.set)
-        )
+        self._waking, self._asked, self._looked = threading.Event(), threading.Event(), threading.Event()
+        self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
         self._served: str | None = None
         self._directory: int | None = None
         """The directory that it was loaded from, whatever is by its name now."""
         self._staged: tuple[str | None, str | None] = None, None
         """What STAGED named when it was last looked at, and the release that served then."""
-        self._failure: _Failure | None = None
+        self._failure: tuple[str | None, str] | None = None
+        """The name that was refused last, and why; None once another is looked at."""
+        self._backoff = Backoff(clock)
         self._pointers: Pointers | None = None
         self._trouble: str | None = None
         self._checking = threading.Lock()
         self._stopping = threading.Event()
+        follow = {"release-follower": self._follow, "label-follower": self._follow_labels}
+        if self._fetcher is not None:
+            follow["release-fetcher"] = partial(self._follow_store, self._fetcher)
         self._threads = [
-            threading.Thread(target=copy_context().run, args=(follow,), name=name, daemon=True)
-            for follow, name in ((self._follow, "release-follower"), (self._follow_labels, "label-follower"))
+            threading.Thread(target=copy_context().run, args=(target,), name=name, daemon=True)
+            for name, target in follow.items()
         ]
 
     def start(self) -> None:
         """Begin to follow; returns at once."""
-        if self._fetcher is not None:
-            self._fetcher.start()
         for thread in self._threads:
             thread.start()
 
@@ -114,11 +100,12 @@ class ReleaseFollower:
         """Stop following; waits for a load that is under way, and some seconds for a database."""
         self._stopping.set()
         self._waking.set()
-        if self._fetcher is not None:
-            self._fetcher.stop()
-        releases, labels = self._threads
+        self._asked.set()
+        releases, labels, *stores = self._threads
         releases.join()
         labels.join(_PATIENCE_SECONDS)
+        for store in stores:  # a call that a store holds up ends with the process
+            store.join(_LAST_SECONDS)
 
     def check(self) -> None:
         """Look at CURRENT and STAGED once, and load what they name unless that is done already."""
@@ -135,13 +122,15 @@ class ReleaseFollower:
         """
         before = self._served
         if self._fetcher is not None:
-            self._fetcher.look()
+            self._looked.clear()
+            self._asked.set()
+            self._looked.wait(_PATIENCE_SECONDS)
         with self._checking:
             self._failure = None
             self._check()
             if self._failure is not None:
                 raise RefusedReleaseError(
-                    f"expected CURRENT to name a release that can be served, found {self._failure.name or 'none'}; "
+                    f"expected CURRENT to name a release that can be served, found {self._failure[0] or 'none'}; "
                     f"the log says why not; {self._served or 'nothing'} stays in service"
                 )
             return self._served != before
@@ -220,20 +209,19 @@ class ReleaseFollower:
         self._engine_problem = problem
 
     def _too_early(self, name: str | None) -> bool:
-        failure = self._failure
-        return failure is not None and failure.name == name and self._clock() < failure.retry_at
+        return self._failure is not None and self._failure[0] == name and self._backoff.waits
 
     def _refuse(self, name: str | None, message: str) -> None:
-        before = self._failure if self._failure is not None and self._failure.name == name else None
-        attempts = 1 if before is None else before.attempts + 1
-        wait = min(_FIRST_RETRY_SECONDS * 2 ** (attempts - 1), _LONGEST_RETRY_SECONDS)
-        self._failure = _Failure(name, message, attempts, self._clock() + wait)
+        before, self._failure = self._failure, (name, message)
+        if before is None or before[0] != name:
+            self._backoff.reset()
+        self._backoff.failed()
         self._service.monitoring.metrics.load_failures.inc()
         self._set_problem(
             f"{name or 'a CURRENT that names none'}, could not be loaded, "
             f"{'none' if self._served is None else 'the one before'} is served"
         )
-        if before is None or before.message != message:
+        if before != self._failure:
             logger.error(
                 "release %s refused, %s stays in service: %s", name or "in CURRENT", self._served or "nothing", message
             )
@@ -250,6 +238,16 @@ class ReleaseFollower:
             self._service.monitoring.seat.has_looked()
             self._waking.wait(self._service.settings.poll_seconds)
             self._waking.clear()
+
+    def _follow_store(self, fetcher: ReleaseFetcher) -> None:
+        while not self._stopping.is_set():
+            again = self._asked.is_set()
+            self._asked.clear()
+            if fetcher.check(again=again):
+                self._waking.set()
+            if again:
+                self._looked.set()
+            self._asked.wait(self._service.settings.poll_seconds)
 
     def _follow_labels(self) -> None:
         use_one_openmp_thread()

@@ -54,7 +54,7 @@ def url(shelf: str, s3: S3Server) -> str:
     copied = s3.url()
     source, target = ObjectStore(shelf), ObjectStore(copied)
     for path in source.list():
-        assert target.create(path, source.read(path) or b"")
+        assert target.put(path, source.read(path) or b"")
     s3.seen.clear()
     return copied
 
@@ -149,13 +149,14 @@ def test_a_store_that_ignores_conditions_is_refused(url: str, s3: S3Server) -> N
 
 def test_the_probe_of_a_store_has_the_version_that_gcs_demands(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """obstore sends GCS no conditional write whose version lacks its number; there is no such server here."""
-    tags, replace = [], ObjectStore.replace
+    tags, put = [], ObjectStore.put
 
-    def noted(store: ObjectStore, path: str, content: bytes, tag: dict[str, str]) -> bool:
-        tags.append(tag)
-        return replace(store, path, content, tag)
+    def noted(store: ObjectStore, path: str, content: bytes, tag: dict[str, str] | None = None) -> bool:
+        if tag is not None:
+            tags.append(tag)
+        return put(store, path, content, tag)
 
-    monkeypatch.setattr(ObjectStore, "replace", noted)
+    monkeypatch.setattr(ObjectStore, "put", noted)
     Releases(url).publish("a")
     assert tags
     assert tags[0].keys() == {"e_tag", "version"}
@@ -225,8 +226,8 @@ def test_prune_deletes_whole_releases_and_uploads_that_ended_nowhere(url: str, m
     for name in ("a", "b", "c"):
         releases.publish(name)
     folders = lambda: sorted({path.partition("/")[0] for path in store.list()})  # noqa: E731
-    store.create("broken/upload.json", b"{}")
-    store.create("broken/index/index.faiss", b"half")
+    store.put("broken/upload.json", b"{}")
+    store.put("broken/index/index.faiss", b"half")
     assert releases.prune(1) == ["a"]
     assert folders() == ["CURRENT", "CURRENT.probe", "b", "broken", "c"]
     monkeypatch.setattr(remote_module, "_ABANDONED", timedelta(0))
@@ -339,7 +340,7 @@ def test_a_name_is_taken_once(bundle_path: Path, url: str, tmp_path: Path) -> No
     with pytest.raises(BundleExistsError, match="/a already exists: expected a name that is free"):
         build(bundle_path, url, name="a")
     build(bundle_path, tmp_path / "new", name="d")
-    ObjectStore(url).create("d/upload.json", b'{"sha256": "other"}')
+    ObjectStore(url).put("d/upload.json", b'{"sha256": "other"}')
     with pytest.raises(BundleExistsError, match="d/: expected a free place, found another upload"):
         Releases(url).upload(tmp_path / "new" / "d")
     assert Releases(url).names() == ["a", "b", "c"]
@@ -364,7 +365,7 @@ def test_a_bundle_goes_there_and_back(bundle_path: Path, s3: S3Server, tmp_path:
 def test_another_bundle_is_not_written_over(bundle_path: Path, large_bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
     upload_bundle(bundle_path, url)
-    with pytest.raises(BundleExistsError, match="expected a URL without a bundle, found another one"):
+    with pytest.raises(BundleExistsError, match="expected a free place, found another upload"):
         upload_bundle(large_bundle_path, url)
 
 
@@ -412,7 +413,7 @@ def test_a_file_url_is_a_directory(bundle_path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("said", [b"", b"[]", b'{"schema_version": 2}', b'{"schema_version": 1, "history": 3}'])
 def test_what_is_published_and_garbled(said: bytes, url: str) -> None:
-    ObjectStore(url).create("CURRENT", said)
+    ObjectStore(url).put("CURRENT", said)
     for use in (Releases(url).current, lambda: Releases(url).publish("a")):
         with pytest.raises(ReleaseCorruptError, match=r"CURRENT: expected what is published, as JSON"):
             use()
