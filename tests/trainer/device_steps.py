@@ -1,6 +1,6 @@
 """What `test_devices` runs in processes of its own: `device_steps FOLDER NAME [COORDINATOR PROCESS]`.
 
-Steps of a few jobs, or of the one that NAME ends with (`2-remembered`), whose losses and models go to FOLDER/NAME.npz.
+Steps of a few jobs, whose losses and models go to FOLDER/NAME.npz.
 Half way each job is kept as a checkpoint, from which NAME `resumed` goes on: that of `processes`.
 """
 
@@ -99,7 +99,7 @@ def main(folder: Path, name: str, coordinator: str | None = None, process: int |
     if coordinator is not None:
         mesh.join(coordinator, 2, process)
     results: dict[str, Any] = {}
-    for job in JOBS.keys() & {name.partition("-")[2]} or JOBS:
+    for job in JOBS:
         run(job, folder / ("processes" if name == "resumed" else name), results, restored=name == "resumed")
     if devices.is_first():
         np.savez(folder / f"{name}.npz", **results)

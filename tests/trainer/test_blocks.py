@@ -35,10 +35,18 @@ def stepped(model: TwoTower) -> tuple[list[float], list[np.ndarray]]:
     return losses, [np.array(ops.convert_to_numpy(variable)) for variable in model.variables]
 
 
+LIKE_ANOTHER = (
+    "uniform, softmax", "popularity, softmax", "softmax", "contrastive", "hinge", "squared_hinge", "exponential",
+    "ramp", "nce", "pairwise_softmax", "mined contrastive", "regularized", "hits kept", "top_k of draws per row",
+    "hits kept of draws", "impressions",
+)  # fmt: skip
+"""Jobs of whose parts every one is in another of the table too."""
+
+
 @pytest.mark.parametrize(
     ("job", "rows"),
     [
-        *(pytest.param(job, 4, id=f"{job}, a block and a part of one") for job in JOBS),
+        *(pytest.param(job, 4, id=job, marks=pytest.mark.nightly if job in LIKE_ANOTHER else ()) for job in JOBS),
         *(
             pytest.param(job, 2, id=f"{job}, thirds", marks=() if job == "mixed, softmax" else pytest.mark.nightly)
             for job in JOBS

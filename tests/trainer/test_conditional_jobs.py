@@ -38,7 +38,7 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(settings, id=name, marks=[] if name in ("adversarial", "streaming") else pytest.mark.nightly)
+        pytest.param(settings, id=name, marks=[] if name == "streaming" else pytest.mark.nightly)
         for name, settings in JOBS.items()
     ],
 )

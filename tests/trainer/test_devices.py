@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,19 +55,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.process
-@pytest.mark.slow
-def test_losses_and_a_model_of_two_devices_are_those_of_one(tmp_path: Path) -> None:
-    """Tables and optimisers by parts of rows, negatives of the whole batch and of earlier ones."""
-    wait(*[steps(tmp_path, f"{number}-remembered", number) for number in (1, 2)])
-    assert_same(*(np.load(tmp_path / f"{number}-remembered.npz") for number in (1, 2)), jobs=1)
-
-
-@pytest.mark.process
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ["2", "4", "resumed"])
 def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: str) -> None:
-    """Of every job; `resumed` took its second half on three devices, from what two processes of two had written while
-    they went on."""
+    """Tables and optimisers by parts of rows, negatives of the whole batch and of earlier ones; `resumed` took its
+    second half on three devices, from what two processes of two had written while they went on."""
     if name == "resumed":
         where = coordinator()
         wait(*[steps(one, "processes", 2, where, number) for number in (0, 1)])
@@ -76,18 +67,15 @@ def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: 
     else:
         wait(steps(one, name, int(name)))
     for found in (name, "processes") if name == "resumed" else (name,):
-        assert_same(np.load(one / "1.npz"), np.load(one / f"{found}.npz"), jobs=3)
-
-
-def assert_same(one: Any, several: Any, *, jobs: int) -> None:
-    assert len(one.files) == len(several.files) == jobs * 4
-    for key in one.files:
-        expected = one[key]
-        if key.endswith("losses"):
-            assert expected[0] != expected[-1]
-            np.testing.assert_allclose(several[key], expected[-len(several[key]) :], atol=1e-5, err_msg=key)
-        else:
-            np.testing.assert_allclose(several[key], expected, atol=1e-4, err_msg=key)
+        alone, several = np.load(one / "1.npz"), np.load(one / f"{found}.npz")
+        assert len(alone.files) == len(several.files) == 3 * 4
+        for key in alone.files:
+            expected = alone[key]
+            if key.endswith("losses"):
+                assert expected[0] != expected[-1]
+                np.testing.assert_allclose(several[key], expected[-len(several[key]) :], atol=1e-5, err_msg=key)
+            else:
+                np.testing.assert_allclose(several[key], expected, atol=1e-4, err_msg=key)
 
 
 def fit(folder: Path, out: str, where: str, number: int) -> "subprocess.Popen[str]":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -187,8 +186,7 @@ def test_a_log_and_an_export_train_in_two_commands(tmp_path: Path, capsys: pytes
         choice(row % 30, row % 20, event="shared", impressions=None, time=START + timedelta(hours=row))
         for row in range(30)
     ]
-    exported = export(tmp_path, *rows)
-    recipe = tmp_path / "recipe.toml"
+    exported, recipe = export(tmp_path, *rows), tmp_path / "recipe.toml"
 
     code, _, errors = run(capsys, "init", clicks, exported, "--out", recipe)
     assert (code, "label id  item_id" in errors) == (0, True)
@@ -200,13 +198,8 @@ def test_a_log_and_an_export_train_in_two_commands(tmp_path: Path, capsys: pytes
     assert found.problems == []
     assert "300 of 330 rows lack a column 'debiased_weight': each weighs 1" in found.rows
     small = ["--set", "training.epochs=1", "--set", "training.batch_size=64", "--set", "evaluation.baselines=[]"]
-    losses = []
-    for name, weight in (("debiased", 4.0), ("as shown", 1.0)):
-        export(tmp_path, *(row | {"debiased_weight": weight} for row in rows))
-        code, out, errors = run(capsys, "fit", recipe, "--out", tmp_path / name, *small)
-        assert code == 0, errors
-        assert "each weighs 1" in out
-        losses += json.loads((tmp_path / name / "history.json").read_text())["losses"]
-        ids = pa.ipc.open_file(tmp_path / name / "labels.arrow").read_all()["label_id"]
-        assert set(ids.to_pylist()) == {str(item) for item in range(20)}
-    assert abs(losses[0] - losses[1]) > 0.01
+    code, out, errors = run(capsys, "fit", recipe, "--out", tmp_path / "bundle", *small)
+    assert code == 0, errors
+    assert "each weighs 1" in out
+    ids = pa.ipc.open_file(tmp_path / "bundle" / "labels.arrow").read_all()["label_id"]
+    assert set(ids.to_pylist()) == {str(item) for item in range(20)}

@@ -252,6 +252,7 @@ def run(recipe: Recipe, work: Path, *, epochs: int, data: Dataset = DATA) -> Tra
     return train(recipe, data, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("eager")
 def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -87,7 +87,7 @@ def test_dense_weights_of_layers_inside_layers_have_names_of_their_own() -> None
     assert names[2] == "query/0.MultiHeadAttention.kernel.1"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # test_train_to_serve.py has a tower of one's own in CI
 @pytest.mark.usefixtures("page")
 def test_a_job_with_towers_of_ones_own_starts_warm_from_its_bundle(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)

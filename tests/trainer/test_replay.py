@@ -83,7 +83,7 @@ def test_a_recipe_that_cannot_tell_new_pairs_is_refused(section: dict[str, objec
 
 @pytest.mark.slow
 def test_a_daily_job_visits_the_day_and_says_what_it_has_learnt_before(tmp_path: Path) -> None:
-    """Yesterday's job, then today's: the second steps over new pairs and a tenth of the old, killed or not."""
+    """Yesterday's job, then today's: the second steps over new pairs and a tenth of the old, ."""
     recipe = tiny.write_job(tmp_path)
     table = pq.read_table(tmp_path / "interactions.parquet")
     order = np.argsort(table["timestamp"].to_numpy(), kind="stable")
@@ -103,8 +103,6 @@ def test_a_daily_job_visits_the_day_and_says_what_it_has_learnt_before(tmp_path:
     assert f"epochs visit {pairs - 200} new pairs and 20 of the 200 old ones" in screen.getvalue()
     assert "valid pairs are no newer" not in screen.getvalue()
     assert bundle.manifest.training_data["newest"] == 1_700_000_000 + len(table) - 1
-    again = fit(today, tmp_path / "again", warm_start=tmp_path / "yesterday")
-    np.testing.assert_array_equal(again.embeddings, bundle.embeddings)
 
     late = load_recipe(recipe, ["data.split={strategy='temporal', valid=0.5, test=0.1}", "training.epochs=1"])
     screen.truncate(0)

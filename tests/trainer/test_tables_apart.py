@@ -51,10 +51,6 @@ def rows_of(trained: Trained, name: str) -> np.ndarray:
 HISTORY = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4}
 QUERIES = {
     "a history of labels": ([tiny.USER, HISTORY | {"weights": "symmetric"}], "item_id pairs-query-seen user_id"),
-    "what the label tower makes of them": (
-        [tiny.USER, {"name": "seen", "kind": "history", "dim": 4, "entries": "label_tower"}],
-        "label-rows user_id",
-    ),
     "both": ([tiny.USER, HISTORY | {"entries": "both"}], "label-rows-item_id user_id"),
     "sasrec": ([HISTORY | {"encoder": {"name": "sasrec", "heads": 2}}], "item_id"),
 }
@@ -63,7 +59,13 @@ QUERIES = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("every_table")
-@pytest.mark.parametrize(("features", "read"), QUERIES.values(), ids=QUERIES)
+@pytest.mark.parametrize(
+    ("features", "read"),
+    [
+        pytest.param(*case, id=name, marks=pytest.mark.nightly if name == "sasrec" else ())
+        for name, case in QUERIES.items()
+    ],
+)
 def test_whatever_reads_a_table_finds_its_rows(tmp_path: Path, features: list[dict[str, Any]], read: str) -> None:
     trained = trained_on(
         tmp_path, query={"features": features, "hidden": [5]}, data={"timestamp": "time"}, loss={"hits": "keep"}

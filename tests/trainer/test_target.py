@@ -129,7 +129,7 @@ LOSSES: dict[str, tuple[list[str], Setting, str]] = {
 @pytest.mark.parametrize(
     ("loss", "theory", "noise"),
     [
-        pytest.param(*case, id=name, marks=pytest.mark.nightly if name == "ν is π" else ())
+        pytest.param(*case, id=name, marks=() if name == "ν is uniform" else pytest.mark.nightly)
         for name, case in LOSSES.items()
     ],
 )

@@ -41,9 +41,9 @@ def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) 
     overrides = [*AUTO, "evaluation.target_prior=uniform", "training.epochs=1"]
     chosen = fit(recipe, tmp_path / "auto", overrides=overrides)
     tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
-    for temperature, found in tried.items():  # a short run of one epoch is the whole run
-        fit(recipe, tmp_path / f"{temperature}", overrides=[*overrides, f"model.temperature={temperature}"])
-        assert FoundByLabel.read(tmp_path / f"{temperature}").best("uniform")[1] == pytest.approx(found)
+    temperature, found = min(tried.items(), key=lambda each: each[1])  # a short run of one epoch is the whole run
+    fit(recipe, tmp_path / "worst", overrides=[*overrides, f"model.temperature={temperature}"])
+    assert FoundByLabel.read(tmp_path / "worst").best("uniform")[1] == pytest.approx(found)
 
 
 def test_a_temperature_at_which_training_diverges_is_passed_over(
