@@ -86,7 +86,6 @@ class EngineError(ServingError):
     """The server that holds the index, Milvus, does not answer.
 
     Args:
-        message: as of ServingError.
         seconds: until it may be asked again.
     """
 

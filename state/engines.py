@@ -152,9 +152,6 @@ def upgrade(engine: Engine, place: str, mark: Table, steps: Sequence[Sequence[st
     """Take tables to the newest version, in one transaction; those who come together take turns.
 
     Args:
-        engine: on the tables.
-        place: where they are, for errors.
-        mark: holds their version.
         steps: statements from each version to the next.
 
     Raises:

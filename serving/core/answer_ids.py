@@ -46,7 +46,6 @@ class AnswerIdError(Exception):
     """An answer id that is none of this service's, or too old.
 
     Args:
-        reason: which of these.
         message: the same in words, as "found …".
     """
 
@@ -61,9 +60,7 @@ class AnswerRecord:
 
     Attributes:
         name: of the answer, no other has it.
-        release: that answered.
         at: when, in whole seconds since 1970.
-        bias_removal, popularity: λ and μ.
         priors: weights of the release's priors, in its order.
         arm: of an experiment, where arms are compared by the answer.
         restricted: whether the client said which labels may be answered.
@@ -108,7 +105,6 @@ def sign_answer(
         key: number and secret to sign with.
         at: when it was given, in seconds since 1970.
         release: name of the release that answered, UTF-8, at most 255 bytes.
-        dials: λ and μ.
         fingerprints_K: `bundle.id_rows.fingerprints` of the answered labels, in order, uint32 [K].
         priors: weights of the release's priors.
         arm: in which it was answered; kept where arms are compared by it.
@@ -141,8 +137,6 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     """Check an answer id and return what it says.
 
     Args:
-        text: from a client.
-        keys: secrets by number.
         oldest: answers from before then are expired; in seconds since 1970.
 
     Raises:

@@ -148,13 +148,7 @@ class NumberColumn:
 
 
 class Attributes:
-    """The columns of some labels that may be filtered by. Thread-safe; a column is read when it is first asked for.
-
-    Args:
-        kinds: of the columns, by name.
-        labels: how many labels there are.
-        column: gives a column, [L], by name.
-    """
+    """The columns of some labels that may be filtered by. Thread-safe; a column is read when it is first asked for."""
 
     def __init__(self, kinds: Mapping[str, FilterKind], labels: int, column: Callable[[str], pa.ChunkedArray]) -> None:
         self._kinds = kinds
@@ -239,7 +233,6 @@ class LabelAttributes:
         The same filter is answered with the same objects.
 
         Args:
-            filter_: conditions by column.
             where: leads the fields of errors, such as `queries.0.filter`.
 
         Raises:

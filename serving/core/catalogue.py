@@ -41,14 +41,10 @@ class Catalogue:
     """Labels of one release, and those of an overlay on it.
 
     Args:
-        labels: the label table.
-        embeddings_LD: float32, a row for each.
         vectors: float32 [L, dims] by label feature, as `Bundle.label_vectors`.
         filterable: columns that labels may be filtered by, as of `LabelAttributes`.
 
     Attributes:
-        labels: how many there are, those of the overlay among them.
-        row_of: row of every label of the release, by id.
         attributes: what labels may be filtered by.
 
     Raises:

@@ -40,8 +40,6 @@ def diversify_each(
 
     Args:
         ranker: found the pools, and finds larger ones.
-        batch: the queries, embedded.
-        queries: what each asks for.
         best: rows, int64 [P], and scores, float32 [P], of every query, of these their pools; these become what is
             answered.
         catalogue: knows the labels.
@@ -75,10 +73,6 @@ def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catal
     """Places in the pool of the labels taken, int64, in the order in which they are: k, or fewer where no more may be.
 
     Args:
-        rows_P: int64, the pool, best first.
-        scores_P: float32, their scores, descending.
-        k: labels wanted.
-        diversity: what keeps them apart.
         catalogue: knows the labels.
     """
     crowds = _Crowds(rows_P, diversity.max_per, catalogue)

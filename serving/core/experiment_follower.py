@@ -21,10 +21,6 @@ class ExperimentFollower:
 
     A file that cannot be used leaves the one before in force; without a file, no experiment runs. The units of an arm
     whose release is not loaded, or does not take its settings, get the default. The log and the verdict say so.
-
-    Args:
-        root: directory of releases.
-        service: answers by the experiment.
     """
 
     def __init__(self, root: Path, service: Service) -> None:

@@ -122,9 +122,7 @@ class Experiment(RequestModel):
         """Give a query the settings of its arm.
 
         Args:
-            query: as the client sent it.
             own: names this query alone: its unit where it has no other.
-            unit, arm: of the request.
             pinned: the request names the release that answers.
 
         Returns:
@@ -163,7 +161,6 @@ def parse_experiments(content: bytes, settings: Settings | None = None) -> Exper
     """Read a file's content, TOML; None: no experiment runs.
 
     Args:
-        content: of the file.
         settings: limit the `k` of an arm, so that no request outgrows them; None: nothing does.
 
     Raises:

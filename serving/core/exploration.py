@@ -103,12 +103,8 @@ def explore_each(
     """Draw the slots that queries explore.
 
     Args:
-        ranker: found the best labels, and finds those of a bucket.
-        batch: the queries, embedded.
-        queries: what each asks for.
         best: rows and scores of every query's best labels; those of queries that explore become what is shown.
         buckets_of: buckets, int8 [K], of rows, int64 [K].
-        draws: how they are drawn.
 
     Returns:
         What was drawn, by the place of the query; only of queries that explore.
@@ -154,8 +150,6 @@ def explore(
         found: rows and scores of each bucket's best eligible labels, best first, [P] each: K + `lottery.candidates` of
             them, or all.
         floors: slots wanted of each bucket, together at most k.
-        lottery: how they are drawn.
-        chance: decides.
     """
     rows_K, scores_K, buckets_K = best
     of_bucket = {bucket: _merged(best, found[bucket], bucket) for bucket in floors}

@@ -44,8 +44,6 @@ class ReleaseFollower:
     is counted.
 
     Args:
-        root: the directory of releases.
-        service: gets every release that loads.
         load: how a release is opened; `load_release` with the service's settings unless a test has another way.
         clock: seconds, for tests.
     """

@@ -75,11 +75,6 @@ class Page:
 def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> Page:
     """Get one page of labels. What it costs is bounded, and most of it leaves the interpreter to others.
 
-    Args:
-        catalogue: the release's, with the overlay.
-        overlay: what was added and hidden since it was built.
-        asked: which labels.
-
     Raises:
         InvalidRequestError: a cursor that no page ended with.
     """

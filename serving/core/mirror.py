@@ -146,15 +146,7 @@ Count = Callable[[Retriever, Retriever, StagedCounts], None]
 
 
 class Mirror:
-    """The staged release of one process.
-
-    Args:
-        state: the service's state directory.
-        worker: this process' number.
-
-    Attributes:
-        staged: the release that gets shadow traffic.
-    """
+    """The staged release of one process."""
 
     def __init__(self, state: Path, worker: int) -> None:
         self._state = state
@@ -186,8 +178,6 @@ class Mirror:
 
         Args:
             retriever: the release that answered; nothing is mirrored of another than the current one.
-            queries: the batch's.
-            retrieval: the answers.
             share: of the queries, drawn at random. Queries that explore are left out, for chance had a say in their
                 answer, and vectors, which mean nothing to another release.
         """

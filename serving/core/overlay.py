@@ -39,12 +39,9 @@ class Overlay:
         changes: all changes so far, whether they concern this release or not.
         added: ids, embeddings, counts, log p_n, buckets, biases, priors and display columns of the M rows, in order;
             `catalogue_rows` says which of them replace a label of the catalogue.
-        rows_ME: float32, augmented rows of the M overlay labels.
-        row_of: row, from L on, by id.
         hidden: int64 [R], catalogue rows that are hidden, ascending.
         masked: int64 [R], catalogue rows that are not searched: hidden or replaced, ascending.
         skipped: why a change is not served with this release, by id.
-        searcher: finds rows of all L + M that are neither hidden nor replaced.
     """
 
     base: int
@@ -67,8 +64,6 @@ class Overlay:
         """Make the overlay of a release without any change.
 
         Args:
-            bundle, searcher: of the release.
-            rows: catalogue row of every label, by id.
             max_new_labels: largest M that `check` lets come about.
 
         Raises:

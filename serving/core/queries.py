@@ -418,13 +418,9 @@ class ResolvedQuery:
     """What one query asks for, checked against one release and in its rows instead of ids.
 
     Attributes:
-        k: labels wanted, at most all of the release.
-        bias_removal: λ.
-        popularity: μ.
         priors: weights of the release's priors, float32 [P].
         filter: which label rows are eligible; None if all are.
         unknown_exclude: ids of `exclude` that the release does not have.
-        unknown_allow: ids of `allow` that it does not have.
         explore: slots to draw at random, by bucket; none are 0.
         display: columns to show; None: all.
         diversity: what keeps labels apart; None: they are answered by score alone.
@@ -448,9 +444,6 @@ class ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
-            options: as the client sent them.
-            dials: which λ, μ and weights the release answers.
-            catalogue: the release's.
             prefix: leads the fields of errors, such as `queries.0.`.
 
         Raises:

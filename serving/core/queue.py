@@ -37,9 +37,7 @@ class Cost:
     """Cost of one request, or of all that wait.
 
     Attributes:
-        queries: queries, or vectors to compute.
         labels: k, or the pool that max_per and mmr choose from, summed over the queries.
-        bytes: size of the answer, estimated.
     """
 
     queries: int = 0
@@ -68,10 +66,8 @@ class SearchQueue(Generic[Work, Result]):
     Args:
         run: answers a batch in a thread: works of one key, and the seconds each has waited; returns one result or
             exception for each.
-        threads: batches at once.
         window: seconds that a batch may gather while another one runs.
         max_batch: queries in a batch, unless one request alone has more.
-        limit: of all that waits.
         timeout: seconds from `submit` to a result.
         set_depth: called with the queries that wait, after every batch.
     """
@@ -110,9 +106,6 @@ class SearchQueue(Generic[Work, Result]):
 
         Args:
             key: works of one batch have equal keys.
-            work: passed to `run`.
-            cost: of the work.
-            client: clients take turns.
 
         Raises:
             QueueFullError, TimedOutError: too much waits, or there is no result in time.
@@ -258,8 +251,6 @@ class BoundedExecutor:
     """Runs blocking work of an event loop's tasks in one thread, with bounds on how much waits and for how long.
 
     Args:
-        name, initializer: of the thread.
-        max_pending: works that wait.
         timeout: seconds that a caller waits for its result; the work goes on.
     """
 

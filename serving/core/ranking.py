@@ -29,12 +29,8 @@ class Batch:
     """Queries of one search, embedded, and what each wants.
 
     Attributes:
-        queries_BD: float32, embeddings.
         inputs: what the query tower made them from, by name, [B] or [B, P]; empty for embeddings of labels.
-        bias_removal_B: float32, λ of each.
-        popularity_B: float32, μ of each.
         filters: which labels are eligible for each; None if all are.
-        k: results per query, >= 1.
         priors_BP: float32, weights of the release's priors; None where it has none, or all are 0.
     """
 
@@ -110,8 +106,6 @@ class IndexRanker:
     [METHODS §6].
 
     Args:
-        searcher: finds rows of the augmented label table.
-        augmentation: the table's constants.
         noise: ν in words, as the bundle has it.
     """
 

@@ -44,15 +44,12 @@ class Retrieval:
 
     Attributes:
         results: `RetrieveResult` or `SimilarResult` of the HTTP API of every query, with NumPy's numbers.
-        bias_removal_B: float32, λ of each.
-        popularity_B: float32, μ of each.
         rows_N: int64, the labels answered, query after query.
         scores_N: float32, the scores of those labels in logits.
         ends_B: where each query's labels end among the N.
         propensities_N: float32, P(shown) of those labels given their query; None where no query explored.
         explored: slots that were drawn, by bucket, of all queries.
         unknown: ids that the release does not know, in all `exclude` and in all `allow`.
-        seconds: duration of each stage.
     """
 
     results: list[dict[str, Any]]
@@ -71,13 +68,8 @@ class Retriever:
     """One release, ready to answer. Immutable and thread-safe; a hot swap is one assignment of another one.
 
     Args:
-        name, created_at: of the release.
-        bundle: the model and its labels.
         searcher: finds rows of the bundle's augmented label table. It answers alone, unless the bundle has a tree
             p_n(y|x): λ then multiplies the tree's conditional log p_n for queries with features.
-        encoder: the bundle's query tower.
-        baseline: measured shares that live traffic is compared with.
-        max_new_labels: labels that may be added beside the index.
         filterable: columns that requests may filter by; None: all but strings of many values.
 
     Attributes:

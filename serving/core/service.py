@@ -64,11 +64,9 @@ class Search:
     """One request of the queue.
 
     Attributes:
-        retriever: the release that answers.
         options: queries; or, for each label whose nearest labels are wanted, its request.
         embed: what is to embed in their place.
         name: of the request, no other has it.
-        preview: leave the answers out of the figures.
         answer_ids: give every result an `answer_id`; none of a preview.
         in_request: positions of the queries in the request; None: these are all.
     """
@@ -197,10 +195,6 @@ class Service:
     def serve(self, retriever: Retriever, *, forced: bool = True) -> None:
         """Answer from this release from now on; requests under way finish with the one they took.
 
-        Args:
-            retriever: the release.
-            forced: even if clients of the release before lose features or labels.
-
         Raises:
             UnservableReleaseError, StoreError: it cannot be served; the release before stays.
         """
@@ -272,7 +266,6 @@ class Service:
         Args:
             queries, name, preview, answer_ids: as of `Search`.
             release: that answers; None: the current one, or that of an arm.
-            unit, arm: of the request.
 
         Returns:
             The results, and the release that answered all; of several, the one of queries without an arm's.
@@ -437,9 +430,6 @@ class Service:
 
     def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
-
-        Args:
-            change: makes records, checked against the release being served.
 
         Returns:
             That release's name.

@@ -46,9 +46,6 @@ class TreeRanker:
     (recall .21 at λ = −½), so `Dials` refuses it.
 
     Args:
-        searcher: finds rows of the bundle's augmented label table.
-        at_zero: answers queries of λ = 0.
-        bundle: the labels' embeddings, biases and buckets.
         proposal: the tree, one leaf for every label of the bundle.
         hidden: int64 [R], label rows that are never answered; the searcher must not find them either.
     """

@@ -55,8 +55,6 @@ class FolderEvents:
         folder: made if need be, for its owner alone.
         days: that Parquet files are kept.
         most_bytes: of all Parquet files; the oldest go first.
-        count_dropped: counts offered events that the disk did not take.
-        clock: seconds since 1970.
 
     Raises:
         OSError: the folder cannot be made.

@@ -61,8 +61,6 @@ class KafkaEvents:
     Starts a thread, so a process that forks makes it afterwards.
 
     Args:
-        url: as of `parse_kafka`.
-        count_dropped: called for offered events that the brokers did not take.
         seconds: an event that is not acknowledged in that time is given up.
 
     Raises ValueError: the URL or a setting is wrong, or the extra `kafka` is not installed.

@@ -49,8 +49,6 @@ def create_app(
     Args:
         settings: read from the environment (LONGTAIL_RELEASES, …) if None, as other ASGI servers need.
         retriever: serve this one and follow no releases; for tests and embedding.
-        worker: this process' number among those that share the settings.
-        workers: state that the processes share; this is the only one if None.
 
     Raises:
         StateError: the state directory cannot be used.

@@ -30,9 +30,6 @@ class Keys:
     and may change things, except those of web pages of other hosts in a browser on this machine: cross-origin requests
     (Origin) and DNS rebinding (Host). Probes may have any Host.
 
-    Args:
-        settings: the service's; `insecure`: without keys, let pages of any host pass, too.
-
     Raises:
         ValueError, OSError: a file of keys cannot be read.
     """

@@ -65,9 +65,7 @@ class RequestMiddleware:
     answered as GET, without the body.
 
     Args:
-        app: the application.
         service: its monitoring counts every request; its settings say whether to log every one, not only failures.
-        keys: those that may pass.
     """
 
     def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:

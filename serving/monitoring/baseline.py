@@ -29,13 +29,10 @@ class Baseline:
 
     Attributes:
         bias_removal, popularity_weight: λ and μ of the retrieval.
-        k: labels per query.
-        queries: B.
         shares: of the answered labels, by bucket; they sum to 1.
         coverage: of each bucket's labels, those answered at all.
         by_k: of the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of
             `score_edges`.
-        popularity: mean training pairs of the answered labels.
         score_edges: nine deciles of the scores, ascending.
         score_shares: of the scores between them, ten; near 1/10 each, unless scores tie.
     """
@@ -72,11 +69,7 @@ def measure_baseline(
     """Measure the baseline of a retrieval; None if it returned nothing.
 
     Args:
-        scores_BK: best first.
         rows_BK: label rows; −1 where a list ends early.
-        buckets_L, counts_L: bucket and training pairs of every label.
-        bias_removal, popularity_weight: λ and μ, the same for all queries.
-        k: K.
     """
     listed_BK = rows_BK >= 0
     rows_N, scores_N, rank_N = rows_BK[listed_BK], scores_BK[listed_BK].astype(np.float64), np.nonzero(listed_BK)[1]

@@ -18,12 +18,7 @@ _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 
 
 class Host(Collector):
-    """Gauges of the machine, or of the container that the process is in; NaN where the system does not tell.
-
-    Args:
-        state: the service's state directory.
-        queue_limit: queries that may wait in one process.
-    """
+    """Gauges of the machine, or of the container that the process is in; NaN where the system does not tell."""
 
     def __init__(self, state: Path, queue_limit: int) -> None:
         self._state = state

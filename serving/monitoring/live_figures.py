@@ -62,11 +62,8 @@ class LiveFigures:
         live/RELEASE.shown     when each label was last answered (ring.py)
 
     Args:
-        state: directory, made if need be.
         worker: number of this process among those that share `state`; no two that run have the same.
         releases: begun last, that labels shown are counted of, at least one.
-        organic_k: labels retrieved for an organic choice.
-        clock: seconds since 1970.
 
     Raises:
         OSError: `state` cannot be read or written.
@@ -105,9 +102,7 @@ class LiveFigures:
 
         Args:
             release: its name, fit for a file's.
-            buckets_L: bucket of every label, int8 [L].
             baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
-            offline: what its evaluation says.
         """
         with self._begin_lock:
             counted = _Counted(release, ShownLabels(self._root, release, buckets_L), baseline)

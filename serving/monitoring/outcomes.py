@@ -34,8 +34,6 @@ class Monitoring:
     What only one of them shows is counted there alone: `metrics.timeouts.inc()`.
 
     Args:
-        metrics: this process's Prometheus series.
-        figures: the figures by bucket, release and minute.
         seat: tells the other workers of this one, of which there are none if None.
     """
 
@@ -48,9 +46,6 @@ class Monitoring:
         """Count a request that has ended.
 
         Args:
-            route: the path as the router knows it, or `prometheus.UNKNOWN_ROUTE`.
-            status: HTTP status of the answer.
-            seconds: from its head read to its answer sent.
             preview: nobody will see the answer: it is in no count and no latency but its own.
         """
         if preview:

@@ -47,7 +47,6 @@ class Metrics(Collector):
 
     Args:
         routes: paths as the router knows them, such as `/v1/labels/{id}`.
-        others: further collectors that /metrics shows.
     """
 
     def __init__(self, routes: Iterable[str], others: Iterable[Collector] = ()) -> None:
@@ -166,9 +165,7 @@ class Metrics(Collector):
         """Count one search.
 
         Args:
-            queries: that shared it.
             waited: seconds that each of its requests waited for it.
-            stage_seconds: duration of `encode`, `search` and `answer`.
         """
         self._batch_queries.observe(queries)
         for seconds in waited:
@@ -211,12 +208,7 @@ class Metrics(Collector):
                     self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
 
     def count_choice(self, chosen: ChosenLabels, positives: Sequence[int], hits: Sequence[int]) -> None:
-        """Count labels chosen at once.
-
-        Args:
-            chosen: from which answer.
-            positives, hits: by bucket.
-        """
+        """Count labels chosen at once."""
         source = SOURCES.index(chosen.source)
         self._events[source].inc()
         for counters, counts in ((self._positives[source], positives), (self._hits[source], hits)):

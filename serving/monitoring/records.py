@@ -30,16 +30,11 @@ class AnsweredBatch:
     """One answered batch of queries.
 
     Attributes:
-        release: the one that answered.
-        bias_removal_B, popularity_B: λ and μ of every query, float32 [B].
         rows_N: rows of the answered labels, all queries one after the other, int64 [N]; L and above are labels added
             since, which have no per-label count.
-        scores_N: scores as answered, float32 [N].
         ends_B: where in the N labels every query's end, ascending.
         buckets_N: int8 [N].
-        counts_N: training pairs, int64 [N].
         explored: labels drawn by chance, by bucket.
-        arms_B: of every query.
         restricted_B: whether the client restricted the answer to some labels (`buckets`, `allow`, `filter`), so that it
             says nothing about the release, bool [B]; None: none.
     """
@@ -67,12 +62,9 @@ class ChosenLabels:
     """Labels that somebody chose at once.
 
     Attributes:
-        source: from an answer, or not.
         release: that answered, or would have.
         buckets: of each label, −1 of one that the release does not know: it is no positive.
         positions: of each label in the answer; None: not in it.
-        bias_removal: λ of the answer.
-        arm: of an experiment, where arms are compared by the answer.
     """
 
     source: Source

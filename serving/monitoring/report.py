@@ -48,11 +48,8 @@ def make_report(
     """Make everything but the verdict and the numbers of added and hidden labels.
 
     Args:
-        release: the one in service.
-        baseline: its; None if it has none.
         shown: its labels that were answered.
         rows: of all workers of the last day, of `MinuteRing.read`.
-        now: seconds since 1970.
     """
     own = rows[rows["release"] == release.encode()]
     since = 60.0 * float(own["minute"].min()) if len(own) else now

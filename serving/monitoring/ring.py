@@ -171,11 +171,6 @@ class ShownLabels:
     It is int32 [3, 1 + L]: the minute since 1970 in which a label was last answered, and its answers on even and on
     odd days (UTC); the first column of these is the day. Workers take no turns, as of two that add to one
     label in the same nanoseconds one may be lost, which no coefficient shows.
-
-    Args:
-        directory: existing directory.
-        release: names the file.
-        buckets_L: bucket of every label, int8 [L].
     """
 
     def __init__(self, directory: Path, release: str, buckets_L: Int8) -> None:
@@ -217,12 +212,7 @@ def latency_bin(seconds: float) -> int:
 
 
 def latency_ms(bins: Counts, quantile: float) -> float | None:
-    """Return a quantile in ms, logarithmic inside its bin; None of no observation, at most 10 s.
-
-    Args:
-        bins: observations per `latency_bin`.
-        quantile: between 0 and 1.
-    """
+    """Return a quantile in ms, logarithmic inside its bin; None of no observation, at most 10 s."""
     upto = np.cumsum(bins)
     if not upto[-1]:
         return None

@@ -68,8 +68,6 @@ def judge(
     """Return `verdict` of GET /v1/monitoring: the worst severity, its sentence, and what is not steady, worst first.
 
     Args:
-        report: the rest of that answer.
-        offline: of the release.
         troubles: sentences on what is broken now.
         organic_k: labels retrieved for an organic interaction.
         age_days: of the training data; None: not known.

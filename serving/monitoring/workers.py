@@ -32,7 +32,6 @@ class Workers(Collector):
     """A board that all processes of a service share; each number on it is written by one of them at a time.
 
     Args:
-        workers: how many.
         cells: whole numbers, `cells_of(workers)` of them, all 0 at first; shared memory where there are several
             processes.
     """
@@ -105,12 +104,7 @@ class Workers(Collector):
 
 
 class Seat(Collector):
-    """One worker's place at the board.
-
-    Args:
-        workers: the board.
-        worker: the number of this process.
-    """
+    """One worker's place at the board."""
 
     def __init__(self, workers: Workers, worker: int) -> None:
         self.workers = workers

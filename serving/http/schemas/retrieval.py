@@ -66,8 +66,6 @@ def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixe
     """Raise InvalidRequestError if the options of queries exceed a limit, each by itself or all together.
 
     Args:
-        queries: of one request.
-        settings: the limits.
         prefixes: leads the fields of errors of each, such as `queries.0.`.
         whole: the field of an error of all together.
     """
