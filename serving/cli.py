@@ -114,7 +114,7 @@ def run(
                     f"expected a directory that longtail-index publishes to, found {what} at {settings.releases}",
                     param_hint="RELEASES",
                 )
-    logs.configure(settings.log_format, log_level)
+    logs.configure(log_level)
     if settings.insecure and not (settings.all_api_keys() or settings.all_admin_keys()):
         logger.warning("insecure: no keys, so whoever reaches %s may ask, change labels and reload", settings.host)
     if isinstance(settings.releases, Path) and not (settings.releases / CURRENT).exists():

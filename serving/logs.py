@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
 
 import orjson
 
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
-_ABSENT = re.compile("0+")
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """Where a request stands in its caller's trace: W3C trace-context ids, lower-case hexadecimal."""
-
-    trace_id: str
-    parent_id: str
-
-    @classmethod
-    def parse(cls, traceparent: str) -> Trace | None:
-        """The trace of a `traceparent` header; None for one that the recommendation calls invalid."""
-        match = _TRACEPARENT.fullmatch(traceparent)
-        if match is None or traceparent.startswith("ff") or (traceparent.startswith("00") and match[3]):
-            return None
-        return None if _ABSENT.fullmatch(match[1]) or _ABSENT.fullmatch(match[2]) else cls(match[1], match[2])
-
-
-current: ContextVar[tuple[str, Trace | None] | None] = ContextVar("current request", default=None)
-"""Id and trace of the request that this task answers."""
+current: ContextVar[str | None] = ContextVar("current request", default=None)
+"""Id of the request that this task answers."""
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object: at, level, logger, message; request_id,
-    trace_id and parent_id; exception; and what a call logged as `extra={"fields": {…}}`.
+    """Writes a record as one JSON object: at, level, logger, message; request_id; exception; and what a call logged as
+    `extra={"fields": {…}}`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -51,11 +30,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        request = current.get()
-        if request is not None:
-            line["request_id"], trace = request
-            if trace is not None:
-                line["trace_id"], line["parent_id"] = trace.trace_id, trace.parent_id
+        if (request := current.get()) is not None:
+            line["request_id"] = request
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -78,10 +54,8 @@ def _json(value: object) -> str:
         return json.dumps(value, default=str)
 
 
-def configure(log_format: Literal["auto", "json", "text"], level: str) -> None:
-    """Send every logger of the process to standard error in one format; auto is text on a terminal, else JSON."""
-    if log_format == "auto":
-        log_format = "text" if sys.stderr.isatty() else "json"
+def configure(level: str) -> None:
+    """Send every logger of the process to standard error: as text on a terminal, else as JSON."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter(_TEXT))
+    handler.setFormatter(TextFormatter(_TEXT) if sys.stderr.isatty() else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -170,8 +170,6 @@ class Settings(BaseSettings):
     record_features: bool = True
     """Keep the features of queries in events, for `export-feedback`."""
 
-    log_format: Literal["auto", "json", "text"] = "auto"
-    """One JSON object a line, or lines for people; auto: for people on a terminal."""
     tracing: bool = False
     """Send OpenTelemetry spans, as the OTEL_… variables say; needs the extra `otel`."""
     access_log: bool = False

@@ -1,7 +1,7 @@
 """Label changes and the keys of answer ids: they outlive a service, and replicas share them."""
 
 from longtail.state.answer_keys import AnswerKeys
-from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
+from longtail.state.errors import StoreError
 from longtail.state.labels import LabelPosition, LabelRead, LabelStore, copy_label_changes, read_label_changes
 from longtail.state.place import Place, Postgres, read_place
 
@@ -12,9 +12,7 @@ __all__ = [
     "LabelStore",
     "Place",
     "Postgres",
-    "StoreCorruptError",
     "StoreError",
-    "StoreVersionError",
     "copy_label_changes",
     "read_label_changes",
     "read_place",

@@ -17,7 +17,7 @@ from sqlalchemy import delete, insert, select
 
 from longtail.bundle import replace_file
 from longtail.state.engines import looking, store_errors, writing
-from longtail.state.errors import StoreCorruptError, StoreError
+from longtail.state.errors import StoreError
 from longtail.state.label_server import LabelServer
 from longtail.state.place import Place, Postgres
 from longtail.state.tables import answer_keys
@@ -149,10 +149,10 @@ def _read(path: Path) -> list[_Key]:
     except FileNotFoundError:
         return []
     except ValueError as error:
-        raise StoreCorruptError(f"{path}: expected JSON, found {error}; without it, another is made") from None
+        raise StoreError(f"{path}: expected JSON, found {error}; without it, another is made") from None
     try:
         if content["version"] != _VERSION:
-            raise StoreCorruptError(f"{path}: expected version {_VERSION}, found {content['version']}")
+            raise StoreError(f"{path}: expected version {_VERSION}, found {content['version']}")
         return [_Key(int(number), int(at), bytes.fromhex(secret)) for number, at, secret in content["keys"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise StoreCorruptError(f"{path}: expected keys of answer ids, found other JSON: {error!r}") from None
+        raise StoreError(f"{path}: expected keys of answer ids, found other JSON: {error!r}") from None

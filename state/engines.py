@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.schema import CreateSchema
 
-from longtail.state.errors import StoreError, StoreVersionError
+from longtail.state.errors import StoreError
 from longtail.state.place import Postgres
 
 Row = TypeVar("Row")
@@ -155,7 +155,7 @@ def upgrade(engine: Engine, place: str, mark: Table, steps: Sequence[Sequence[st
         steps: statements from each version to the next.
 
     Raises:
-        StoreVersionError: a newer Longtail made them.
+        StoreError: a newer Longtail made them.
     """
     newest = 1 + len(steps)
     with looking(engine) as connection:
@@ -164,7 +164,7 @@ def upgrade(engine: Engine, place: str, mark: Table, steps: Sequence[Sequence[st
     with writing(engine, "schema") as connection:
         found = connection.scalar(select(mark.c.version)) or newest
         if found > newest:
-            raise StoreVersionError(
+            raise StoreError(
                 f"{place}: expected version {newest} or before, found {found}: use the Longtail that made it, or "
                 "another place"
             )

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, insert
 from longtail.bundle import working_directory
 from longtail.bundle.store import fsync_path
 from longtail.state.engines import reading, sqlite_engine, upgrade
-from longtail.state.errors import StoreCorruptError, StoreError
+from longtail.state.errors import StoreError
 from longtail.state.tables import STEPS, VERSION, label_changes, label_store, metadata
 
 LABELS_FILE = "labels.sqlite"
@@ -39,13 +39,13 @@ class LabelFile:
         if self._engine is None or self._opened != (found.st_dev, found.st_ino):
             self.close()
             if not found.st_size:
-                raise StoreCorruptError(f"{self.path}: expected label changes, found an empty file; restore it")
+                raise StoreError(f"{self.path}: expected label changes, found an empty file; restore it")
             engine = sqlite_engine(self.path)
             try:
                 with reading(engine) as connection:
                     check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
                 if check != "ok":
-                    raise StoreCorruptError(f"{self.path}: expected an SQLite file that is whole, found {check}")
+                    raise StoreError(f"{self.path}: expected an SQLite file that is whole, found {check}")
                 upgrade(engine, str(self.path), label_store, STEPS)
             except BaseException:
                 engine.dispose()

@@ -9,23 +9,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
-from longtail.bundle import LabelChanges, LabelRecord, read_record, replay
+from longtail.bundle import LabelChanges, LabelRecord, read_record, record_json, replay
 from longtail.state.engines import in_parts, reading, store_errors, writing
-from longtail.state.errors import StoreCorruptError, StoreError, StoreVersionError
+from longtail.state.errors import StoreError
 from longtail.state.label_file import LABELS_FILE, LabelFile
 from longtail.state.label_server import LabelServer
 from longtail.state.place import Place, Postgres, read_place
-from longtail.state.rows import dated_after, moment, rows_of
 from longtail.state.tables import VERSION, label_changes, label_store
 
 _CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_STEP = timedelta(microseconds=1)
 _DELETED_AT_ONCE = 500
 _READ_AT_ONCE = 10_000
 _PATIENCE_SECONDS = 5
@@ -73,11 +74,11 @@ class LabelStore:
         Raises:
             StoreError: the disk is full or not writable, or the database does not answer. Nothing of the batch is kept,
                 but where the connection broke while the database wrote: then all of it or nothing.
-            StoreCorruptError, StoreVersionError: the store cannot be continued; it stays as it is.
+            StoreError: the store cannot be continued; it stays as it is.
         """
         if not records:
             return
-        rows = rows_of(records)
+        rows = _rows_of(records)
         with self._lock, self._told(f"expected to write {len(records)} label changes, earlier ones are intact; found"):
             engine = self._backend.engine(make=True)
             assert engine is not None
@@ -85,9 +86,9 @@ class LabelStore:
                 self._check(connection)
                 if after is not None:
                     newest = connection.scalar(select(func.max(label_changes.c.at)))
-                    after = after if newest is None else max(after, moment(newest))
+                    after = after if newest is None else max(after, _EPOCH + newest * _STEP)
                     if min(record.at for record in records) <= after:
-                        rows = rows_of(dated_after(after, records))
+                        rows = _rows_of(_dated_after(after, records))
                 for part in in_parts(rows):
                     connection.execute(insert(label_changes), part)
                 self._backend.wrote(connection)
@@ -147,9 +148,9 @@ class LabelStore:
         """The store's generation."""
         found = connection.execute(select(label_store.c.version, label_store.c.generation)).one_or_none()
         if found is None:
-            raise StoreCorruptError(f"{self._place}: expected label changes, found tables without a name of their own")
+            raise StoreError(f"{self._place}: expected label changes, found tables without a name of their own")
         if found.version != VERSION:
-            raise StoreVersionError(
+            raise StoreError(
                 f"{self._place}: expected version {VERSION}, found {found.version}: use the Longtail that made it, or "
                 "another place"
             )
@@ -159,7 +160,7 @@ class LabelStore:
         try:
             return read_record(content)
         except ValidationError as error:
-            raise StoreCorruptError(
+            raise StoreError(
                 f"{self._place}, change {number}: expected an upsert, hide or restore, found {error}"
             ) from error
 
@@ -170,6 +171,25 @@ class LabelStore:
                 yield
         except OSError as error:
             raise StoreError(f"{self._place}: {what}: {error.strerror}") from error
+
+
+def _rows_of(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
+    rows = []
+    for record in records:
+        try:
+            content = record_json(record)
+        except ValueError as error:
+            raise StoreError(
+                f"change of label {record.id[:100]!r}: expected values that JSON can hold, found others: {error}"
+            ) from error
+        rows.append({"at": (record.at - _EPOCH) // _STEP, "record": content})
+    return rows
+
+
+def _dated_after(latest: datetime, records: Sequence[LabelRecord]) -> list[LabelRecord]:
+    """Return the records, those dated no later than `latest` dated a microsecond after it."""
+    later = min(latest, datetime.max.replace(tzinfo=UTC) - _STEP) + _STEP
+    return [record if record.at > latest else record.model_copy(update={"at": later}) for record in records]
 
 
 def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,7 @@ from longtail.serving.core.service import Service
 from longtail.serving.http.auth import Keys
 from longtail.serving.http.requests import RequestRoute
 from longtail.serving.http.responses import error_response, serving_error
-from longtail.serving.logs import Trace, current
+from longtail.serving.logs import current
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
 logger = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class RequestMiddleware:
         state = {**scope.get("state", {}), "request_id": id_, "name": own}
         # The server leaves out the body of HEAD: its own scope still says so.
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "state": state}
-        trace = headers.get(b"traceparent")
-        current.set((id_, Trace.parse(trace.decode("latin-1")) if trace else None))
+        current.set(id_)
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status

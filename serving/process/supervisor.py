@@ -169,7 +169,7 @@ def _run_worker(
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # Ctrl-C reaches the whole foreground group; the parent passes it on once.
     os.setpgid(0, 0)
-    logs.configure(settings.log_format, log_level)
+    logs.configure(log_level)
     Thread(target=_stop_with_parent, args=(parent,), daemon=True).start()
     run(settings, listener, worker=worker, workers=board)
 

@@ -1,4 +1,4 @@
-"""Log lines: JSON, one a line, with the id and the trace of the request they are about."""
+"""Log lines: JSON, one a line, with the id of the request they are about."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from typing import Any, NoReturn
 import pytest
 
 from longtail.serving import create_app
-from longtail.serving.logs import JsonFormatter, Trace
+from longtail.serving.logs import JsonFormatter
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
-TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 QUERY = {"queries": [{"features": {"user": "east"}, "k": 1}]}
 
 
@@ -30,11 +28,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     return lambda: [json.loads(line) for line in caplog.text.splitlines()]
 
 
-def test_every_request_is_a_line_with_its_id_and_trace(tmp_path: Path, lines: Any) -> None:
+def test_every_request_is_a_line_with_its_id(tmp_path: Path, lines: Any) -> None:
     app = create_app(plane_settings(tmp_path, access_log=True), retriever=plane_retriever())
     with client_of(app) as client:
-        client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "id-1", "traceparent": TRACEPARENT})
-        client.get("/v1/labels/nobody", headers={"x-request-id": "id-2", "traceparent": "nonsense"})
+        client.post("/v1/retrieve", json=QUERY, headers={"x-request-id": "id-1"})
+        client.get("/v1/labels/nobody", headers={"x-request-id": "id-2"})
         made = client.get("/livez?secret=1", headers={"authorization": "Bearer sesame"}).headers["x-request-id"]
     first, second, third = lines()
     assert first.pop("milliseconds") > 0
@@ -44,14 +42,11 @@ def test_every_request_is_a_line_with_its_id_and_trace(tmp_path: Path, lines: An
         "logger": "longtail.serving.http.middleware",
         "message": "POST /v1/retrieve",
         "request_id": "id-1",
-        "trace_id": TRACE,
-        "parent_id": PARENT,
         "status": 200,
         "client": "127.0.0.1",
     }
     assert (second["message"], second["request_id"], second["status"]) == ("GET /v1/labels/{id:path}", "id-2", 404)
     assert (third["message"], third["request_id"], third["status"]) == ("GET /livez", made, 200)
-    assert all("trace_id" not in line for line in (second, third))
     assert not any(word in json.dumps(lines()) for word in ("nobody", "secret", "sesame", "east"))
 
 
@@ -84,29 +79,9 @@ def test_a_failure_is_one_line_with_the_exception(tmp_path: Path, lines: Any) ->
     retriever = plane_retriever()
     retriever.label = broken  # type: ignore[method-assign]
     with client_of(create_app(plane_settings(tmp_path), retriever=retriever)) as client:
-        headers = {"x-request-id": "id-3", "traceparent": TRACEPARENT}
-        assert client.get("/v1/labels/a%0Ab", headers=headers).status_code == 500
+        assert client.get("/v1/labels/a%0Ab", headers={"x-request-id": "id-3"}).status_code == 500
     (line,) = lines()
-    assert (line["request_id"], line["trace_id"], line["parent_id"]) == ("id-3", TRACE, PARENT)
+    assert line["request_id"] == "id-3"
     assert line["message"] == "request id-3: GET '/v1/labels/a\\nb' failed"
     assert line["exception"].startswith("Traceback")
     assert line["exception"].endswith("RuntimeError: first\nsecond")
-
-
-@pytest.mark.parametrize(
-    ("traceparent", "trace"),
-    [
-        (TRACEPARENT, Trace(TRACE, PARENT)),
-        (f"cc-{TRACE}-{PARENT}-01-what the future brings", Trace(TRACE, PARENT)),
-        (f"00-{TRACE}-{PARENT}-01-more", None),
-        (f"ff-{TRACE}-{PARENT}-01", None),
-        (f"00-{'0' * 32}-{PARENT}-01", None),
-        (f"00-{TRACE}-{'0' * 16}-01", None),
-        (TRACEPARENT.upper(), None),
-        (TRACEPARENT[:-1], None),
-        (f"{TRACEPARENT}\n", None),
-        ("", None),
-    ],
-)
-def test_traceparent_as_w3c_has_it(traceparent: str, trace: Trace | None) -> None:
-    assert Trace.parse(traceparent) == trace

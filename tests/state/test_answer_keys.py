@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longtail.state import AnswerKeys, Place, StoreCorruptError, StoreError, read_place
+from longtail.state import AnswerKeys, Place, StoreError, read_place
 from longtail.state.answer_keys import KEYS_FILE
 
 DAY = 86_400.0
@@ -127,7 +127,7 @@ def test_a_key_is_kept_for_as_long_as_answers_of_its_last_hour_are_taken(tmp_pat
 def test_a_damaged_file_is_refused_and_stays(tmp_path: Path, clock: Clock, content: bytes, found: str) -> None:
     path = tmp_path / KEYS_FILE
     path.write_bytes(content)
-    with pytest.raises(StoreCorruptError, match=found):
+    with pytest.raises(StoreError, match=found):
         AnswerKeys(tmp_path, DAY, clock).load()
     assert path.read_bytes() == content
 
