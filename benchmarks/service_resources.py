@@ -4,7 +4,7 @@
         [--swaps 10] [--requests 1000] [--dir DIR]
 
 One worker of the real service on releases with generated labels; display columns are a title and a price in turn.
-Private bytes are what no file backs (`longtail_worker_private_bytes`, RssAnon of /proc). The command fails where they
+Private bytes are what no file backs (RssAnon of /proc). The command fails where they
 are further from the sizing rule of docs/production.md than that page says. Releases are built once and kept in DIR.
 """
 

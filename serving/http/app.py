@@ -25,7 +25,6 @@ from longtail.serving.http.openapi import documentation
 from longtail.serving.http.responses import answer_routing_error, answer_serving_error
 from longtail.serving.http.routes import routes
 from longtail.serving.monitoring import LiveFigures, Monitoring
-from longtail.serving.monitoring.host import Host
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
 from longtail.serving.settings import Settings
@@ -56,8 +55,8 @@ def create_app(
     """
     settings = settings or Settings()
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
-    host = Host(settings.state_directory, settings.queue_limit)
-    metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers, host])
+    metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers])
+    metrics.queue_limit.set(settings.queue_limit)
     monitoring = Monitoring(metrics, figures, seat)
     service = Service(settings, monitoring, _open_events(settings, monitoring))
     follower = ReleaseFollower(settings.releases_directory, service)

@@ -119,6 +119,10 @@ class Metrics(Collector):
         self.queue_depth = Gauge(
             "longtail_queue_depth", "Queries that wait for a search.", multiprocess_mode="livesum", registry=counted
         )
+        self.queue_limit = Gauge(
+            "longtail_queue_limit", "Queries that may wait for a search in each process.", multiprocess_mode="livemax",
+            registry=counted,
+        )  # fmt: skip
         self.shed = counter("longtail_shed", "Requests refused because the queue was full (429).")
         self.timeouts = counter("longtail_timeouts", "Requests given up because no answer was there in time.")
         self.unanswered = counter(

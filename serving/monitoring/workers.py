@@ -1,18 +1,14 @@
-"""What the processes of a service know of each other: which serve, how often each was started again, what they hold."""
+"""What the processes of a service know of each other: which serve, and how often each was started again."""
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterator, MutableSequence
 from enum import IntEnum
-from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-_PROC = Path("/proc")
-_PID, _RESTARTS, _STATE, _CELLS = 0, 1, 2, 3
+_RESTARTS, _STATE, _CELLS = 0, 1, 2
 
 
 class WorkerState(IntEnum):
@@ -48,17 +44,11 @@ class Workers(Collector):
     def start(self, worker: int, *, again: bool) -> None:
         """Note that a process for this worker is about to be started, `again` if there was one before."""
         self._cells[_CELLS * worker + _RESTARTS] += again
-        self._cells[_CELLS * worker + _PID] = 0
         self.become(worker, WorkerState.starting)
 
     def become(self, worker: int, state: WorkerState) -> None:
         """Set what a worker does from now on."""
         self._cells[_CELLS * worker + _STATE] = state
-
-    def run(self, worker: int) -> None:
-        """Note that the calling process is this worker."""
-        self._cells[_CELLS * worker + _PID] = os.getpid()
-        self.become(worker, WorkerState.starting)
 
     def state(self, worker: int) -> WorkerState:
         """Get what a worker does."""
@@ -87,20 +77,10 @@ class Workers(Collector):
         restarts = CounterMetricFamily(
             "longtail_worker_restarts", "Processes of a worker that ended and were replaced.", labels=["worker"]
         )
-        held = [
-            GaugeMetricFamily(f"longtail_worker_{name}", text, labels=["worker"])
-            for name, text in (
-                ("resident_bytes", "Memory of a worker that is in RAM, files mapped by several among it."),
-                ("private_bytes", "The part of it that no file backs: a worker's own."),
-                ("open_files", "Files, sockets and pipes that a worker has open."),
-            )
-        ]
         for worker in range(self.workers):
             ready.add_metric([str(worker)], float(self.state(worker) is WorkerState.ready))
             restarts.add_metric([str(worker)], self.restarts(worker))
-            for family, value in zip(held, _held(self._cells[_CELLS * worker + _PID]), strict=True):
-                family.add_metric([str(worker)], value)
-        yield from (ready, restarts, *held)
+        yield from (ready, restarts)
 
 
 class Seat(Collector):
@@ -109,7 +89,7 @@ class Seat(Collector):
     def __init__(self, workers: Workers, worker: int) -> None:
         self.workers = workers
         self.worker = worker
-        workers.run(worker)
+        workers.become(worker, WorkerState.starting)
 
     def set_ready(self, ready: bool) -> None:
         """Set whether this worker serves a release; a signal handler may."""
@@ -138,14 +118,3 @@ class Seat(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield whether this worker is ready; for `CollectorRegistry.register`."""
         yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)
-
-
-def _held(pid: int) -> tuple[float, float, float]:
-    """Resident and private bytes and open files of a process; NaN where the system does not tell."""
-    process = _PROC / str(pid)
-    try:
-        resident, backed = map(int, (process / "statm").read_text().split()[1:3])
-        page = os.sysconf("SC_PAGE_SIZE")
-        return resident * page, (resident - backed) * page, len(os.listdir(process / "fd"))
-    except (OSError, ValueError):
-        return math.nan, math.nan, math.nan

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from longtail.serving.monitoring.workers import Seat, Workers, WorkerState
@@ -38,35 +33,3 @@ def test_a_service_is_complete_when_every_worker_has_looked_or_died_once() -> No
     third.has_looked()
     assert (workers.ready, workers.state(2), workers.state(1)) == (2, WorkerState.ready, WorkerState.up)
     assert (workers.ready, workers.restarts(2)) == (2, 1)
-
-
-_HOLDING = """
-import mmap, os
-from longtail.serving.monitoring.workers import Seat, Workers
-
-workers = Workers()
-Seat(workers, 0)
-
-def show():
-    print(*(sample.value for metric in workers.collect() for sample in metric.samples[:1]
-            if metric.name.endswith(("resident_bytes", "private_bytes", "open_files"))))
-
-show()
-files = [os.open(os.devnull, os.O_RDONLY) for _ in range(20)]
-block = mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-for page in range(0, len(block), mmap.PAGESIZE):
-    block[page] = 1
-show()
-"""
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell what a process holds")
-def test_what_a_worker_holds_is_what_the_system_says() -> None:
-    """In a process of its own: what ran in this one before may take memory, or give it back, meanwhile."""
-    said = subprocess.run([sys.executable, "-c", _HOLDING], check=True, capture_output=True, text=True).stdout
-    before, after = ([float(value) for value in line.split()] for line in said.splitlines())
-    resident, private, files = (then - first for first, then in zip(before, after, strict=True))
-    assert files == 20
-    assert 35 << 20 < private < 60 << 20
-    assert 35 << 20 < resident < 60 << 20
