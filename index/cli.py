@@ -21,9 +21,7 @@ from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.options import (
     BundleArgument,
-    FloorOption,
     ForceOption,
-    MaxDropOption,
     MissingOption,
     NameArgument,
     NameOption,
@@ -32,14 +30,12 @@ from longtail.index.options import (
     ReleasesArgument,
     ReleasesOption,
     SourceOption,
-    StateOption,
-    place_of,
 )
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
 from longtail.index.release.releases import Releases
-from longtail.state import Place, StoreError
+from longtail.state import StoreError
 from longtail.tables import as_place
 
 app = typer.Typer(
@@ -77,7 +73,6 @@ def build(
             "strings of more than 65,536 values, if not given, none if empty.",
         ),
     ] = None,
-    state: StateOption = None,
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
     checked, floors = _device(device), Releases(releases).floors() if publish else None
@@ -98,7 +93,7 @@ def build(
         )
     _report(releases, manifest, notes)
     if floors is not None:
-        _publish(releases, manifest.name, floors, state=place_of(state))
+        _publish(releases, manifest.name, floors)
 
 
 @app.command()
@@ -130,14 +125,10 @@ def priors(
 def publish(
     releases: ReleasesArgument,
     name: NameArgument,
-    floor: FloorOption = None,
-    max_drop: MaxDropOption = None,
     force: ForceOption = False,
-    state: StateOption = None,
 ) -> None:
     """Point CURRENT at a release that is intact, meets promise.toml, and takes what clients of CURRENT send."""
-    floors = Releases(releases).floors(floor or (), max_drop)
-    _publish(releases, name, floors, force=force, state=place_of(state))
+    _publish(releases, name, force=force)
 
 
 @app.command()
@@ -239,10 +230,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _publish(
-    releases: str, name: str, floors: BucketFloors | None = None, *, force: bool = False, state: Place | None = None
-) -> None:
-    report = Releases(releases).publish(name, floors=floors, force=force, state=state)
+def _publish(releases: str, name: str, floors: BucketFloors | None = None, *, force: bool = False) -> None:
+    report = Releases(releases).publish(name, floors=floors, force=force)
     for line in report.lines:
         print(line)
     if report.unmet:

@@ -49,14 +49,6 @@ class ReleaseMismatchError(LongtailIndexError):
     """The index was built from another bundle than the release has."""
 
 
-class CollectionMismatchError(LongtailIndexError):
-    """A collection of the vector server holds other rows than the release that names it."""
-
-
-class FloorsError(LongtailIndexError):
-    """Bucket floors that cannot be read: promise.toml or an option with a wrong key or value."""
-
-
 class NotPublishableError(LongtailIndexError):
     """A release that gives buckets, shadow traffic or clients less than promised; CURRENT is as it was."""
 
@@ -71,7 +63,3 @@ class PublishedMeanwhileError(LongtailIndexError):
 
 class PriorsError(LongtailIndexError):
     """A table of priors, their limits, or a release whose priors cannot be refreshed with them."""
-
-
-class MergeError(LongtailIndexError):
-    """A bundle that cannot take labels in, or a log that leaves none."""

@@ -1,4 +1,4 @@
-"""What several commands of `longtail-index` are told alike."""
+"""Options that commands of `longtail-index` and `longtail-serve` share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,6 @@ BundleArgument = Annotated[
     str, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory or its URL.")
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
-FloorOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="BUCKET=VALUE", help="Least offline recall of head, torso, tail or new; over promise.toml's."),
-]
-MaxDropOption = Annotated[
-    str | None, typer.Option(metavar="SHARE", help="Most of CURRENT's recall that a bucket may lose, such as 10%.")
-]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
 ]

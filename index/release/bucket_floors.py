@@ -12,16 +12,15 @@ RELEASES/promise.toml, every key optional:
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import Manifest, dial_words
-from longtail.index.errors import FloorsError
+from longtail.index.errors import LongtailIndexError
 
 FLOORS_FILE = "promise.toml"
 
@@ -45,25 +44,24 @@ class BucketFloors(BaseModel):
     """Least value of a bucket, whatever CURRENT's is."""
 
     @classmethod
-    def read(cls, root: Path, *, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
-        """Read `promise.toml` in a directory, and `BUCKET=VALUE` and `10%` or `0.1` of a command line over it."""
-        file = root / FLOORS_FILE
+    def read(cls, file: Path) -> BucketFloors:
+        """Read a `promise.toml`; without one anything will do. Raises LongtailIndexError."""
         try:
-            asked = _checked(tomllib.loads(file.read_text(encoding="utf-8")), str(file))
+            return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
-            asked = cls()
+            return cls()
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FloorsError(f"{file}: expected TOML, {error}") from error
-        for floor in floors:
-            bucket, _, value = floor.partition("=")
-            option = f"--floor {floor}"
-            option_floors = _checked({"floors": {bucket: _number(value, option)}}, option)
-            asked = asked.model_copy(update={"floors": asked.floors | option_floors.floors})
-        if max_drop is not None:
-            option = f"--max-drop {max_drop}"
-            option_floors = _checked({"max_drop": _number(max_drop, option)}, option)
-            asked = asked.model_copy(update={"max_drop": option_floors.max_drop})
-        return asked
+            raise LongtailIndexError(f"{file}: expected TOML, {error}") from error
+        except ValidationError as error:
+            faults = []
+            for fault in error.errors(include_url=False):
+                key = ".".join(str(part) for part in fault["loc"] if part != "[key]")
+                shown = "" if isinstance(fault["input"], dict) else f", received {fault['input']!r}"
+                message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
+                faults.append(f"{key}: {message}{shown}")
+            raise LongtailIndexError(
+                f"{file}: expected metric, max_drop and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
+            ) from error
 
     def __str__(self) -> str:
         if self.max_drop is None and not self.floors:
@@ -128,29 +126,6 @@ def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], l
     }
     known = sorted({key.partition("/")[0] for key in point.metrics if "/" in key})
     return dial_words(point.bias_removal, point.popularity), found, known
-
-
-def _checked(content: dict[str, Any], where: str) -> BucketFloors:
-    try:
-        return BucketFloors.model_validate(content)
-    except ValidationError as error:
-        faults = []
-        for fault in error.errors(include_url=False):
-            key = ".".join(str(part) for part in fault["loc"] if part != "[key]")
-            shown = "" if isinstance(fault["input"], dict) else f", received {fault['input']!r}"
-            message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
-            faults.append(f"{key}: {message}{shown}")
-        raise FloorsError(
-            f"{where}: expected metric, max_drop and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
-        ) from error
-
-
-def _number(text: str, option: str) -> float:
-    """`10%` or `0.1` as 0.1."""
-    try:
-        return float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        raise FloorsError(f"{option}: expected a number or a percentage, received {text!r}") from None
 
 
 def _percent(share: float) -> str:

@@ -1,13 +1,12 @@
 """What releases whose rows are in collections of Milvus ask of the server, beside being opened.
 
 A release holds its collection by an alias of its own, made of its place and name, so that no other place which has the
-same content takes it away. Another alias, of the place alone, names the collection of what is published there.
+same content takes it away.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -32,12 +31,6 @@ class HeldCollections:
         self._place = place
         self._server = server
 
-    @property
-    def published(self) -> str:
-        """The alias of what is published."""
-        plain = re.sub(r"[^A-Za-z0-9]+", "_", self._place).strip("_")[-64:]
-        return f"longtail_{plain}_{_digest(self._place)[:8]}"
-
     def hold(self, name: str, record: CollectionRecord | None) -> None:
         """Keep the collection of a release, if it has one, until `drop_unheld` of it."""
         if record is not None:
@@ -59,12 +52,6 @@ class HeldCollections:
         """Measure the recall of a release as its collection is now."""
         if isinstance(release.searcher, CollectionSearcher):
             check_collection(release.bundle, release.searcher, release.spec)
-
-    def publish(self, release: Release) -> None:
-        """Have the place's alias name the collection of a release, which holds it, too; raises as `hold`."""
-        if isinstance(release.searcher, CollectionSearcher):
-            release.searcher.collection.point(self._alias(release.name))
-            release.searcher.collection.point(self.published)
 
     def named(self, names: Iterable[str], manifests: Callable[[str], AbstractContextManager[Path]]) -> dict[str, str]:
         """The collections that releases name, by release; of one that cannot be read none is known."""

@@ -1,22 +1,14 @@
-"""Whether a release takes what clients send to the published one, and keeps the labels that were added to it.
+"""Whether a release takes what clients send to the published one.
 
 A query feature that a release does not know, or of which it expects another type of value, makes every request that has
-it a 422 while /readyz says ready. A label that was added while serving is in the service's state alone; a release that
-does not have it and cannot embed it drops it from every answer.
+it a 422 while /readyz says ready.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
-from longtail.bundle import (
-    Bundle,
-    Feature,
-    Manifest,
-    Upsert,
-)
-from longtail.bundle.added_labels import LabelAdder
+from longtail.bundle import Feature, Manifest
 
 _JSON_TYPES = {
     "id": {"string", "number", "boolean"},
@@ -66,21 +58,6 @@ def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]
         for name in before
         if name not in after
     ]
-
-
-def dropped_labels(before: Path, after: Bundle, upserts: Sequence[Upsert]) -> dict[str, str]:
-    """Get the added labels that the bundle before answers and another would not, and why, by id."""
-    missing = [record for record in upserts if record.id not in after.labels.row_of]
-    if not missing:
-        return {}
-    _, dropped = LabelAdder(after).add(missing)
-    if dropped:
-        published = Bundle.load(before)
-        rows = published.labels.row_of
-        lost = [record for record in missing if record.id in dropped and record.id not in rows]
-        _, never_served = LabelAdder(published).add(lost)
-        dropped = {id_: why for id_, why in dropped.items() if id_ not in never_served}
-    return dropped
 
 
 def _accepted(feature: Feature) -> set[str]:

@@ -23,7 +23,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
-from longtail.index.errors import MergeError
+from longtail.index.errors import LongtailIndexError
 from longtail.state import read_label_changes
 
 
@@ -43,8 +43,8 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
     """Write a bundle that holds the label changes of a service, its state directory or database, as its own rows.
 
     Raises:
-        MergeError: the bundle has a tree p_n(y|x), which has no leaf for new labels, there are no changes, or they hide
-            every label.
+        LongtailIndexError: the bundle has a tree p_n(y|x), which has no leaf for new labels, there are no changes, or
+            they hide every label.
         StoreError, BundleError, OSError: changes or bundle cannot be read, or `out` exists or cannot be written; it is
             whole or absent.
     """
@@ -52,10 +52,10 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
     try:
         changes = read_label_changes(log)
     except FileNotFoundError as error:
-        raise MergeError(str(error)) from None
+        raise LongtailIndexError(str(error)) from None
     source = Bundle.load(bundle)
     if source.proposal is not None:
-        raise MergeError(
+        raise LongtailIndexError(
             f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
             "the new labels among the data; hidden labels stay hidden by the service's state"
         )
@@ -68,7 +68,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
     place_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
     places = np.concatenate([np.delete(place_L, removed), len(rows) + np.flatnonzero(~known_M)])
     if not places.size:
-        raise MergeError(f"{log}: expected a label that is left, found all {len(rows)} hidden")
+        raise LongtailIndexError(f"{log}: expected a label that is left, found all {len(rows)} hidden")
     report = MergeReport(
         labels=len(places),
         added=int(np.count_nonzero(~known_M)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from longtail.index.errors import (
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.bucket_floors import FLOORS_FILE, BucketFloors, Report
 from longtail.index.release.collections import HeldCollections
-from longtail.index.release.compatibility import dropped_labels, losses, refused_features, refused_priors
+from longtail.index.release.compatibility import refused_features, refused_priors
 from longtail.index.release.local import LocalReleases
 from longtail.index.release.pointers import Pointers
 from longtail.index.release.release import (
@@ -37,7 +37,6 @@ from longtail.index.release.release import (
 )
 from longtail.index.release.remote import RemoteReleases
 from longtail.index.search.milvus import MilvusServer
-from longtail.state import Place, StoreError, read_label_changes, read_place
 
 EXPERIMENTS_FILE = "experiments.toml"
 """The service reads its experiments from this file, in the directory of the releases."""
@@ -121,9 +120,9 @@ class Releases:
         with self.shelf.manifests(name) as path:
             yield path
 
-    def floors(self, floors: Sequence[str] = (), max_drop: str | None = None) -> BucketFloors:
-        """Get what `promise.toml` beside the releases says, as `BucketFloors.read`."""
-        return BucketFloors.read(self.beside(FLOORS_FILE).parent, floors=floors, max_drop=max_drop)
+    def floors(self) -> BucketFloors:
+        """Get what `promise.toml` beside the releases says; raises LongtailIndexError."""
+        return BucketFloors.read(self.beside(FLOORS_FILE))
 
     def beside(self, file: str) -> Path:
         """Get the path of a small file beside the releases, such as experiments.toml; at a URL, of its copy."""
@@ -160,7 +159,6 @@ class Releases:
         *,
         floors: BucketFloors | None = None,
         force: bool = False,
-        state: Place | None = None,
     ) -> Report:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
@@ -168,14 +166,12 @@ class Releases:
             name: the release's name.
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that falls short of its floors, or takes something away from clients, too.
-            state: the service's state, for the labels added to it; by default the directory `.state` of this one.
 
         Returns:
             The figures of its buckets, and by force what falls short.
 
         Raises:
-            NotPublishableError: a bucket gets less than its floor, or it refuses features that CURRENT takes, or drops
-                labels that were added while serving.
+            NotPublishableError: a bucket gets less than its floor, or it refuses features or priors that CURRENT takes.
             LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
         """
         check_name(name)
@@ -183,10 +179,12 @@ class Releases:
             self._refuse_deleted(name, now)
             floors = floors or self.floors()
             release = self.verify(name)
-            report = floors.compare(release.bundle.manifest, self._manifest_of(now.current, force=force))
+            bundle, index = self._manifests_of(now.current, force=force)
+            report = floors.compare(release.bundle.manifest, bundle)
             unmet = [*report.unmet]
-            if now.current not in (None, name):
-                unmet += self._lost(str(now.current), release, state, force=force)
+            if bundle is not None and index is not None and now.current != name:
+                before, after = ([prior.name for prior in each.priors] for each in (index, release.manifest))
+                unmet += refused_features(bundle, release.bundle.manifest) + refused_priors(before, after)
             if unmet and not force:
                 raise NotPublishableError(
                     f"{name} is not published, CURRENT stays as it was: {'; '.join(unmet)}; `longtail-index "
@@ -200,7 +198,7 @@ class Releases:
             if name == now.staged:
                 update["staged"] = None
             move(now.model_copy(update=update))
-            self.collections.publish(release)
+            self.collections.hold(name, release.manifest.collection)
             return Report(report.lines, unmet)
 
     def rollback(self) -> str:
@@ -215,9 +213,9 @@ class Releases:
                     f"{self}: expected a release published before {now.current or 'any'}, found none in its history"
                 )
             self._refuse_deleted(history[-1], now)
-            release = self.verify(history[-1])
+            held = self.verify(history[-1]).manifest.collection
             move(now.model_copy(update={"current": history[-1], "forced": history[-1], "history": tuple(history)}))
-            self.collections.publish(release)
+            self.collections.hold(history[-1], held)
             return history[-1]
 
     def prune(self, keep: int, say: Callable[[str], None] = lambda _: None) -> list[str]:
@@ -288,41 +286,20 @@ class Releases:
                 shutil.rmtree(path, ignore_errors=True)
             return open_(self.shelf.fetch(name))
 
-    def _manifest_of(self, current: str | None, *, force: bool) -> Manifest | None:
-        """Get CURRENT's bundle manifest; None where it cannot be read, by force also where the store fails."""
-        if current is None:
-            return None
+    def _manifests_of(
+        self, current: str | None, *, force: bool
+    ) -> tuple[Manifest, ReleaseManifest] | tuple[None, None]:
+        """Get CURRENT's bundle and release manifest; Nones if none can be read, by force also if the store fails."""
         try:
-            with self.manifests(current) as path:
-                return read_manifest(path / BUNDLE)
+            if current is not None:
+                with self.manifests(current) as path:
+                    return read_manifest(path / BUNDLE), read_release_manifest(path)
         except (BundleError, LongtailIndexError):
-            return None
+            pass
         except StorageError:
-            if force:
-                return None
-            raise
-
-    def _lost(self, current: str, release: Release, state: Place | None, *, force: bool) -> list[str]:
-        """Get what clients of CURRENT would lose by a release; nothing where CURRENT cannot be read."""
-        try:
-            before = self.shelf.fetch(current)
-            manifests = read_release_manifest(before), release.manifest
-            priors = ([prior.name for prior in manifest.priors] for manifest in manifests)
-            features = refused_features(read_manifest(before / BUNDLE), release.bundle.manifest)
-            features += refused_priors(*priors)
-        except (BundleError, LongtailIndexError):
-            return []
-        except StorageError:
-            if force:
-                return []
-            raise
-        try:
-            upserts = read_label_changes(state or self.root / ".state").upserts.values()
-            return losses(features, dropped_labels(before / BUNDLE, release.bundle, list(upserts)))
-        except FileNotFoundError:
-            return features
-        except (BundleError, StoreError, OSError) as error:
-            return [*features, f"labels added while serving cannot be compared: {error}"]
+            if not force:
+                raise
+        return None, None
 
     def _refuse_deleted(self, name: str, now: Pointers) -> None:
         if name in now.deleting:
@@ -350,7 +327,6 @@ def publish(
     *,
     floors: BucketFloors | None = None,
     force: bool = False,
-    state: str | Path | None = None,
 ) -> Report:
     """Verify a release in a directory or at a URL, and make it the one that serves, as `Releases.publish`.
 
@@ -365,5 +341,4 @@ def publish(
         Traceback (most recent call last):
         longtail.index.errors.NotPublishableError: first is not published, CURRENT stays as it was: expected ...
     """
-    place = None if state is None else read_place(state)
-    return Releases(releases).publish(name, floors=floors, force=force, state=place)
+    return Releases(releases).publish(name, floors=floors, force=force)

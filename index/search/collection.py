@@ -23,7 +23,7 @@ import numpy as np
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
-from longtail.index.errors import CollectionMismatchError, EngineUnavailableError
+from longtail.index.errors import EngineUnavailableError, LongtailIndexError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 from longtail.index.search.eligible import Eligible
@@ -179,7 +179,7 @@ class Collection:
         self.server.wait_until(self._is_loaded, self.server.loading_seconds, self._about)
         found = next(field for field in described["fields"] if field["name"] == VECTOR)["params"]["dim"]
         if (count := self._count()) != labels or int(found) != dim:
-            raise CollectionMismatchError(
+            raise LongtailIndexError(
                 f"{self.server}, collection {name}: expected {labels} rows of {dim} coordinates, found {count} of "
                 f"{found}; drop it and build the release again"
             )

@@ -224,12 +224,7 @@ class OverlaySearcher:
         Raises:
             QueryError: names the query and the row or bucket that does not exist.
         """
-        below = None
-        if filters is not None:
-            for query, filter_ in enumerate(filters):
-                if filter_ is not None:
-                    filter_.check(self.labels, query)
-            below = [filter_ and self._of_base(filter_) for filter_ in filters]
+        below = None if filters is None else [filter_ and self._of_base(filter_) for filter_ in filters]
         scores_BK, rows_BK = self._base.search(queries_BE, min(k, self._first), below)
         least_B, found = kth_best(scores_BK, k), []
         step = max(1, _SCORES_AT_ONCE // len(self._rows_ME))

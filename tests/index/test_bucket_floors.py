@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from longtail.bundle import BiasRemoval, CurvePoint, Interval, Manifest, Popularity
-from longtail.index import BucketFloors, FloorsError, NotPublishableError, Releases, build
+from longtail.index import BucketFloors, LongtailIndexError, NotPublishableError, Releases, build
 from tests.bundles import make_bundle
 from tests.index.test_cli import run
 
@@ -138,14 +138,15 @@ def test_a_release_without_the_metric_meets_no_floor(releases: Releases) -> None
 
 
 def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("publish", releases.root, "good", "--floor", "tail=2%", "--floor", "head=0.1") == 0
+    write_floors(releases, "[floors]\nhead = 0.1\ntail = 0.02\n")
+    assert run("publish", releases.root, "good") == 0
     assert capsys.readouterr().out.splitlines() == [
         "bucket floors: recall@20: head at least 0.1, tail at least 0.02",
         "recall@20 at λ = 0.8: head 0.2000, torso 0.0600, tail 0.0200",
         "published: good",
     ]
-    options = ("--max-drop", "10%")
-    assert run("publish", releases.root, "poor", *options) == 2
+    write_floors(releases, "max_drop = 0.1")
+    assert run("publish", releases.root, "poor") == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
@@ -154,7 +155,7 @@ def test_the_command_refuses_and_force_says_so_loudly(releases: Releases, capsys
     )
     assert releases.current() == "good"
 
-    assert run("publish", releases.root, "poor", *options, "--force") == 0
+    assert run("publish", releases.root, "poor", "--force") == 0
     captured = capsys.readouterr()
     assert captured.out.splitlines()[-1] == "published: poor"
     assert captured.err.splitlines() == [
@@ -193,6 +194,6 @@ def test_build_writes_a_release_that_it_may_not_publish(
 )
 def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, message: str, releases: Releases) -> None:
     write_floors(releases, text)
-    with pytest.raises(FloorsError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
+    with pytest.raises(LongtailIndexError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
         releases.publish("good")
     assert releases.current() is None

@@ -16,10 +16,10 @@ from longtail.state import LabelStore
 SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
-        *("--state", "--priors", "--prior", "--missing", "--filterable"),
+        *("--priors", "--prior", "--missing", "--filterable"),
     },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
-    "publish": {"releases", "name", "--floor", "--max-drop", "--force", "--state"},
+    "publish": {"releases", "name", "--force"},
     "stage": {"releases", "name"},
     "unstage": {"releases"},
     "upload": {"release", "releases"},
@@ -93,7 +93,6 @@ def test_from_build_to_prune(bundle_path: Path, tmp_path: Path, capsys: pytest.C
         (["build", "BUNDLE", "--releases", "R", "--spec", "nonsense"], "expected auto, flat"),
         (["build", "BUNDLE", "--releases", "R", "--recall-floor", "2"], "recall floor: expected 0 <= floor <= 1"),
         (["build", "BUNDLE", "--releases", "/dev/null/x"], "Not a directory"),
-        (["publish", "R", "x", "--floor", "mid=1"], "--floor mid=1: expected metric"),
         (["publish", "R", "x"], "expected a directory of releases"),
         (["rollback", "R"], "expected a directory of releases"),
         (["verify", "R", "x"], "expected one of its releases [], received 'x'"),

@@ -15,7 +15,7 @@ import pytest
 
 from longtail.bundle import Bundle, BundleExistsError, Hide, LabelRecord, TowerError, Upsert
 from longtail.bundle.added_labels import LabelAdder
-from longtail.index import MergeError, merge_labels
+from longtail.index import LongtailIndexError, merge_labels
 from longtail.state import LabelStore, read_label_changes
 from tests.bundles import make_bundle
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, log, _ = written(tmp_path, upsert("new-1", year=1))
-    with pytest.raises(MergeError, match=r"none\.log: expected label changes of a service, found none"):
+    with pytest.raises(LongtailIndexError, match=r"none\.log: expected label changes of a service, found none"):
         merge_labels(path, tmp_path / "none.log", tmp_path / "merged")
     with pytest.raises(BundleExistsError):
         merge_labels(path, log, path)
@@ -152,9 +152,11 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
         with pytest.raises(TowerError, match="expected ONNX Runtime to run it with; install it with `pip install"):
             merge_labels(path, log, tmp_path / "merged")
     kept(log, *(hide(f"item-{row}") for row in range(L)), hide("new-1"))
-    with pytest.raises(MergeError, match="expected a label that is left, found all 60 hidden"):
+    with pytest.raises(LongtailIndexError, match="expected a label that is left, found all 60 hidden"):
         merge_labels(path, log, tmp_path / "merged")
     make_bundle(labels=L, label_tower=True, proposal=True).write(tmp_path / "tree")
-    with pytest.raises(MergeError, match=r"tree: expected a bundle whose labels can change, found one with a tree p_n"):
+    with pytest.raises(
+        LongtailIndexError, match=r"tree: expected a bundle whose labels can change, found one with a tree p_n"
+    ):
         merge_labels(tmp_path / "tree", log, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()

@@ -1,4 +1,4 @@
-"""The rooms of index/ and the modules of bundle/: imports go one way, nothing goes round, FAISS waits for its turn."""
+"""The rooms of index/ and the modules of bundle/: imports go one way, nothing goes round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ MAY_IMPORT = {
     "options": set(),
     "cli": FLOOR | {"construct", "options", "release"},
     "__init__": FLOOR | {"search", "construct", "release"},
-    "__main__": {"cli"},
 }
 """Module or folder of index/ → what it may import of index/."""
 
@@ -65,14 +64,9 @@ def test_no_imports_go_round(room: str) -> None:
 
 
 @pytest.mark.process
-def test_faiss_is_loaded_with_the_first_name_that_needs_it() -> None:
+def test_no_room_loads_keras_or_plots() -> None:
     program = (
-        "import sys; sys.modules.update(dict.fromkeys(['faiss', 'keras', 'tensorflow', 'matplotlib']))\n"
-        "from longtail.index import BucketFloors, Filter, IndexSpec, LongtailIndexError, merge_labels\n"
-        "import longtail.index\n"
-        "assert IndexSpec('auto').kind(10) == 'flat'\n"
-        "try:\n    longtail.index.Searcher\n"
-        "except ModuleNotFoundError as error:\n    print(error.name)\n"
+        "import sys; sys.modules.update(dict.fromkeys(['keras', 'tensorflow', 'matplotlib']))\n"
+        "import longtail.index, longtail.index.cli\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ended.stdout == "faiss\n"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
