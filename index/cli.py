@@ -73,6 +73,10 @@ def build(
             "strings of more than 65,536 values, if not given, none if empty.",
         ),
     ] = None,
+    lists_of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Take over kind and lists of this release, so that nothing is clustered."),
+    ] = None,
 ) -> None:
     """Index a bundle, measure recall against exact search, write a release."""
     checked, floors = _device(device), Releases(releases).floors() if publish else None
@@ -90,6 +94,7 @@ def build(
             filterable=None
             if filterable is None
             else [name for part in filterable.split(",") if (name := part.strip())],
+            lists_of=lists_of,
         )
     _report(releases, manifest, notes)
     if floors is not None:
@@ -106,7 +111,7 @@ def priors(
     missing: MissingOption = None,
     publish: PublishOption = False,
 ) -> None:
-    """Write a release with the priors of a new table; the model is not trained again."""
+    """Write a release with the priors of a new table; neither the model nor the lists are trained again."""
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the release") as status:
         manifest = building.refresh_priors(

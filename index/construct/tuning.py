@@ -96,24 +96,27 @@ class _Tuned:
     trials: list[Trial]
 
 
-def tune_index(bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress) -> TunedIndex:
+def tune_index(
+    bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress, like: FaissIndex | None = None
+) -> TunedIndex:
     """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
 
-    An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest. Raises
-    SpecError, DeviceError, or RecallFloorError where the best setting stays below the floor.
+    An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest. With the index
+    of a release before, `like`, its kind is filled again over its lists, and nothing is clustered. Raises SpecError,
+    DeviceError, or RecallFloorError where the best setting stays below the floor.
     """
     check_device(device)
     started = time.perf_counter()
     rows_LE = bundle.rows()
     labels = len(rows_LE)
-    candidates = spec.candidates(labels, device)
+    candidates = spec.candidates(labels, device) if like is None else [replace(spec, text=like.kind)]
     names = ", ".join(candidate.kind(labels) for candidate in candidates)
     progress(f"exact answers for the recall of {names} over {labels:,} labels")
     calibration = Calibration(bundle, rows_LE)
     order_L = by_reach(bundle, rows_LE, calibration)
     target = max(TARGET, spec.recall_floor)
     tried: list[_Tuned] = []
-    first: FaissIndex | None = None
+    first = like if like is not None and like.has_lists else None
     for candidate in candidates:
         kind, plainer = candidate.kind(labels), tried[0] if tried else None
         heads = [0] if kind == "flat" else head_sizes(labels, candidate.least_labels())

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import faiss
+import numpy as np
 
 from longtail.bundle import Bundle, atomic_directory, sha256_of
 from longtail.bundle.filterable import check_filterable
@@ -31,8 +32,9 @@ from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
-from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, check_name
+from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
+from longtail.index.search.collection import CollectionSearcher
 from longtail.tables import as_place
 
 _MEASURED = (
@@ -52,6 +54,7 @@ def build(
     priors: PriorTable | str | Path | None = None,
     progress: Progress = lambda _: None,
     filterable: Sequence[str] | None = None,
+    lists_of: str | None = None,
 ) -> ReleaseManifest:
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
@@ -65,6 +68,7 @@ def build(
         progress: called with what is being done, one line at a time.
         filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
             filters are for, but strings of very many values.
+        lists_of: a release whose kind and lists the index takes over, so that nothing is clustered.
 
     Raises:
         LongtailIndexError: the spec, the device, the name, the priors or the measured recall; nothing is left behind.
@@ -96,7 +100,8 @@ def build(
         filterable = check_filterable(source.labels.display, filterable)
     if priors is not None:
         source = replace(source, priors=_table(priors).read(source, progress=progress))
-    tuned = _tuned(source, spec, there, filterable, progress, device)
+    before = None if lists_of is None else there.verify(lists_of)
+    tuned = _tuned(source, spec, there, filterable, progress, device, before)
     return _write(there, name, source, tuned, spec, filterable, progress, device)
 
 
@@ -110,7 +115,8 @@ def refresh_priors(
 ) -> ReleaseManifest:
     """Write a release of another's bundle, by default CURRENT's, with the priors of a new table; raises as `build`.
 
-    The model is not trained again. Scales and limits of the priors, the spec and the device are those of before.
+    Neither the model nor the lists are trained again. Scales and limits of the priors, the spec and the device are
+    those of before.
     """
     there = Releases(releases)
     before = there.verify(source or _current(there))
@@ -119,7 +125,7 @@ def refresh_priors(
     name = _free_name(there, name, before.manifest.bundle)
     table = _table(priors).read(before.bundle, like=before.bundle.priors, progress=progress)
     bundle, filterable = replace(before.bundle, priors=table), before.manifest.filterable
-    tuned = _tuned(bundle, before.spec, there, filterable, progress, before.manifest.device)
+    tuned = _tuned(bundle, before.spec, there, filterable, progress, before.manifest.device, before)
     return _write(there, name, bundle, tuned, before.spec, filterable, progress, before.manifest.device)
 
 
@@ -134,10 +140,19 @@ def _tuned(
     filterable: Sequence[str] | None,
     progress: Progress,
     device: Device,
+    before: Release | None,
 ) -> TunedIndex:
     if spec.milvus:
         return tune_collection(bundle, spec, there.milvus(), filterable, progress)
-    return tune_index(bundle, spec, device, progress)
+    if before is None or isinstance(before.searcher, CollectionSearcher):
+        return tune_index(bundle, spec, device, progress)
+    like, width = before.searcher.index, bundle.rows(np.arange(1)).shape[1]
+    if like.has_lists and width != before.manifest.dim:
+        raise LongtailIndexError(
+            f"expected rows of {before.manifest.dim} coordinates, embedding, λ, μ and priors, as the lists of "
+            f"{before.name} have, received {width}: build without --lists-of"
+        )
+    return tune_index(bundle, spec, device, progress, like)
 
 
 def _write(

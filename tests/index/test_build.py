@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
-from longtail.index import IndexSpec, RecallFloorError, Releases, Searcher, build
+from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, build
 from longtail.index.construct import settings
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.training import train_index
@@ -44,6 +44,26 @@ def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen
     assert all(trial.lowest.recall < 0.99 for trial in built.trials[:-1])
     assert all(trial.queries_per_second > 0 for trial in built.trials)
     assert [at.bias_removal for at in built.chosen.recall] == [-1.0, 0.0, 0.5, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_fastscan"])
+def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_path: Path) -> None:
+    build(make_bundle(labels=700).write(tmp_path / "bundle"), tmp_path / "r", spec=spec, name="first")
+    other = make_bundle(labels=800, seed=1).write(tmp_path / "other")
+    manifest = build(other, tmp_path / "r", name="second", lists_of="first")
+
+    first, second = (Releases(tmp_path / "r").verify(name).searcher.index for name in ("first", "second"))
+    assert (manifest.kind, manifest.labels, manifest.spec) == (first.kind, 800, "auto")
+    assert min(at.recall for at in manifest.recall) >= 0.95
+    if first.has_lists:
+        np.testing.assert_array_equal(first.centroids, second.centroids)
+        narrow = make_bundle(labels=700, dim=4).write(tmp_path / "narrow")
+        with pytest.raises(
+            LongtailIndexError, match=r"rows of 9 coordinates, .* as the lists of first have, received 5"
+        ):
+            build(narrow, tmp_path / "r", lists_of="first")
+    if spec == "ivf_flat":
+        assert second.lists.tolist() == (other.rows() @ first.centroids.T).argmax(axis=1).tolist()
 
 
 @pytest.mark.slow

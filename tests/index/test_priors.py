@@ -215,6 +215,9 @@ def test_a_release_scores_by_formula_before_and_after_a_refresh(spec: str, tmp_p
     Releases(tmp_path / "r").publish("first")
     refreshed = refresh_priors(tmp_path / "r", later, name="second")
     assert refreshed.kind == built.kind
+    first, second = (Releases(tmp_path / "r").open(name).searcher.index for name in (built.name, "second"))
+    if first.has_lists:
+        np.testing.assert_array_equal(first.centroids, second.centroids)
     before, after = (Releases(tmp_path / "r").open(name) for name in ("first", "second"))
     weights = np.float32([1.3, 0.15])
     for release, numbers in ((before, values), (after, values_later)):

@@ -196,7 +196,7 @@ def test_the_loss_bounds_the_retrieval_loss(family: str, k: int) -> None:
 
 
 def condition_3(p: np.ndarray, epsilon: float) -> bool:
-    """[Re19 eq. 3] of k = 1, θ = (1, ε, ε, …) and sorted p."""
+    """[Re19 Theorem 4] of k = 1, θ = (1, ε, ε, …) and sorted p."""
     return all(p[0] * epsilon * (n - 1) > p[1:n].sum() for n in range(2, len(p) + 1))
 
 

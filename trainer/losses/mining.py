@@ -26,7 +26,7 @@ class Mining:
     """ϑ, one weight for each rank of a row's negatives, non-increasing, times what a negative weighs anyhow.
 
     With `theta`, as given, whatever its sum. Else Σ_j ϑ_j = 1 over the top `keep`, uniform or `ϑ_j ∝ j^−power`. Ranks
-    beyond weigh `epsilon` each: enough of it keeps the loss calibrated [Re19 Theorem 4, condition (3); METHODS §3].
+    beyond weigh `epsilon` each: enough of it keeps the loss calibrated [Re19 Theorem 4; METHODS §3].
 
     [Re19 §3.1] has no weights but ϑ. Its ϑ is ours as it stands with weight `unit`; with weight `importance` and
     uniform negatives that are never the positive (`exclude_positive`), as it draws them, its ϑ_j, and its ε, are
