@@ -49,48 +49,6 @@ def anchors(path: Path) -> set[str]:
 CITING = [path for path in tracked(".py", ".md", ".toml") if path != Path(__file__)]
 
 
-PLACES = {
-    "R21": {"§": "2.1 2.2 3 4.1 5.1 5.2", "eq. ": "6 7 8 10 11 16 17 18", "Lemma ": "1 2", "Thm ": "3", "Prop. ": "4 5",
-            "Remark ": "2 4", "Table ": "1 2 3 4", "Fig. ": "1 2 3 4 5 6 8 9 10", "F.": "1 2 3", "": "limits"},
-    "BM20": {"§": "3 4 5", "eq. ": "2 5 6 9 12 15 16", "Thm ": "1 2", "Fig. ": "1", "A.": "1 2"},
-    "Re19": {"§": "3 3.1 5", "Definition ": "3 4", "footnote ": "2", "Lemma ": "2", "Thm ": "2 3 4 5 6",
-             "Algorithm ": "1", "Table ": "1 2 3", "": "BOWL POWL"},
-    "Yi19": {"Algorithm ": "2"},
-}  # fmt: skip
-"""What may be cited of each paper. A new entry is looked up in the edition that docs/methods.md names; [R21]'s arXiv
-version numbers equations 6 to 17 as 4 to 15 and remarks 4 to 6 as 3 to 5."""
-
-
-def cited_places(citation: str) -> list[str]:
-    """What one citation names: `Lemma 1, eq. 10` is two places, `Tables 1 and 2` and `Fig. 2, 8` are two as well."""
-    short = {"Theorem": "Thm", "Proposition": "Prop.", "Figure": "Fig.", "Equation": "eq."}
-    found, kind = [], ""
-    for part in citation.split(","):
-        numbers = words = " ".join(part.split()).removeprefix("Appendix ")
-        if not words[:1].isdigit():
-            kind, _, numbers = words.partition(" ")
-            kind = kind.removesuffix("s") if " and " in numbers else kind
-            kind = short.get(kind, kind)
-        found += [f"{kind} {number}".strip() for number in numbers.split(" and ")]
-    return [place for place in found if place]
-
-
-def test_every_place_of_a_paper_that_is_cited_is_known() -> None:
-    known = {
-        f"{paper} {kind}{each}" for paper, of in PLACES.items() for kind, all_ in of.items() for each in all_.split()
-    }
-    cited = [
-        (str(path.relative_to(ROOT)), f"{match[1]} {place}")
-        for path in CITING
-        for brackets in re.findall(r"\[([^\[\]]+)\]", path.read_text())
-        for part in brackets.split(";")
-        if (match := re.match(rf"(?s)\s*({'|'.join(PLACES)})\b[ ,]*(.*)$", part))
-        for place in cited_places(match[2])
-    ]
-    assert len(cited) > 80
-    assert [each for each in cited if each[1] not in known] == []
-
-
 def test_every_section_that_is_cited_is_there() -> None:
     methods = [
         (path.name, f"methods.md#s{number}")
@@ -106,15 +64,6 @@ def test_every_section_that_is_cited_is_there() -> None:
     assert len(methods) > 30
     known = {f"{page}#{anchor}" for page in ("methods.md", "design.md") for anchor in anchors(DOCS / page)}
     assert [each for each in methods + design if each[1] not in known] == []
-
-
-def test_sections_of_the_methods_are_numbered_as_anchored() -> None:
-    text = (DOCS / "methods.md").read_text()
-    pairs = re.findall(r'(?m)^<a id="s([\d.]+)"></a>\n\n##+ ([\d.]+?)\.? ', text)
-    numbered = re.findall(r"(?m)^##+ (\d[\d.]*?)\.? ", text)
-    assert [number for _, number in pairs] == numbered
-    assert all(anchor == number for anchor, number in pairs)
-    assert [number for number in numbered if "." not in number] == [str(section) for section in range(1, 11)]
 
 
 @pytest.mark.parametrize("path", tracked(".md"), ids=lambda path: str(path.relative_to(ROOT)))

@@ -25,7 +25,6 @@ from tests.serving.process import ServerProcess, until
 
 LABELS = 60
 FEATURES = {"user_id": "u3", "history": ["item-1", "item-2"]}
-MODELS = pytest.mark.parametrize("name", ["first", "dot", "noise"])
 NEW = NewLabel("new/é 1", {"genres": {"g1": 1.0, "g3": 0.5}, "year": -0.5}, {"title": "Neu"})
 
 
@@ -108,7 +107,7 @@ def everything(longtail: Client, **selection: Any) -> dict[str, float]:
     return scores(longtail.retrieve(features=FEATURES, **({"k": LABELS} | selection)))
 
 
-@MODELS
+@pytest.mark.parametrize("name", [pytest.param("first", marks=pytest.mark.nightly), "dot", "noise"])
 def test_a_new_label_is_scored_by_the_formula_at_once(root: Path, tmp_path: Path, name: str) -> None:
     reference = Reference(root / name)
     with serving(root, tmp_path / "state", name) as (_, longtail):
@@ -176,7 +175,7 @@ def test_hide_delete_restore_and_embed_anew(root: Path, tmp_path: Path) -> None:
         assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 0}
 
 
-@pytest.mark.parametrize("end", ["terminate", "kill"])
+@pytest.mark.parametrize("end", [pytest.param("terminate", marks=pytest.mark.nightly), "kill"])
 def test_changes_outlive_the_process_and_the_release(root: Path, tmp_path: Path, end: str) -> None:
     with serving(root, tmp_path / "state") as (process, longtail):
         longtail.add_labels([NEW, NewLabel("brief", {})])

@@ -156,7 +156,7 @@ def wait_for_all(service: Service, before: list[int]) -> None:
     until(ready, "all workers to serve", 60)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_killed_under_load_all_that_was_acknowledged_is_there_once(shop: Shop, tmp_path: Path, workers: int) -> None:
     rng = random.Random(workers)
     times, span = moments(rng), 1.0

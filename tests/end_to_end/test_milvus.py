@@ -22,6 +22,7 @@ from tests.milvus import RunningMilvus
 from tests.milvus import milvus as milvus
 from tests.serving.process import free_port, until
 
+pytestmark = pytest.mark.nightly
 LABELS = 3_000
 SECONDS = 1.0
 """The service's patience with Milvus."""
@@ -129,7 +130,6 @@ def test_the_road_over_http(service: Service, releases: Releases) -> None:
     assert best not in dict(_labels(_ask(service)))
 
 
-@pytest.mark.nightly
 def test_killed_and_started_again_under_load(service: Service, milvus: RunningMilvus) -> None:
     expected = str(_labels(_ask(service)))
     load = Load(service.url)
@@ -151,7 +151,6 @@ def test_killed_and_started_again_under_load(service: Service, milvus: RunningMi
     print(f"\n{dict(load.counted)}, the slowest in {load.slowest:.2f} s")
 
 
-@pytest.mark.nightly
 def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service, milvus: RunningMilvus) -> None:
     milvus.pause()
     try:
@@ -168,7 +167,6 @@ def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service,
     until(lambda: _answers(service), "answers", seconds=60)
 
 
-@pytest.mark.nightly
 def test_a_collection_that_is_dropped_and_written_again(service: Service, releases: Releases, tmp_path: Path) -> None:
     expected = _labels(_ask(service))
     bundle = releases.open("faiss").bundle
@@ -188,7 +186,6 @@ def test_a_collection_that_is_dropped_and_written_again(service: Service, releas
     assert _labels(_ask(service)) == expected
 
 
-@pytest.mark.nightly
 def test_a_service_that_starts_without_its_server_waits_for_it(
     releases: Releases, milvus: RunningMilvus, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ def reloading(releases: Path, root: Path, workers: int) -> Iterator[Reloaded]:
         yield Reloaded(process, root)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_keys_and_settings_change_without_a_restart(releases: Path, tmp_path: Path, workers: int) -> None:
     with reloading(releases, tmp_path, workers) as service:
         assert service.statuses(OLD) == {200}
@@ -101,7 +101,7 @@ def test_keys_and_settings_change_without_a_restart(releases: Path, tmp_path: Pa
         assert service.process.terminate() == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_wrong_files_leave_what_was_before(releases: Path, tmp_path: Path, workers: int) -> None:
     right = f"max_k = 5\nworkers = {workers}\n"
     with reloading(releases, tmp_path, workers) as service:
@@ -130,7 +130,7 @@ def test_wrong_files_leave_what_was_before(releases: Path, tmp_path: Path, worke
         assert service.statuses(OLD, k=6) == {422}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_hang_up_while_it_starts_ends_nothing(releases: Path, tmp_path: Path, workers: int) -> None:
     with server(releases, tmp_path / "log", workers=workers, state=tmp_path / "state") as process:
         until(lambda: "listening on" in (tmp_path / "log").read_text(), "a first line")

@@ -36,7 +36,7 @@ def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "releases"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_restarts_lose_no_request(releases: Path, tmp_path: Path, workers: int) -> None:
     total: Counter[str] = Counter()
     lost: list[str] = []

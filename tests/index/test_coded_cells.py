@@ -18,7 +18,6 @@ from tests.bundles import make_bundle
 from tests.index.conftest import brute_force
 
 LABELS = 12_000
-KINDS = ("ivf_flat", "ivf_sq", "ivf_fastscan")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +35,7 @@ def trained(kind: str, rows_LE: np.ndarray, centroids_CE: np.ndarray | None = No
     return train_index(factory, width, rows_LE, "cpu", centroids_CE=centroids_CE)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ivf_flat", pytest.param("ivf_sq", marks=pytest.mark.nightly), "ivf_fastscan"])
 def test_rows_stand_in_the_cell_that_is_nearest_by_all_coordinates(kind: str, bundle: Bundle) -> None:
     rows_LE = bundle.rows()
     index = trained(kind, rows_LE)

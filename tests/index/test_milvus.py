@@ -56,7 +56,7 @@ def opened(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> C
     return open_
 
 
-@pytest.mark.parametrize("spec", COLLECTIONS)
+@pytest.mark.parametrize("spec", [COLLECTIONS[0], pytest.param(COLLECTIONS[1], marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     "contract",
     [
@@ -92,8 +92,8 @@ def test_the_exact_kind_answers_as_faiss_does(opened: Callable[[str], Release]) 
     assert (found[1] == expected[1]).mean() > 0.999  # ties
 
 
-@pytest.mark.parametrize("in_expression", [10_000, 50])
-@pytest.mark.parametrize("share", [0.3, 0.97])
+@pytest.mark.parametrize("in_expression", [pytest.param(10_000, marks=pytest.mark.nightly), 50])
+@pytest.mark.parametrize("share", [pytest.param(0.3, marks=pytest.mark.nightly), 0.97])
 @pytest.mark.parametrize("spec", COLLECTIONS)
 def test_where_many_are_hidden_as_many_are_answered(
     spec: str, share: float, in_expression: int, opened: Callable[[str], Release], monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,10 @@ def same(one: TwoTower, other: TwoTower, batch: Any) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4, err_msg=variable.path)
 
 
-LIKE_ANOTHER = ("squared_hinge", "ramp", "exponential", "nce", "contrastive", "regularized", "hits kept")
+LIKE_ANOTHER = (
+    "softmax", "logistic", "hinge", "squared_hinge", "ramp", "exponential", "nce", "contrastive", "mined contrastive",
+    "regularized", "hits kept", "known positives masked",
+)  # fmt: skip
 """Losses of whose operations XLA compiles every one in another of the table too."""
 
 

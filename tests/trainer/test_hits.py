@@ -80,7 +80,7 @@ SAMPLERS_BY_HAND: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("mining", [None, {"keep": 2}], ids=["", "mined"])
+@pytest.mark.parametrize("mining", [None, pytest.param({"keep": 2}, marks=pytest.mark.nightly)], ids=["", "mined"])
 @pytest.mark.parametrize("sampler", SAMPLERS_BY_HAND.values(), ids=SAMPLERS_BY_HAND)
 @pytest.mark.parametrize("hits", ["mask", "keep", "mask_known"])
 def test_the_loss_of_a_step_by_hand(hits: str, sampler: dict[str, Any], mining: dict[str, int] | None) -> None:

@@ -183,12 +183,12 @@ def test_what_follows_what_is_learnt_exported_and_answered_at_any_length(tmp_pat
     """A pooled history cannot tell what was last: 12 labels in a cycle, of which the last decides the next."""
     path, following = walks(tmp_path)
     recipe = job(
-        history(name, dim=16, dropout=0.1),
+        history(name, dim=16, encoder={"name": name, "layers": 1, "heads": 2, "dropout": 0.1}),
         data={"train": str(path), "timestamp": "time", "split": {"strategy": "leave_last_out"}},
         label={"features": [{**tiny.ITEM, "dim": 16}]},
         model={"dim": 16, "similarity": "dot", "temperature": 1.0},
         optimizer={"embedding_learning_rate": 0.01, "dense_learning_rate": 0.01},
-        training={"epochs": 12, "batch_size": 64},
+        training={"epochs": 12, "evaluate_every": 12, "batch_size": 64},
         evaluation={"ks": [1], "metric": "recall@1", "exclude_seen": False, "baselines": []},
     )
     bundle = fit(recipe, tmp_path / "bundle")

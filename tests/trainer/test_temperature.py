@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from longtail.trainer import DataError, RecipeError, fit, load_recipe
+from longtail.trainer import temperature as search
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import CheckpointError, DivergedError, TrainerError
 from longtail.trainer.evaluation.target import FoundByLabel
@@ -21,13 +22,20 @@ from tests.trainer import tiny
 AUTO = ["model.temperature=auto", "training.epochs=5", "training.refit=false"]
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few temperatures may be tried."""
+    monkeypatch.setattr(search, "TEMPERATURES", (0.08, 0.12, 0.2))
+
+
+@pytest.mark.usefixtures("few")
 def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     chosen = fit(recipe, tmp_path / "auto", overrides=AUTO)
     tried = {float(name): found for name, found in json.loads(chosen.reports["history.json"])["temperatures"].items()}
     best = max(tried, key=tried.__getitem__)
-    at = TEMPERATURES.index(best)
-    assert {*TEMPERATURES[max(at - 1, 0) : at + 2]} <= {*tried}
+    at = search.TEMPERATURES.index(best)
+    assert {*search.TEMPERATURES[max(at - 1, 0) : at + 2]} <= {*tried}
     assert json.loads(chosen.reports["recipe.json"])["model"]["temperature"] == best
     named = fit(recipe, tmp_path / "named", overrides=[*AUTO, f"model.temperature={best}"])
     assert np.array_equal(chosen.embeddings, named.embeddings)
@@ -36,6 +44,7 @@ def test_the_best_of_its_neighbours_is_trained_as_if_the_recipe_had_named_it(tmp
     assert json.loads(again.reports["history.json"])["temperatures"] == {}
 
 
+@pytest.mark.usefixtures("few")
 def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) -> None:
     recipe = tiny.write_job(tmp_path)
     overrides = [*AUTO, "evaluation.target_prior=uniform", "training.epochs=1"]
@@ -49,8 +58,6 @@ def test_a_target_prior_is_what_temperatures_are_compared_under(tmp_path: Path) 
 def test_a_temperature_at_which_training_diverges_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from longtail.trainer import temperature as search
-
     train = search.train
 
     def diverging(recipe: Recipe, *arguments: Any, **more: Any) -> Trained:
@@ -69,8 +76,6 @@ def test_a_temperature_at_which_training_diverges_is_passed_over(
 def test_an_end_of_what_was_tried_is_never_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, best: int) -> None:
     class EndedError(TrainerError):
         pass
-
-    from longtail.trainer import temperature as search
 
     runs: list[float] = []
 

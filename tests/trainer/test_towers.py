@@ -65,7 +65,7 @@ def test_an_exported_tower_drops_nothing(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, np.asarray(towers.query(INPUTS)), rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_every_step_draws_fresh_masks_for_both_towers() -> None:
     """At a learning rate of almost nothing, two steps on one batch differ by their masks alone."""
     data = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=3, labels=3)
