@@ -225,12 +225,12 @@ def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Accepted]:
     return Call("POST", "/v1/labels", Accepted, {"labels": [_json(label) for label in _list(labels)]})
 
 
-def delete_label(id: LabelId) -> Call[dict[str, Any]]:
+def delete_label(id: LabelId) -> Call[Accepted]:
     """Take a label out of every answer: an added one is deleted, one of the catalogue hidden. Needs an admin key.
 
     NotFoundError may mean that a first attempt deleted it, and that only its answer was lost.
     """
-    return Call("DELETE", _label_path(id), dict[str, Any])
+    return Call("DELETE", _label_path(id), Accepted)
 
 
 def delete_labels(ids: Collection[LabelId]) -> Call[Accepted]:

@@ -264,36 +264,28 @@ class Catalogue:
         return {"id": added.ids[place], "bucket": BUCKET_NAMES[added.buckets[place]], "display": added.display[place]}
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """`LabelAnswer` of the HTTP API for some rows, but for the release and the request's id."""
-        labels, first = self._labels, len(self._ids)
+        """Return `LabelAnswer` of the HTTP API for some rows, without the release and the request's id."""
+        first = len(self._ids)
         of_catalogue = np.array([row for row in rows if row < first], np.int64)
         shown = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))
-        return [
-            {
-                "id": self._ids[row].as_py(),
-                "count": int(labels.counts[row]),
-                "log_pn": labels.log_pn[row],
-                "log_popularity": labels.log_pi[row],
-                "bucket": BUCKET_NAMES[labels.buckets[row]],
-                "bias": None if labels.bias is None else labels.bias[row],
-                "display": shown[row],
+        answers = []
+        for row in rows:
+            labels: Labels | AddedLabels = self._labels
+            place, log_pi = row, self._labels.log_pi
+            if row >= first:
+                labels = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
+                place, log_pi = row - first, labels.log_pn if labels.log_popularity is None else labels.log_popularity
+            answer = {
+                "id": self.id_of(row),
+                "count": int(labels.counts[place]),
+                "log_pn": labels.log_pn[place],
+                "log_popularity": log_pi[place],
+                "bucket": BUCKET_NAMES[labels.buckets[place]],
+                "bias": None if labels.bias is None else labels.bias[place],
+                "display": shown[row] if row < first else labels.display[place],
             }
-            if row < first
-            else self._json_of_added(row - first)
-            for row in rows
-        ]
-
-    def _json_of_added(self, place: int) -> dict[str, Any]:
-        added = self._overlay.added  # type: ignore[union-attr]  # only an overlay has rows of its own
-        return {
-            "id": added.ids[place],
-            "count": int(added.counts[place]),
-            "log_pn": added.log_pn[place],
-            "log_popularity": (added.log_pn if added.log_popularity is None else added.log_popularity)[place],
-            "bucket": BUCKET_NAMES[added.buckets[place]],
-            "bias": None if added.bias is None else added.bias[place],
-            "display": added.display[place],
-        }
+            answers.append(answer)
+        return answers
 
     def _display_of(self, rows_N: Int64) -> list[dict[str, JsonValue]]:
         taken = pa.array(rows_N)

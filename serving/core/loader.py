@@ -30,29 +30,24 @@ def load_release(
     Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError: what is wrong with it.
     """
     release = releases.open(name, device=device, towers=False, state=state)
+    bundle, manifest, filterable = release.bundle, release.bundle.manifest, release.manifest.filterable
     with release.searcher.patience():
-        return _measured(release, max_new_labels)
-
-
-def _measured(release: Release, max_new_labels: int) -> Retriever:
-    bundle = release.bundle
-    manifest = bundle.manifest
-    with serving_errors("queries"):
-        encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
-    retriever = Retriever(
-        name=release.name,
-        created_at=release.manifest.created_at,
-        bundle=bundle,
-        searcher=release.searcher,
-        encoder=encoder,
-        baseline=_measure_baseline_of(release),
-        max_new_labels=max_new_labels,
-        filterable=release.manifest.filterable,
-    )
-    retriever.catalogue.attributes.read_columns(release.manifest.filterable or ())
-    retriever.warm()
-    retriever.overlay.load_tower()
-    return retriever
+        with serving_errors("queries"):
+            encoder = Tower(bundle.query_model, manifest.query_features, bundle.vocabularies, manifest.dim)
+        retriever = Retriever(
+            name=release.name,
+            created_at=release.manifest.created_at,
+            bundle=bundle,
+            searcher=release.searcher,
+            encoder=encoder,
+            baseline=_measure_baseline_of(release),
+            max_new_labels=max_new_labels,
+            filterable=filterable,
+        )
+        retriever.catalogue.attributes.read_columns(filterable or ())
+        retriever.warm()
+        retriever.overlay.load_tower()
+        return retriever
 
 
 def _measure_baseline_of(release: Release) -> Baseline | None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, JsonVal
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from longtail.bundle import BUCKET_NAMES, Manifest, Priors
+from longtail.bundle import BUCKET_NAMES, Manifest, Popularity, Prior, Priors
 from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.index import Filter
@@ -351,14 +351,14 @@ class Dials:
     @classmethod
     def of_queries(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
         """For queries with features: all defaults are the release's."""
-        dial, prior = _ranges(manifest)
+        dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         return cls(dial, prior, total, tree, _ranges_of(priors))
 
     @classmethod
     def of_labels(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
         """For similar labels: nearness, not popularity, so all defaults are 0, or the limit next to it."""
-        dial, prior = map(_around_zero, _ranges(manifest))
+        dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
         weights = {name: _around_zero(limits) for name, limits in _ranges_of(priors).items()}
@@ -396,17 +396,12 @@ class Dials:
         return np.array([asked.priors.get(name, limits.default) for name, limits in self.priors.items()], np.float32)
 
 
+def _range(limits: Popularity | Prior) -> _Range:
+    return _Range(limits.default, limits.minimum, limits.maximum)
+
+
 def _ranges_of(priors: Priors | None) -> dict[str, _Range]:
-    settings = () if priors is None else priors.settings
-    return {prior.name: _Range(prior.default, prior.minimum, prior.maximum) for prior in settings}
-
-
-def _ranges(manifest: Manifest) -> tuple[_Range, _Range]:
-    dial, prior = manifest.bias_removal, manifest.popularity
-    return (
-        _Range(dial.default, dial.minimum, dial.maximum),
-        _Range(prior.default, prior.minimum, prior.maximum),
-    )
+    return {} if priors is None else {prior.name: _range(prior) for prior in priors.settings}
 
 
 def _around_zero(limits: _Range) -> _Range:

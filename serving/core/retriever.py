@@ -26,7 +26,6 @@ from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
-from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each
@@ -297,10 +296,6 @@ class Retriever:
     def label(self, id_: str) -> dict[str, Any]:
         """Return all that is known about one label; raises UnknownLabelError."""
         return self.catalogue.labels_json([self.catalogue.row(id_)])[0]
-
-    def list_labels(self, asked: LabelListing) -> Page:
-        """One page of the labels, hidden and added ones among them; raises as `listing.list_labels`."""
-        return list_labels(self.catalogue, self.overlay, asked)
 
     def warm(self) -> None:
         """Answer a real query, so that what loads at first use is loaded before the first client."""

@@ -428,8 +428,10 @@ class Service:
         if lines:
             self.monitoring.count_dropped(self._events.offer(lines))
 
-    def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
+    async def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         """Record label changes; they are on disk, and in every answer of this worker, when this returns.
+
+        They are written in a thread that neither searches nor feedback wait for.
 
         Returns:
             That release's name.
@@ -437,6 +439,9 @@ class Service:
         Raises:
             StorageError: the disk or the database; nothing is known to have changed.
         """
+        return await self._run(self._changer, lambda: self._change_labels(change))
+
+    def _change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
         with self._changing:
             retriever = self.retriever()
             records = change(retriever)
@@ -537,10 +542,6 @@ class Service:
     async def write(self, work: Callable[[], Result]) -> Result:
         """Record feedback, in a thread that no search waits for."""
         return await self._run(self._writer, work)
-
-    async def change(self, work: Callable[[], Result]) -> Result:
-        """Change labels, in a thread that neither searches nor feedback wait for."""
-        return await self._run(self._changer, work)
 
     async def read(self, work: Callable[[], Result]) -> Result:
         """Read figures, in a thread that neither searches nor writes wait for."""

