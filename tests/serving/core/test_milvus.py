@@ -53,7 +53,7 @@ def test_filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None
     rng = np.random.default_rng(1)
     queries = release.bundle.augmentation.queries(release.bundle.calibration_queries[:1], 0.5)
     passed, seen = [], set[int]()
-    for _ in range(200):
+    for _ in range(100):
         filter_ = some_filter(rng)
         selection, _ = attributes.select(filter_, "filter")
         if id(selection) in seen:
@@ -69,6 +69,7 @@ def test_filters_are_the_servers_own_and_equal_masks(releases: Releases) -> None
     assert {0, LABELS} < set(passed)
 
 
+@pytest.mark.nightly
 def test_numbers_at_the_ends_of_their_types(releases: Releases, tmp_path: Path) -> None:
     labels, least, most = 1_100, -(2**63), 2**63 - 1
     each = np.arange(labels)

@@ -121,7 +121,7 @@ MINING = (None, {"keep": 6}, {"keep": 3, "power": 1.0})
 @pytest.mark.parametrize(
     ("weight", "mining"),
     [
-        pytest.param(weight, mining, marks=pytest.mark.nightly if mining and weight != "tail" else ())
+        pytest.param(weight, mining, marks=() if weight == "tail" else pytest.mark.nightly)
         for weight in WEIGHTS
         for mining in MINING
     ],

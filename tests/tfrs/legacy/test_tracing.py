@@ -125,9 +125,16 @@ TAKEN: list[tuple[str, dict[str, Any], Any, dict[str, Any], dict[str, Any], Any]
 ]  # fmt: skip
 
 
+LIKE_ANOTHER = (
+    "look-up, number", "text cut, counted, marked, weighed", "history through a GRU", "hashed",
+    "a shared look-up, within a tf.function", "only what reaches the output",
+)  # fmt: skip
+"""Models whose look-ups other tests of CI trace as well, or whose layers take seconds."""
+
+
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, id=case[0], marks=pytest.mark.nightly if "GRU" in case[0] else ()) for case in TAKEN],
+    [pytest.param(case, id=case[0], marks=pytest.mark.nightly if case[0] in LIKE_ANOTHER else ()) for case in TAKEN],
 )
 def test_what_requests_give_through_onnx_is_what_keras_says(case: Any) -> None:
     _, parts, function, columns, first, ids = case
