@@ -47,10 +47,7 @@ LIKE_ANOTHER = (
     ("job", "rows"),
     [
         *(pytest.param(job, 4, id=job, marks=pytest.mark.nightly if job in LIKE_ANOTHER else ()) for job in JOBS),
-        *(
-            pytest.param(job, 2, id=f"{job}, thirds", marks=() if job == "mixed, softmax" else pytest.mark.nightly)
-            for job in JOBS
-        ),
+        pytest.param("mixed, softmax", 2, id="mixed, softmax, thirds"),
     ],
 )
 @pytest.mark.usefixtures("eager")

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -23,7 +22,6 @@ from longtail.trainer.history import TrainingHistory
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
-from longtail.trainer.warm_start import WarmStart
 from tests.bundles import onnx_query_tower
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
@@ -135,76 +133,6 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     bundle = to_bundle(trained, np.arange(3), Dial(BiasRemoval(default=0)), {}, tmp_path)
     inputs = {"user_id": np.int32([0, 1, 2, 3])}
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "least",
-    [pytest.param(0, id="tables apart"), pytest.param(1 << 20, id="inside", marks=pytest.mark.nightly)],
-)
-def test_every_kind_of_feature_reaches_the_bundle_and_the_next_training(
-    tmp_path: Path, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The export itself checks both towers against Keras."""
-    monkeypatch.setattr("longtail.trainer.export.tables.LEAST_BYTES", least)
-    queries = pa.table(
-        {
-            "job": ["cook", None, "pilot", "cook"],
-            "age": [30.0, None, 50.0, 40.0],
-            "words": pa.array([[("1", 0.5)], [], [("2", 2.0), ("1", 1.0)], None], pa.map_(pa.string(), pa.float32())),
-            "about": ["likes long tails", "", None, "likes cats"],
-        }
-    )
-    labels = pa.table(
-        {"year": [1999, 2001, None], "title": ["Long Tail", "Cat", None], "genres": [["a"], [], ["b", "a"]]}
-    )
-    query = [
-        tiny.USER,
-        {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "combiner": "sqrtn"},
-        {"name": "job", "kind": "id", "dim": 2},
-        {"name": "age", "kind": "number"},
-        {"name": "words", "kind": "bag", "dim": 3, "combiner": "sum"},
-        {"name": "about", "kind": "text", "hash_rows": 32, "dim": 5},
-    ]
-    label = [
-        tiny.ITEM,
-        {"name": "year", "kind": "number"},
-        {"name": "title", "kind": "text", "table": "about", "hash_rows": 32, "dim": 5},
-        {"name": "genres", "kind": "bag", "dim": 2},
-    ]
-    recipe = tiny.recipe(
-        query={"features": query, "hidden": [8]},
-        label={"features": label, "hidden": [8]},
-        model={"dim": 4, "similarity": "dot", "learn_temperature": True},
-        loss={
-            "sampler": {"name": "popularity", "negatives": 3, "shared": False, "alpha": 0.75},
-            "weight": "importance",
-        },
-        optimizer={"embeddings": "adagrad", "clip_norm": 1.0},
-        training={"batch_size": 4, "epochs": 2},
-    )
-    pairs = tiny.pairs((0, 0), (1, 1), (2, 2), (3, 0), (0, 1), (2, 0), weights=[1, 2, 0.5, 1, 1, 3])
-    dataset = tiny.dataset(pairs, queries=4, labels=3, query_table=queries, label_table=labels)
-    trained = train(recipe, dataset, epochs=2, work=tmp_path, logs=tmp_path / "logs", reporter=silent())
-
-    to_bundle(trained, np.arange(4), Dial(BiasRemoval(default=0)), {}, tmp_path).write(tmp_path / "bundle")
-
-    bundle = Bundle.load(tmp_path / "bundle")
-    assert [feature.kind for feature in bundle.manifest.query_features] == [
-        "id", "history", "id", "number", "bag", "text"
-    ]  # fmt: skip
-    assert sorted(bundle.vocabularies) == ["genres", "item_id", "job", "user_id", "words"]
-    assert sorted(bundle.tables) == ([] if least else [*sorted(["about", *bundle.vocabularies])])
-    weights = WarmStart.read(tmp_path / "bundle")
-    places = {"work": tmp_path / "again", "logs": tmp_path / "logs"}
-    again = train(recipe, dataset, epochs=1, **places, reporter=silent(), warm_start=weights)
-    carried = weights.carry_over(again.model, again.encoding.vocabularies, dataset.label_ids)
-    assert sorted(carried.tables) == sorted(["about", *bundle.vocabularies])
-    for name, table in trained.model.tables.items():
-        np.testing.assert_array_equal(np.asarray(again.model.tables[name].table), np.asarray(table.table))
-    assert Bundle.load(tmp_path / "bundle").manifest == bundle.manifest  # which training left as it was
-    assert bundle.manifest.temperature != 0.1
-    assert bundle.manifest.loss.sampler == "popularity(negatives = 3, alpha = 0.75, shared = False)"
 
 
 ALTERED: dict[str, tuple[Callable[[bytes, bytes], tuple[bytes, bytes]], str]] = {

@@ -5,29 +5,21 @@ Legend: `B` batch, `K` neighbours.
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from keras import ops, random
 from pydantic import ValidationError
-from rich.console import Console
 
 from longtail.bundle import Inputs
 from longtail.trainer import backend
 from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import NeighboursConfig
-from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.methods.neighbours import NeighbourLoss, Neighbours, nearest_rows
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.progress import Reporter
-from longtail.trainer.train import train
-from longtail.trainer.trained import Trained
 from tests.trainer import tiny
 
 T, WEIGHT, B = 0.2, 0.5, 6
@@ -245,43 +237,6 @@ def test_a_step_says_what_it_lacks() -> None:
         lacking = {name: column for name, column in batch.items() if name != f"_near_{side}"}
         with pytest.raises(ValueError, match=f"a step with neighbours: expected _near_{side} in its batch"):
             built(recipe).train_step(lacking)
-
-
-def run(recipe: Recipe, work: Path, *, epochs: int, data: Dataset = DATA) -> Trained:
-    reporter = Reporter(Console(file=io.StringIO()))
-    return train(recipe, data, epochs=epochs, work=work, logs=work / "logs", reporter=reporter)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("eager")
-def test_a_run_that_was_killed_goes_on_with_the_same_neighbours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class KilledError(Exception):
-        pass
-
-    drawn: list[set[int]] = [set() for _ in range(3)]
-
-    def dying(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
-        for step, batch in epoch_batches(*arguments, **more):
-            if (more["epoch"], step) == (2, 2):
-                raise KilledError
-            for row, (neighbour, near) in enumerate(zip(batch["_neighbour"], batch["_near_label"], strict=True)):
-                if near[-1] >= 0:
-                    drawn[row].add(near.tolist().index(neighbour))
-            yield step, batch
-
-    dropping = {"features": [tiny.USER], "dropout": 0.2}
-    recipe = job(query=dropping, training={"batch_size": 3, "checkpoint_steps": 1})
-    with monkeypatch.context() as patched:
-        patched.setattr("longtail.trainer.train.epoch_batches", dying)
-        with pytest.raises(KilledError):
-            run(recipe, tmp_path / "killed", epochs=4)
-    assert {0, 1} in drawn, "anew in every step"
-    again, whole = (run(recipe, tmp_path / name, epochs=4) for name in ("killed", "whole"))
-    assert again.history == whole.history
-    for mine, other in zip(again.step.variables, whole.step.variables, strict=True):
-        np.testing.assert_array_equal(ops.convert_to_numpy(mine), ops.convert_to_numpy(other))
 
 
 ENCODED = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "encoder": {"name": "sasrec"}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from longtail.bundle import Bundle
-from longtail.trainer import RecipeError, fit, register
+from longtail.trainer import RecipeError, register
 from longtail.trainer.config import Recipe
 from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.layers import TowerSetup
@@ -85,25 +83,6 @@ def test_dense_weights_of_layers_inside_layers_have_names_of_their_own() -> None
     assert len(names) == len(model.towers.query.trainable_variables) == 8
     assert names[0] == "query/0.MultiHeadAttention.kernel"
     assert names[2] == "query/0.MultiHeadAttention.kernel.1"
-
-
-@pytest.mark.nightly  # test_train_to_serve.py has a tower of one's own in CI
-@pytest.mark.usefixtures("page")
-def test_a_job_with_towers_of_ones_own_starts_warm_from_its_bundle(tmp_path: Path) -> None:
-    recipe = tiny.write_job(tmp_path)
-    overrides = [
-        "training.epochs=1",
-        "training.keep_optimizer=true",
-        "query.tower={name='gated', experts=2}",
-        "label.tower='gated'",
-    ]
-    bundle = fit(recipe, tmp_path / "first", overrides=overrides)
-    assert bundle.manifest.software["tower gated"].startswith("page:gated")
-
-    fit(recipe, tmp_path / "second", overrides=overrides, warm_start=tmp_path / "first")
-    with np.load(tmp_path / "second" / "weights.npz") as second:
-        assert sum(name.startswith(("query/", "label/")) for name in second) == 6 + 6
-    assert Bundle.load(tmp_path / "second").label_tower is not None
 
 
 def failing(*_: Any) -> Any:
