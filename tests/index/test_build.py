@@ -13,7 +13,7 @@ from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Rele
 from longtail.index.construct import settings
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.training import train_index
-from longtail.index.construct.tuning import tune_index
+from longtail.index.construct.tuning import TunedIndex, tune_index
 from longtail.index.manifests import Effort
 from longtail.index.search.faiss_index import FaissIndex
 from tests.bundles import make_bundle
@@ -24,8 +24,13 @@ def bundle() -> Bundle:
     return make_bundle(labels=6000, dim=16, queries=20)
 
 
-def test_the_head_holds_the_most_frequent_labels_and_the_index_all(bundle: Bundle) -> None:
-    index = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None).index
+@pytest.fixture(scope="module")
+def tuned(bundle: Bundle) -> TunedIndex:
+    return tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
+
+
+def test_the_head_holds_the_most_frequent_labels_and_the_index_all(bundle: Bundle, tuned: TunedIndex) -> None:
+    index = tuned.index
     assert (index.kind, index.labels) == ("ivf_flat", 6000)
     counts = bundle.labels.counts[index.head.rows_H]
     assert counts.min() >= np.delete(bundle.labels.counts, index.head.rows_H).max()
@@ -33,17 +38,16 @@ def test_the_head_holds_the_most_frequent_labels_and_the_index_all(bundle: Bundl
     assert np.array_equal(index.head.vectors_HE, bundle.rows()[index.head.rows_H])
 
 
-def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(bundle: Bundle) -> None:
-    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
-    costs = [(trial.head, trial.effort.probes) for trial in built.trials]
+def test_every_trial_is_recorded_cheapest_first_and_the_first_good_one_is_chosen(tuned: TunedIndex) -> None:
+    costs = [(trial.head, trial.effort.probes) for trial in tuned.trials]
     assert costs == sorted(costs)
-    assert costs[0] == (built.chosen.head, 2)
-    assert built.chosen.head in (600, 960)
-    assert built.chosen == built.trials[-1]
-    assert built.chosen.lowest.recall >= 0.99
-    assert all(trial.lowest.recall < 0.99 for trial in built.trials[:-1])
-    assert all(trial.queries_per_second > 0 for trial in built.trials)
-    assert [at.bias_removal for at in built.chosen.recall] == [-1.0, 0.0, 0.5, 1.0, 2.0]
+    assert costs[0] == (tuned.chosen.head, 2)
+    assert tuned.chosen.head in (600, 960)
+    assert tuned.chosen == tuned.trials[-1]
+    assert tuned.chosen.lowest.recall >= 0.99
+    assert all(trial.lowest.recall < 0.99 for trial in tuned.trials[:-1])
+    assert all(trial.queries_per_second > 0 for trial in tuned.trials)
+    assert [at.bias_removal for at in tuned.chosen.recall] == [-1.0, 0.0, 0.5, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("spec", ["flat", "ivf_flat", "ivf_fastscan"])
@@ -67,14 +71,15 @@ def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_
 
 
 @pytest.mark.slow
-def test_the_head_keeps_at_full_bias_removal_what_one_approximate_index_loses(bundle: Bundle) -> None:
+def test_the_head_keeps_at_full_bias_removal_what_one_approximate_index_loses(
+    bundle: Bundle, tuned: TunedIndex
+) -> None:
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
     effort = Effort(probes=64)
     single = train_index("IVF310,Flat", rows.shape[1], rows, "cpu")
     one = Searcher(bundle, FaissIndex("ivf_flat", "IVF310,Flat", single), effort)
-    built = tune_index(bundle, IndexSpec("ivf_flat"), "cpu", lambda _: None)
-    headed = Searcher(bundle, built.index, built.chosen.effort)
+    headed = Searcher(bundle, tuned.index, tuned.chosen.effort)
     recall_of_one = {at.bias_removal: at.recall for at in calibration.measure(one)[0]}
     recall_of_both = {at.bias_removal: at.recall for at in calibration.measure(headed)[0]}
     assert all(recall > 0.99 for recall in recall_of_both.values())
