@@ -101,7 +101,7 @@ def test_keys_and_settings_change_without_a_restart(releases: Path, tmp_path: Pa
         assert service.process.terminate() == 0
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_wrong_files_leave_what_was_before(releases: Path, tmp_path: Path, workers: int) -> None:
     right = f"max_k = 5\nworkers = {workers}\n"
     with reloading(releases, tmp_path, workers) as service:

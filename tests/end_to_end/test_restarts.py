@@ -71,7 +71,7 @@ def asked(connection: HTTPConnection, path: str = "/livez") -> tuple[int, str | 
     return response.status, response.headers["connection"]
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_a_second_signal_closes_idle_connections_at_once(releases: Path, tmp_path: Path, workers: int) -> None:
     with server(releases, tmp_path / "log", workers=workers, drain_seconds=60, state=tmp_path / "state") as process:
         process.wait_until_ready()

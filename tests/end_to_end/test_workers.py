@@ -218,7 +218,7 @@ def test_a_killed_worker_is_replaced_and_requests_go_on(service: ServerProcess) 
             assert samples(its_http)["longtail_ready"] == 1
 
 
-@pytest.mark.parametrize("ends", ["SIGTERM", "SIGKILL of the parent"])
+@pytest.mark.parametrize("ends", [pytest.param("SIGTERM", marks=pytest.mark.nightly), "SIGKILL of the parent"])
 def test_no_process_is_left(releases: Path, tmp_path: Path, ends: str) -> None:
     with several_workers(releases, tmp_path / "state") as process:
         process.wait_until_ready()

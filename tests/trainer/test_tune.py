@@ -379,7 +379,7 @@ main()
 """`longtail-train`, killed when it takes its n-th batch."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.process
 def test_values_of_a_killed_trial_are_tried_again_from_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
