@@ -48,9 +48,19 @@ def guarded(tmp_path: Path, **keys: object) -> Iterator[httpx.Client]:
         yield client
 
 
+KEYS = {"api_keys": (ASKING, OTHER, UNICODE), "admin_keys": (ADMIN,)}
+
+
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[httpx.Client]:
-    with guarded(tmp_path, api_keys=(ASKING, OTHER, UNICODE), admin_keys=(ADMIN,)) as client:
+    with guarded(tmp_path, **KEYS) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """One for all tests that change nothing."""
+    with guarded(tmp_path_factory.mktemp("state"), **KEYS) as client:
         yield client
 
 
@@ -83,9 +93,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize(("method", "path", "body"), [*MAY_ASK, *MAY_CHANGE, ("GET", "/v1/nothing", None)])
 def test_without_a_key_of_the_service_nothing_is_answered(
-    client: httpx.Client, method: str, path: str, body: object, case: str
+    unchanged: httpx.Client, method: str, path: str, body: object, case: str
 ) -> None:
-    response = client.request(method, path, json=body, headers=REFUSED[case])
+    response = unchanged.request(method, path, json=body, headers=REFUSED[case])
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
     error = response.json()["error"]
@@ -106,9 +116,9 @@ def test_without_a_key_of_the_service_nothing_is_answered(
 )  # fmt: skip
 @pytest.mark.parametrize(("method", "path", "body"), MAY_ASK)
 def test_any_key_may_ask(
-    client: httpx.Client, method: str, path: str, body: object, headers: dict[bytes, bytes]
+    unchanged: httpx.Client, method: str, path: str, body: object, headers: dict[bytes, bytes]
 ) -> None:
-    assert client.request(method, path, json=body, headers=headers).status_code == 200
+    assert unchanged.request(method, path, json=body, headers=headers).status_code == 200
 
 
 @pytest.mark.parametrize(("method", "path", "body"), MAY_CHANGE)

@@ -7,7 +7,10 @@ from http import HTTPStatus
 import httpx2 as httpx
 import pytest
 
+from longtail.serving import create_app
 from longtail.serving.http.schemas.operations import ErrorAnswer
+from tests.serving.client import client_of
+from tests.serving.plane import plane_retriever, plane_settings
 
 Case = tuple[object, str | None, str]
 
@@ -144,6 +147,14 @@ INVALID: dict[str, Case] = {
     "long batch": ({"queries": [{"features": {}}] * 6}, "queries", "expected at most 5 queries, received 6"),
     "a list": ([], None, "expected an object, received a list of 0"),
 }
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """One for all: nothing that is refused changes the service."""
+    app = create_app(plane_settings(tmp_path_factory.mktemp("state")), retriever=plane_retriever())
+    with client_of(app) as client:
+        yield client
 
 
 def post(client: httpx.Client, path: str, body: object) -> httpx.Response:
