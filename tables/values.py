@@ -148,9 +148,13 @@ def kinds_of_text(text: str) -> dict[str, str]:
         "DOUBLE": r"\s*-?(0|[1-9]\d{0,14})(\.\d+)?\s*",
         "DATE": rf"\s*{_YEAR}-\d\d-\d\d\s*",
     }
+    fits = {kind: f"{matches(text, form)} AND {typed(text, kind)} IS NOT NULL" for kind, form in written.items()}
+    # A DOUBLE has 15 digits for sure, of any number of 16 or 17 only some.
+    many, shown = matches(text, r"\s*-?\d{13,}\.\d*[1-9]\d*\s*"), f"{typed(text, 'DOUBLE')}::VARCHAR"
+    fits["DOUBLE"] += f" AND ({shown} = rtrim(trim({text}), '0') OR NOT {many})"
     return {
         "BOOLEAN": f"lower(trim({text})) IN ('true', 'false')",
-        **{kind: f"{matches(text, form)} AND {typed(text, kind)} IS NOT NULL" for kind, form in written.items()},
+        **fits,
         "TIMESTAMP": f"{micros_of(text, TEXT)} IS NOT NULL",
     }
 

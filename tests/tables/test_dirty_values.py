@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from longtail.tables.engine import Engine, engine
@@ -106,6 +106,8 @@ def test_a_column_gets_a_type_that_holds_its_texts(count: int, reader: Engine) -
 
     @cases(count)
     @given(number)
+    @example("100000000000000.01")
+    @example("1700000000123.456")
     def check(text: str) -> None:
         for kind, condition in kinds_of_text("x").items():
             if not value_of(reader, condition, text):
