@@ -6,7 +6,7 @@ process → http → core → monitoring, and http → dashboard.
 
 One query: http.middleware lets it in (auth), routes.retrieval reads and checks it (requests, schemas);
 core.service queues it (queue); core.retriever resolves (queries), embeds, ranks (ranking or tree_ranking
-over overlay and index) and writes labels (catalogue); monitoring.outcomes counts it.
+over overlay and index) and writes labels (catalogue); monitoring.live_figures counts it.
 
 FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or
 `create_app`.
