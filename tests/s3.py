@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
-from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -30,6 +29,8 @@ class S3Server:
     FAULTS = ("fail", "lose", "tear", "garble", "hang", "overwrite", "terse")
 
     def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app  # where a server is wanted alone
+
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = self._started(0)
         self.port = self._server.port

@@ -6,15 +6,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pyarrow as pa
 import pytest
 
 from longtail.tables import DataError, find_files
 from tests.s3 import BUCKET, S3Server
 from tests.tables.reading import read, rows_of
-
-deltalake = pytest.importorskip("deltalake")
-sql = pytest.importorskip("pyiceberg.catalog.sql")
 
 
 def log(*rows: tuple[str, int, str]) -> pa.Table:
@@ -23,7 +21,9 @@ def log(*rows: tuple[str, int, str]) -> pa.Table:
 
 
 def catalog(warehouse: Path | str, **properties: str) -> Any:
-    made = sql.SqlCatalog("shop", uri="sqlite:///:memory:", warehouse=str(warehouse), **properties)
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    made = SqlCatalog("shop", uri="sqlite:///:memory:", warehouse=str(warehouse), **properties)
     made.create_namespace("shop")
     return made
 

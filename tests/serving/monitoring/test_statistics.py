@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from longtail.serving.monitoring.intervals import binomial_interval
 from longtail.serving.monitoring.ring import latency_bin, latency_ms
@@ -22,6 +21,8 @@ def test_latency_quantiles_are_right_to_a_bin() -> None:
 @pytest.mark.parametrize(("hits", "trials"), [(0, 1), (1, 1), (3, 10), (0, 200), (20, 20_000), (19_000, 20_000)])
 @pytest.mark.parametrize("confidence", [0.95, 0.999])
 def test_binomial_intervals_are_exact(hits: int, trials: int, confidence: float) -> None:
+    from scipy.stats import binomtest  # which takes seconds, of every process that collects tests
+
     expected = binomtest(hits, trials).proportion_ci(confidence, "exact")
     assert binomial_interval(hits / trials, trials, confidence) == pytest.approx(
         (expected.low, expected.high), abs=1e-7
