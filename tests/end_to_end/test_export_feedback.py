@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,18 +17,12 @@ from longtail.serving.export import export
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
 from tests.bundles import make_bundle
+from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import server
 from tests.serving.process import until
 
 ADMIN = "admin-key-of-sixteen"
 FEATURES = {"user_id": "u1", "history": ["item-1", 2]}
-
-
-def exported(*options: object) -> str:
-    command = [sys.executable, "-m", "longtail.serving", "export-feedback", *map(str, options)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-    return run.stdout
 
 
 def published(folder: Path) -> Path:
@@ -78,8 +71,8 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
         metrics = httpx.get(f"{process.url}/metrics", headers={"X-API-Key": ADMIN}).text
         assert 'longtail_explored_total{bucket="new"} 4.0' in metrics
         assert 'longtail_answer_ids_refused_total{reason="forged"} 1.0' in metrics
-        assert "left out: " in exported(releases, "--out", out), "the last minute's"
-        said = exported(releases, "--out", out, "--until", "0m")
+        assert "left out: " in longtail("serving", "export-feedback", releases, "--out", out), "the last minute's"
+        said = longtail("serving", "export-feedback", releases, "--out", out, "--until", "0m")
         assert process.terminate() == 0
     assert "left out: 1 labels whose query's features are not known" in said
     table = pq.read_table(out)
@@ -102,15 +95,14 @@ def test_feedback_trains_the_next_model(tmp_path: Path) -> None:
     assert (organic["source"], organic["user_id"], organic["weight"], organic["answer"]) == ("organic", "7", 0.5, None)
     # All of it, under a recipe's own name for labels; then of a time without any.
     assert {path.suffix for path in (releases / ".state/events").iterdir()} == {".parquet"}
-    assert "6 labels chosen" in exported(
-        releases, "--out", out, "--since", "1h", "--until", "0m", "--label-id", "item_id", "--all"
-    )
+    every = "--since", "1h", "--until", "0m", "--label-id", "item_id", "--all"
+    assert "6 labels chosen" in longtail("serving", "export-feedback", releases, "--out", out, *every)
     data = DataConfig(
         train=recorded(out), query_id="user_id", label_id="item_id", timestamp="time", weight="debiased_weight"
     )
     dataset = load_dataset(data, seed=0)
     assert (len(dataset.train), set(dataset.query_ids.to_pylist())) == (5, {"u1", "7"})
-    assert "0 labels chosen" in exported(releases, "--until", "1h", "--out", out)
+    assert "0 labels chosen" in longtail("serving", "export-feedback", releases, "--until", "1h", "--out", out)
     assert [(field.name, field.type) for field in pq.read_schema(out)] == [(one.name, one.type) for one in table.schema]
 
 

@@ -32,6 +32,7 @@ from longtail.index import IndexSpec, Releases, build, merge_labels
 from longtail.serving.settings import Settings
 from longtail.state import LabelStore, read_label_changes, read_place
 from tests.bundles import label_features, make_bundle
+from tests.end_to_end.commands import longtail
 from tests.end_to_end.killing import Service, serving
 from tests.end_to_end.ledger import Chooser, check_export
 from tests.postgres import PostgresServer, postgres
@@ -259,11 +260,8 @@ def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> N
     )  # fmt: skip
     assert refused.returncode == 2
     assert f"found none, and 1 in {left}: copy them with longtail-serve copy-labels {left}" in refused.stderr
-    copied = subprocess.run(
-        [sys.executable, "-m", "longtail.serving", "copy-labels", str(left), "--state", place],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert copied.stdout.startswith("1 label changes copied to postgresql://longtail@127.0.0.1"), copied.stderr
+    copied = longtail("serving", "copy-labels", left, "--state", place)
+    assert copied.startswith("1 label changes copied to postgresql://longtail@127.0.0.1")
     assert set(read_label_changes(place).hidden) == {"item-1"}
 
 

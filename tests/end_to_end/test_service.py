@@ -18,6 +18,7 @@ from pyarrow import feather
 from longtail.bundle import Proposal, read_manifest
 from longtail.index import IndexSpec, Releases, build
 from tests.bundles import log_p_n, make_bundle
+from tests.end_to_end import killing
 from tests.serving.process import ServerProcess, server, until
 
 LABELS, USERS = 60, 20
@@ -132,7 +133,7 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
     with httpx.Client(base_url=service.url) as client:
 
         @seed(2)
-        @settings(max_examples=60, deadline=None, database=None)
+        @settings(max_examples=30, deadline=None, database=None)
         @given(st.lists(query, min_size=1, max_size=30))
         def holds(queries: list[tuple[str, list[str], float, float, int, set[str]]]) -> None:
             dials = [within(name, bias_removal, popularity) for _, _, bias_removal, popularity, _, _ in queries]
@@ -182,7 +183,7 @@ def test_a_body_of_10_megabytes_is_refused_and_the_service_goes_on(service: Serv
 
 def test_sigterm_turns_readiness_off_then_exits_with_0(releases: Path, tmp_path: Path) -> None:
     Releases(releases).publish("dot")
-    with server(releases, tmp_path / "log", drain_seconds=3, state=tmp_path / "state") as process:
+    with killing.server(releases, tmp_path / "log", drain_seconds=3, state=tmp_path / "state") as process:
         process.wait_until_ready()
         process.process.send_signal(signal.SIGTERM)
         until(lambda: httpx.get(f"{process.url}/readyz").status_code == 503, "not to be ready")
@@ -194,7 +195,7 @@ def test_a_second_service_on_the_same_state_is_refused_in_one_line(
     service: ServerProcess, releases: Path, tmp_path: Path
 ) -> None:
     assert httpx.get(f"{service.url}/livez").status_code == 200
-    with server(releases, tmp_path / "log") as second:
+    with killing.server(releases, tmp_path / "log") as second:
         assert second.process.wait(20) == 2
     assert (tmp_path / "log").read_text().splitlines()[-1] == (
         f"longtail-serve: state directory {releases / '.state'}: expected one that no other service uses (--state), "

@@ -23,9 +23,10 @@ from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
 from tests.bundles import make_bundle
+from tests.end_to_end.killing import server
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
-from tests.serving.process import ServerProcess, server, until
+from tests.serving.process import ServerProcess, until
 
 MEGABYTE, VALUES = 1 << 20, 65_000
 HISTORY = '{"queries":[{"features":{"history":['
