@@ -107,15 +107,11 @@ def answer(
     """Write the answers to every row of a table that are not there yet.
 
     Args:
-        releases: directory or URL of releases.
         queries: file, directory, glob or URL of a table; columns are features by name, and what is kept.
-        out: directory of the answers; made if missing.
-        asked: the same for every row.
         release: which; CURRENT by default.
         state: the service's, whose added and hidden labels count as they are when the batch begins; by default
             RELEASES/.state, and of a URL none.
         share: of the files of answers, (which, of how many), from 0.
-        say: gets a line for every file, and one for features without a column.
 
     Raises:
         BatchError: the queries, the options or OUT; files that are done stay.

@@ -131,7 +131,6 @@ def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> In
     """Compute by how much an arm's rate is above the control's, and its bounds; None while one has no trials.
 
     Args:
-        arm, control: of units that chance has divided.
         alpha: that the truth is ever left out; where several arms are compared with one control, their share of it.
     """
     if arm.value is None or control.value is None:
@@ -176,8 +175,6 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
     """Compare the arms of an experiment by the answers and the labels chosen of its run.
 
     Args:
-        experiment: the one that runs.
-        folder: of the events of services that run or ran.
         window: from and up to when, in seconds since 1970; what is not kept whole is cut off at its beginning.
 
     Returns:

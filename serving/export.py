@@ -85,7 +85,6 @@ def read_window(since: str | None, until: str | None, now: float) -> tuple[float
     Args:
         since, until: ISO 8601, UTC unless it says otherwise, or an age such as `7d`; None: since ever, until a minute
             ago, as later events may be under way.
-        now: seconds since 1970.
 
     Raises:
         ExportError: neither form.
@@ -112,10 +111,8 @@ def export(
 
     Args:
         releases: directory or URL; the features of CURRENT's queries are columns, whether or not a client sent them.
-        events: folder of events, of services that run or ran.
         out: the file; one that is there is replaced.
         window: of the events' times, in seconds since 1970: the first is in, the second out.
-        label_id: column of the label ids.
         everything: also choices without features.
 
     Returns:
@@ -176,9 +173,7 @@ def _columns(features: Mapping[str, Feature], sent: Sequence[str], label_id: str
     """Return what stands in each feature's column, as SQL, and the features that cannot be columns.
 
     Args:
-        features: of the release's queries.
         sent: names that clients sent, the most frequent first.
-        label_id: column of the label ids.
     """
     reserved = {name.casefold() for name in (*_OWN, label_id)}
     values, taken, left_out = dict[str, str](), set(reserved), list[str]()

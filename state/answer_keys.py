@@ -44,9 +44,7 @@ class AnswerKeys:
     """The keys of one service; a new one signs after each day. Thread-safe.
 
     Args:
-        place: a state directory, which is there, or a database that replicas share.
         lifetime: seconds that an answer id may be used; keys are kept for as long after their last day.
-        clock: seconds since 1970.
 
     Attributes:
         secrets: of all keys that are kept, by number modulo 256.

@@ -43,11 +43,7 @@ Refusal = Literal["malformed", "forged", "expired"]
 
 
 class AnswerIdError(Exception):
-    """An answer id that is none of this service's, or too old.
-
-    Args:
-        message: the same in words, as "found …".
-    """
+    """An answer id that is none of this service's, or too old."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
@@ -61,7 +57,6 @@ class AnswerRecord:
     Attributes:
         name: of the answer, no other has it.
         at: when, in whole seconds since 1970.
-        priors: weights of the release's priors, in its order.
         arm: of an experiment, where arms are compared by the answer.
         restricted: whether the client said which labels may be answered.
         codes: of the first 100 labels in order, 16 bits each.
@@ -106,9 +101,7 @@ def sign_answer(
         at: when it was given, in seconds since 1970.
         release: name of the release that answered, UTF-8, at most 255 bytes.
         fingerprints_K: `bundle.id_rows.fingerprints` of the answered labels, in order, uint32 [K].
-        priors: weights of the release's priors.
         arm: in which it was answered; kept where arms are compared by it.
-        restricted: whether the client said which labels may be answered.
         propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
     """
     number, secret = key

@@ -42,10 +42,6 @@ class Catalogue:
 
     Args:
         vectors: float32 [L, dims] by label feature, as `Bundle.label_vectors`.
-        filterable: columns that labels may be filtered by, as of `LabelAttributes`.
-
-    Attributes:
-        attributes: what labels may be filtered by.
 
     Raises:
         BundleInvariantError: a display column that JSON cannot hold.
@@ -300,7 +296,6 @@ class LabelTexts:
     """Ids and display columns of labels. Arrow searches them, which leaves the interpreter to others.
 
     Args:
-        ids: string [L], distinct.
         columns: of types that JSON has, each [L]; what is searched of them is text, lists of text and whole numbers.
     """
 

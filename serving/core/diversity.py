@@ -39,10 +39,8 @@ def diversify_each(
     """Choose the labels of the queries that want them apart.
 
     Args:
-        ranker: found the pools, and finds larger ones.
         best: rows, int64 [P], and scores, float32 [P], of every query, of these their pools; these become what is
             answered.
-        catalogue: knows the labels.
 
     Returns:
         The size of the pool that each of these was chosen from, by the place of the query.
@@ -70,11 +68,7 @@ def diversify_each(
 
 
 def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: Catalogue) -> Int64:
-    """Places in the pool of the labels taken, int64, in the order in which they are: k, or fewer where no more may be.
-
-    Args:
-        catalogue: knows the labels.
-    """
+    """Choose places in the pool, int64, in the order in which labels are taken: k, or fewer where no more may be."""
     crowds = _Crowds(rows_P, diversity.max_per, catalogue)
     if diversity.weight > 0:
         return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue)

@@ -104,7 +104,6 @@ def explore_each(
 
     Args:
         best: rows and scores of every query's best labels; those of queries that explore become what is shown.
-        buckets_of: buckets, int8 [K], of rows, int64 [K].
 
     Returns:
         What was drawn, by the place of the query; only of queries that explore.

@@ -72,12 +72,7 @@ class Event(RequestModel):
 
 
 class Choice:
-    """One event, ready to be written and counted.
-
-    Attributes:
-        line: of the event, JSON.
-        chosen: what is counted.
-    """
+    """One event, ready to be written and counted."""
 
     def __init__(self, event: Event, labels: Sequence[str], chosen: ChosenLabels, **fields: Any) -> None:
         self.chosen = chosen
@@ -104,10 +99,8 @@ def read_choices(
     """Check events on answers by their ids alone.
 
     Args:
-        events: by their places in the request.
         read_answer: of `read_answer_id`.
         retriever_of: the release of a name, or the current one where that is not loaded: knows buckets of labels.
-        now: seconds since 1970.
         settings: whether and up to which length features are kept.
 
     Raises:
@@ -163,12 +156,6 @@ def retrieve_unseen(
     events: Mapping[int, Event], retriever: Retriever, *, now: float, settings: Settings
 ) -> list[Choice]:
     """Retrieve what the release would have answered before organic choices.
-
-    Args:
-        events: by their places in the request.
-        retriever: the release being served.
-        now: seconds since 1970.
-        settings: how many labels are retrieved, and which features are kept.
 
     Raises:
         InvalidRequestError: query features that the release cannot read.

@@ -86,7 +86,6 @@ class LabelFollower:
 
         Args:
             retrievers: all loaded releases; one that cannot be changed is left out, unless it is `served`.
-            served: the release that answers by default.
 
         Raises:
             StoreError: nothing has changed.

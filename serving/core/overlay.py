@@ -35,7 +35,6 @@ class Overlay:
 
     Attributes:
         base: number of labels L that the release was built with; the first overlay row.
-        labels: number of rows L + M.
         changes: all changes so far, whether they concern this release or not.
         added: ids, embeddings, counts, log p_n, buckets, biases, priors and display columns of the M rows, in order;
             `catalogue_rows` says which of them replace a label of the catalogue.
@@ -203,7 +202,6 @@ class OverlaySearcher:
         base: finds rows 0 … first − 1.
         first: number of labels L in the index; row of the first overlay label.
         rows_ME: float32, augmented rows of the labels first, first + 1, …
-        buckets_M: int8, the bucket of each of those labels.
     """
 
     def __init__(self, base: LabelSearcher, first: int, rows_ME: Float32, buckets_M: Int8) -> None:

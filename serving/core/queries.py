@@ -413,11 +413,8 @@ class ResolvedQuery:
     """What one query asks for, checked against one release and in its rows instead of ids.
 
     Attributes:
-        priors: weights of the release's priors, float32 [P].
         filter: which label rows are eligible; None if all are.
-        unknown_exclude: ids of `exclude` that the release does not have.
         explore: slots to draw at random, by bucket; none are 0.
-        display: columns to show; None: all.
         diversity: what keeps labels apart; None: they are answered by score alone.
     """
 

@@ -43,11 +43,8 @@ class Retrieval:
 
     Attributes:
         results: `RetrieveResult` or `SimilarResult` of the HTTP API of every query, with NumPy's numbers.
-        rows_N: int64, the labels answered, query after query.
-        scores_N: float32, the scores of those labels in logits.
         ends_B: where each query's labels end among the N.
         propensities_N: float32, P(shown) of those labels given their query; None where no query explored.
-        explored: slots that were drawn, by bucket, of all queries.
         unknown: ids that the release does not know, in all `exclude` and in all `allow`.
     """
 

@@ -65,7 +65,6 @@ class Search:
 
     Attributes:
         options: queries; or, for each label whose nearest labels are wanted, its request.
-        embed: what is to embed in their place.
         name: of the request, no other has it.
         answer_ids: give every result an `answer_id`; none of a preview.
         in_request: positions of the queries in the request; None: these are all.

@@ -28,7 +28,6 @@ class Baseline:
     """The distributions of a retrieval of calibration queries.
 
     Attributes:
-        bias_removal, popularity_weight: λ and μ of the retrieval.
         shares: of the answered labels, by bucket; they sum to 1.
         coverage: of each bucket's labels, those answered at all.
         by_k: of the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of

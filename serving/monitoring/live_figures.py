@@ -120,7 +120,6 @@ class LiveFigures:
         Never refuses a release: what the disk does not take is kept in memory, with a warning.
 
         Args:
-            release: its name, fit for a file's.
             baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
         """
         with self._begin_lock:

@@ -184,7 +184,6 @@ class Metrics(Collector):
 
         Args:
             batch: its queries, labels and dials are counted.
-            unknown: ids that the release does not have, by list.
             shown, judged: labels by bucket, int64 [4], of all and of unrestricted answers.
             deciles: of the scores of these, int64 [10]; None without a baseline.
         """

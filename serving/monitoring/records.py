@@ -33,7 +33,6 @@ class AnsweredBatch:
         rows_N: rows of the answered labels, all queries one after the other, int64 [N]; L and above are labels added
             since, which have no per-label count.
         ends_B: where in the N labels every query's end, ascending.
-        buckets_N: int8 [N].
         explored: labels drawn by chance, by bucket.
         restricted_B: whether the client restricted the answer to some labels (`buckets`, `allow`, `filter`), so that it
             says nothing about the release, bool [B]; None: none.

@@ -68,9 +68,7 @@ def judge(
     """Return `verdict` of GET /v1/monitoring: the worst severity, its sentence, and what is not steady, worst first.
 
     Args:
-        troubles: sentences on what is broken now.
         organic_k: labels retrieved for an organic interaction.
-        age_days: of the training data; None: not known.
     """
     windows, day = report["windows"], report["windows"]["24h"]
     found = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
