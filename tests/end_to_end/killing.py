@@ -128,7 +128,7 @@ def _serve(settings: Settings, log: Path, environment: Mapping[str, str]) -> Non
     with log.open("wb") as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
-    logs.configure("text", "warning")
+    logs.configure("warning")
     serve(settings, "warning")
 
 
