@@ -24,7 +24,7 @@ from keras import ops
 from longtail.bundle import Buckets
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import LabelSide, rank
-from longtail.trainer.evaluation.task import Seen
+from longtail.trainer.evaluation.task import seen_by
 
 DIM, TEMPERATURE, SEEN, DIRECTIONS = 64, 0.1, 20, 200
 SETTINGS = [Setting(at / 10) for at in range(11)]
@@ -57,15 +57,13 @@ class Work:
     def in_one_pass(self, k: int) -> np.ndarray:
         """`rank` of all queries, int32 [G, N, K]."""
         rows = np.arange(len(self.users), dtype=np.int32)
-        return rank(
-            rows, self.users.__getitem__, self.side, self.seen_keys, SETTINGS, k=k, queries=len(self.users)
-        )[0]  # fmt: skip
+        return rank(rows, self.users.__getitem__, self.side, self.seen_keys, SETTINGS, k=k)[0]
 
     def one_by_one(self, k: int) -> np.ndarray:
         """The first queries, ranked anew for every setting, int32 [G, n, K]."""
         rows = np.arange(min(ONE_BY_ONE, len(self.users)), dtype=np.int32)
         labels_EL = ops.convert_to_tensor(self.side.rows().T.copy())
-        places = Seen(self.seen_keys, queries=len(self.users), labels=self.labels).places(rows)
+        places = seen_by(self.seen_keys, rows, labels=self.labels)
         nothing = np.full(len(places), -np.inf, np.float32)
         tops = []
         for setting in SETTINGS:

@@ -42,16 +42,10 @@ def compare_with_baselines(
     task = Task.of(held_out, known, config, labels=labels, seed=seed, request_queries=dataset.request_queries)
     features, label_side = trained.encoding.query.with_history(known, held_out), trained.label_side()
     (ours_NK,), _ = rank(
-        task.rows_N,
-        lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)),
-        label_side,
-        task.seen_keys,
-        [dial.default],
-        k=task.k,
-        queries=len(dataset.query_ids),
-        request_queries=dataset.request_queries,
+        task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
+        task.seen_keys, [dial.default], k=task.k, queries_N=task.queries_N,
         log_proposal=log_proposal_of(trained.model.proposal, features),
-    )
+    )  # fmt: skip
     learnt = learnt_from(trained.dataset.train, known)
     return compare(task, ours_NK, label_side, learnt, config, tuning=tuning)
 

@@ -257,16 +257,11 @@ def compare(
     metric: Annotated[
         str | None, typer.Option(help="Whose k is shown (default: recall@20, or of the longest lists).")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Print two bundles side by side: figures with intervals, curves, and what their recipes differ in."""
-    from longtail.trainer.evaluation import compare as comparing
+    from longtail.trainer.evaluation.compare import compare
 
-    comparison = comparing.compare(a, b)
-    if json_:
-        typer.echo(comparison.as_json())
-    else:
-        comparison.show(Console(), comparing.shown(comparison, metric))
+    Console().print(*compare(a, b, metric), sep="\n")
 
 
 @app.command()

@@ -139,7 +139,6 @@ class Trained:
             lambda rows_B: self.model.embed_queries(read.of_queries(rows_B)),
             self.label_side(),
             self.recipe.evaluation,
-            queries=len(self.dataset.query_ids),
             request_queries=self.dataset.request_queries,
             seed=self.recipe.seed,
             max_queries=max_queries,

@@ -25,12 +25,9 @@ class HeldOut:
     rows_N: Int32
     positives: Positives
     seen_keys: Int64
-    queries: int
 
     @classmethod
-    def of(
-        cls, pairs: Pairs, known: Pairs, *, labels: int, queries: int, exclude_seen: bool, at_most: int | None = None
-    ) -> HeldOut:
+    def of(cls, pairs: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, at_most: int | None = None) -> HeldOut:
         """From pairs; `at_most` queries, drawn by seed 0."""
         seen = np.unique(known.queries.astype(np.int64) * labels + known.labels) if exclude_seen else np.zeros(0, int)
         keys = np.setdiff1d(pairs.queries.astype(np.int64) * labels + pairs.labels, seen)
@@ -39,7 +36,7 @@ class HeldOut:
             rows_N = np.sort(np.random.default_rng(0).choice(rows_N, at_most, replace=False))
             keys = keys[np.isin(keys // labels, rows_N)]
         rows = np.searchsorted(rows_N, keys // labels)
-        return cls(rows_N, Positives.of(rows, keys % labels, queries=len(rows_N), labels=labels), seen, queries)
+        return cls(rows_N, Positives.of(rows, keys % labels, queries=len(rows_N), labels=labels), seen)
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def measure(
     ks = [k for k in config.ks if k <= labels]
     tops, likelihoods = rank(
         held_out.rows_N, embed_queries, label_side, held_out.seen_keys, [Setting(at) for at in grid], k=max(ks),
-        queries=held_out.queries, log_proposal=log_proposal, likely=positives if config.log_likelihood else None,
+        log_proposal=log_proposal, likely=positives if config.log_likelihood else None,
     )  # fmt: skip
     none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)
     measured = {}

@@ -92,7 +92,7 @@ class Bench:
     def held_out(self, pairs: Pairs, known: Pairs, recipe: Recipe, at_most: int | None = None) -> HeldOut:
         """Pairs of valid or test as they are ranked."""
         return HeldOut.of(
-            pairs, known, labels=len(self.dataset.label_ids), queries=len(self.dataset.query_ids),
+            pairs, known, labels=len(self.dataset.label_ids),
             exclude_seen=recipe.evaluation.exclude_seen, at_most=at_most,
         )  # fmt: skip
 

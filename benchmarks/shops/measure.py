@@ -63,8 +63,7 @@ class Measurement:
             self.task.seen_keys,
             [dial],
             k=self.task.k,
-            queries=len(self.dataset.query_ids),
-            request_queries=self.dataset.request_queries,
+            queries_N=self.task.queries_N,
         )
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 

@@ -124,7 +124,7 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, known, lambda rows: scores[rows], labels, config, queries=2, seed=0, request_queries=request_queries,
+        held_out, known, lambda rows: scores[rows], labels, config, seed=0, request_queries=request_queries,
         settings=[Setting(0.0)],
     )  # fmt: skip
 

@@ -65,9 +65,7 @@ def test_evaluation_is_a_sort_of_every_score(
 ) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
 
-    curve = bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(bias=bias), config(exclude_seen=exclude_seen), queries=QUERIES, seed=0
-    )
+    curve = bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(bias=bias), config(exclude_seen=exclude_seen), seed=0)
 
     assert [point.bias_removal for point in curve] == GRID
     for point in curve:
@@ -81,8 +79,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
     inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
 
     (point,) = bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]),
-        queries=QUERIES, seed=0,
+        HELD_OUT, KNOWN, embed, label_side(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]), seed=0,
     )  # fmt: skip
 
     reached, best = 0.0, 0.0
@@ -96,7 +93,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
         best += np.sort(inverse[wanted])[::-1][:2].sum()
     assert point.metrics["psp@2"].value == pytest.approx(reached / best)
     assert not any(name.startswith("ps") for name in bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(), queries=QUERIES, seed=0
+        HELD_OUT, KNOWN, embed, label_side(), config(), seed=0
     )[0].metrics)  # fmt: skip
 
 
@@ -104,9 +101,7 @@ def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> Non
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
     seen_keys = known.queries.astype(np.int64) * L + known.labels
 
-    top, likelihoods = rank(
-        np.int32([0, 1]), embed, label_side(), seen_keys, [Setting(0.0), Setting(1.0)], k=L, queries=QUERIES
-    )
+    top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen_keys, [Setting(0.0), Setting(1.0)], k=L)
 
     assert likelihoods == [None, None]
 
@@ -126,7 +121,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("calibrated_at", GRID)
 def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked(calibrated_at: float) -> None:
     curve = bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(log_likelihood=True), queries=QUERIES, seed=0,
+        HELD_OUT, KNOWN, embed, label_side(), config(log_likelihood=True), seed=0,
         calibrated_at=calibrated_at,
     )  # fmt: skip
 
@@ -156,8 +151,7 @@ def test_repeated_and_weighted_pairs_count_in_the_likelihood_where_the_true_prob
         side = dataclasses.replace(label_side(), embeddings=ITEMS * 0, bias=log_p_L.astype(np.float32))
         (point,) = bias_removal_curve(
             pairs, KNOWN, embed, side, config(log_likelihood=True, exclude_seen=False, ks=[3], metric="recall@3"),
-            queries=QUERIES, seed=0,
-            settings=[Setting(0.0)], calibrated_at=0.0,
+            seed=0, settings=[Setting(0.0)], calibrated_at=0.0,
         )  # fmt: skip
         return {name: interval.value for name, interval in point.metrics.items()}
 
@@ -176,7 +170,7 @@ def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
 
     def likelihood(side: LabelSide, pairs: Any, *, described: bool) -> float:
         (point,) = bias_removal_curve(
-            pairs, KNOWN, embed, side, config(log_likelihood=True), queries=QUERIES, seed=0,
+            pairs, KNOWN, embed, side, config(log_likelihood=True), seed=0,
             settings=[Setting(0.7)], calibrated_at=0.7, described=described,
         )  # fmt: skip
         return point.metrics["log_likelihood"].value
@@ -192,7 +186,6 @@ def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
     log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
     top, _ = rank(
         np.arange(QUERIES, dtype=np.int32), embed, label_side(), np.zeros(0, np.int64), [*map(Setting, GRID)], k=L,
-        queries=QUERIES,
         log_proposal=lambda rows: log_p[rows],
     )  # fmt: skip
 
@@ -215,7 +208,7 @@ def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | Non
     settings = [Setting(0.0), Setting(1.0), Setting(0.7, -0.5), Setting(0.0, 2.0)]
 
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, side, np.zeros(0, np.int64), settings, k=L, queries=QUERIES,
+        np.arange(QUERIES, dtype=np.int32), embed, side, np.zeros(0, np.int64), settings, k=L,
         log_proposal=(lambda rows: log_proposal[rows].astype(np.float32)) if tree else None,
     )  # fmt: skip
 
@@ -259,7 +252,7 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
 
     top, _ = rank(
         np.arange(QUERIES, dtype=np.int32), lambda rows: np.float32(users[rows]), side, np.flatnonzero(seen), settings,
-        k=k, queries=QUERIES, log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
+        k=k, log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
     )  # fmt: skip
 
     for at, (bias_removal, popularity) in enumerate(settings):
@@ -318,11 +311,11 @@ def test_the_default_is_the_best_that_reaches_the_floor() -> None:
 
 def test_nothing_to_find_is_an_error() -> None:
     with pytest.raises(DataError, match="expected held-out pairs that are not in training, found none"):
-        bias_removal_curve(KNOWN, KNOWN, embed, label_side(), config(), queries=QUERIES, seed=0)
+        bias_removal_curve(KNOWN, KNOWN, embed, label_side(), config(), seed=0)
 
 
 def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
     long = config(ks=[2, 20], metric="recall@20")
 
     with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):
-        bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), long, queries=QUERIES, seed=0)
+        bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), long, seed=0)

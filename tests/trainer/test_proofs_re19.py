@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from scipy import stats
 from scipy.optimize import minimize
 
 from longtail.trainer.losses import Mining, Objective, SampledLogits
-from longtail.trainer.losses.mining import theta_of_all
 from tests.trainer import toy
 
 K, B = 8, 4
@@ -97,6 +97,20 @@ def test_the_mean_over_all_subsets_is_the_ordered_weighted_loss(
     if keep is not None and power == 0:
         np.testing.assert_allclose(theta[:keep], 1 / keep, err_msg="ϑ_j = (K − 1)/(k·B) is θ_j = 1/k on the top k")
     assert mean == pytest.approx(owl(PHI[family], SCORES, theta, pairwise=FORMS[form]), rel=1e-6)
+
+
+def theta_of_all(theta_B: np.ndarray, others: int, *, replace: bool = False) -> np.ndarray:
+    """θ over all J negatives that ϑ over a uniform sample of them amounts to, [J] [Re19 Lemma 2].
+
+    θ_j = Σ_i ϑ_i · P(the sample's i-th highest is the j-th highest of all). At least i of B draws are among the best j
+    with a hypergeometric probability (binomial with replacement); what j adds to that of j − 1 is wanted.
+    """
+    best_J1, fewer_B = np.arange(others + 1)[:, None], np.arange(len(theta_B))
+    if replace:
+        among_JB = stats.binom.sf(fewer_B, len(theta_B), best_J1 / others)
+    else:
+        among_JB = stats.hypergeom.sf(fewer_B, others, best_J1, len(theta_B))
+    return np.diff(among_JB, axis=0) @ theta_B
 
 
 @pytest.mark.parametrize("replace", [False, True])

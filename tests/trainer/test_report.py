@@ -7,7 +7,7 @@ from rich.console import Console
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import baseline_table, html_report, steps
+from longtail.trainer.evaluation.report import baseline_table, html_report
 from longtail.trainer.history import TrainingHistory
 from tests.trainer import tiny
 
@@ -83,7 +83,6 @@ def test_the_report_says_what_recall_costs_the_tail() -> None:
     ]
     dial = Dial(BiasRemoval(default=0.5, chosen_by="valid recall@2", curve_split="test", curve=curve))
 
-    assert [(step.recall, step.tail, step.rate) for step in steps(dial, "2")] == [(0.25, -0.125, -2), (-0.125, 0, None)]
     page = html_report(tiny.recipe(), dial, TrainingHistory([1.0], {}, 1), {}).decode()
     assert "What recall costs the tail" in page
     assert "<td>+0.2500</td><td>-0.1250</td><td>-2.00</td>" in page

@@ -23,8 +23,8 @@ from threadpoolctl import threadpool_limits
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.evaluation.ranking import block_of
-from longtail.trainer.evaluation.selection import Selection, Write
-from longtail.trainer.evaluation.task import Seen, Task
+from longtail.trainer.evaluation.selection import best
+from longtail.trainer.evaluation.task import Task, seen_by
 
 Settings = dict[str, float]
 """Parameters of a baseline by name."""
@@ -296,29 +296,22 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     popular_L = np.argsort(-data.popularity, kind="stable")
     newcomer_Q = data.newcomers
     if isinstance(scores, SameForAll):
-        top_NK, newcomer_N = _unseen(task, data, _ranked(scores.scores_L, popular_L)), newcomer_Q[task.queries_N]
+        ranked_L = popular_L[np.argsort(-scores.scores_L[popular_L], kind="stable")]
+        top_NK, newcomer_N = _unseen(task, data, ranked_L), newcomer_Q[task.queries_N]
         if newcomer_N.any():
             top_NK[newcomer_N] = _unseen(task, data, popular_L)[newcomer_N]
         return top_NK
-    place_L = np.empty_like(popular_L)
-    place_L[popular_L] = np.arange(data.labels)
-    keys = np.sort(task.seen_keys // data.labels * data.labels + place_L[task.seen_keys % data.labels])
-    seen = Seen(keys, queries=data.queries, labels=data.labels)
-    selection = Selection(np.zeros((data.labels, 1)), np.zeros((1, 1)), task.k)
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
     for start in range(0, len(task.rows_N), block):
         rows_B = task.queries_N[start : start + block]
         scores_BL = scores(rows_B)
         scores_BL[newcomer_Q[rows_B]] = data.popularity
-        write = _writer(scores_BL, popular_L[selection.order])
-        (places_BK,) = selection.lists(selection.values(len(rows_B), write, seen.places(rows_B)))
+        query_n, label_n = seen_by(task.seen_keys, rows_B, labels=data.labels).T
+        scores_BL[query_n, label_n] = -np.inf
+        places_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
+        places_BK = best(scores_BL[:, popular_L], places_BL, task.k)
         top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
     return top_NK
-
-
-def _ranked(scores_L: Float32, popular_L: Int64) -> Int64:
-    """Return labels, the best first; equal ones as they are popular."""
-    return popular_L[np.argsort(-scores_L[popular_L], kind="stable")]
 
 
 def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
@@ -339,13 +332,6 @@ def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
             short.append(rows_B[place_BC[:, -1] < task.k - 1])
         rows_M, width = np.concatenate(short) if width < data.labels else rows_M[:0], _FURTHER * width
     return top_NK
-
-
-def _writer(scores_BL: Float32, label_P: Int64) -> Write:
-    def write(places: slice, values: Float32) -> None:
-        values[:] = scores_BL[:, label_P[places]].T
-
-    return write
 
 
 def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:

@@ -151,7 +151,6 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
             bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
         ),
         _config(bundle, recipe),
-        queries=len(dataset.query_ids),
         request_queries=dataset.request_queries,
         seed=recipe.seed,
         settings=with_default(lines(recipe.evaluation, noise, default.bias_removal), default),

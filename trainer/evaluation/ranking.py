@@ -21,7 +21,7 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import LabelFacts, Positives, inverse_propensity
 from longtail.trainer.evaluation.selection import Selection, Values, Write
-from longtail.trainer.evaluation.task import Seen, Task
+from longtail.trainer.evaluation.task import Task, seen_by
 
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
@@ -113,7 +113,6 @@ def bias_removal_curve(
     label_side: LabelSide,
     config: EvaluationConfig,
     *,
-    queries: int,
     seed: int,
     request_queries: Int32 | None = None,
     max_queries: int | None = None,
@@ -137,31 +136,16 @@ def bias_removal_curve(
             nor held-out pairs of them are in the likelihood.
     """
     task = Task.of(
-        held_out,
-        known,
-        config,
-        labels=len(label_side.counts),
-        seed=seed,
-        max_queries=max_queries,
+        held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries,
         request_queries=request_queries,
-    )
+    )  # fmt: skip
     settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
     never_L = label_side.counts == 0 if described else None
     likely = (task.positives if never_L is None else task.positives.among(~never_L)) if config.log_likelihood else None
     ranked = rank(
-        task.rows_N,
-        embed_queries,
-        label_side,
-        task.seen_keys,
-        settings,
-        k=task.k,
-        queries=queries,
-        request_queries=request_queries,
-        log_proposal=log_proposal,
-        likely=likely,
-        likely_at=[Setting(calibrated_at)],
-        never_L=never_L,
-    )
+        task.rows_N, embed_queries, label_side, task.seen_keys, settings, k=task.k, queries_N=task.queries_N,
+        log_proposal=log_proposal, likely=likely, likely_at=[Setting(calibrated_at)], never_L=never_L,
+    )  # fmt: skip
     for setting, top_NK in zip(settings, ranked[0], strict=True):
         if watch is not None:
             watch(setting, top_NK, task.positives)
@@ -189,8 +173,7 @@ def rank(
     settings: Sequence[Setting],
     *,
     k: int,
-    queries: int,
-    request_queries: Int32 | None = None,
+    queries_N: Int32 | None = None,
     log_proposal: LogProposal | None = None,
     likely: Positives | None = None,
     likely_at: Collection[Setting] | None = None,
@@ -203,7 +186,7 @@ def rank(
 
     Args:
         seen_keys: `query · L + label` to leave out, sorted.
-        request_queries: as `bias_removal_curve` takes them.
+        queries_N: query rows of `rows_N`, int32; None where they are the same.
         log_proposal: log p_n(y|x) in place of the labels' log ν.
         likely: positives of the N queries for the log-likelihood.
         likely_at: settings of the log-likelihood; None for all.
@@ -219,7 +202,7 @@ def rank(
     selection = Selection(rows_LE[:, moved].astype(np.float64), weights_GE[:, moved], k)
     rows_PE, labels = rows_LE[selection.order], len(rows_LE)
     del rows_LE  # of millions of labels a good part of what a job has
-    seen = Seen(seen_keys, queries=queries, labels=labels)
+    queries_N = rows_N if queries_N is None else queries_N
     block = block_of(labels, matrices=1 if log_proposal is None else 4)
     passes = [range(len(settings))] if log_proposal is None else [range(at, at + 1) for at in range(len(settings))]
     top_GNK = np.empty((len(settings), len(rows_N), k), np.int32)
@@ -230,13 +213,13 @@ def rank(
     for start in range(0, len(rows_N), block):
         rows_B = rows_N[start : start + block]
         queries_EB = augmentation.queries(embed_queries(rows_B), 0.0).T
-        places = seen.places(rows_B if request_queries is None else request_queries[rows_B])
+        seen = seen_by(seen_keys, queries_N[start : start + block], labels=labels)
         noise_PB: Float32 | None = None
         if log_proposal is not None:
             noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[selection.order]
         for among in passes:
             write = _writer(rows_PE, queries_EB, noise_PB, settings[among[0]].bias_removal)
-            values = selection.values(len(rows_B), write, places)
+            values = selection.values(len(rows_B), write, seen)
             which = slice(among.start, among.stop)
             top_GNK[which, start : start + block] = selection.lists(values, which)
             for at in among:

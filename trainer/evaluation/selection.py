@@ -134,7 +134,7 @@ class Selection:
         """Return the labels of the highest scores, best first, equal ones by row, int32 [G, B, K]; −1 where −inf is
         left."""
         queries = len(values.of_both_BC)
-        top_GBK = np.full((len(self._weights_GX[settings]), queries, self._k), -1, np.int32)
+        top_GBK = np.empty((len(self._weights_GX[settings]), queries, self._k), np.int32)
         self._each(lambda rows: self._rank(values, rows, settings, top_GBK), queries, _QUERIES)
         return top_GBK
 
@@ -191,7 +191,7 @@ class Selection:
         columns_XbN, label_bN = self._columns_XP.take(node_bN, axis=1), self.order.take(node_bN)
         for weights_X, top_BK in zip(self._weights_GX[settings], top_GBK, strict=True):
             score_bN = (highest_bN + _weighted(weights_X, columns_XbN)).astype(np.float32)
-            _put_best(score_bN, label_bN, top_BK[rows])
+            top_BK[rows] = best(score_bN, label_bN, self._k)
 
     def _needed(self, highest_bN: Float32, node_bN: Int64, level: int, settings: slice) -> Float32:
         """Return the least value with which something below a node may be in the list of a setting, float32 [b, N]."""
@@ -239,11 +239,11 @@ def _padded(row_n: Int64, of_n: Array, rows: int, fill: float) -> Array:
     return padded
 
 
-def _put_best(score_bN: Float32, label_bN: Int64, top_bK: Int32) -> None:
-    """Write the labels of the highest scores, those of equal scores in ascending order; none of −inf."""
-    k = min(top_bK.shape[1], score_bN.shape[1])
+def best(score_bN: Float32, label_bN: Int64, k: int) -> Int32:
+    """Return the labels of the highest scores, equal ones by row, int32 [b, K]; −1 where −inf is left."""
+    top_bK, k = np.full((len(score_bN), k), -1, np.int32), min(k, score_bN.shape[1])
     if not k:
-        return
+        return top_bK
     kth_b = np.maximum(np.partition(score_bN, -k, axis=1)[:, -k], _LOWEST)
     kept = np.flatnonzero(score_bN >= kth_b[:, None])
     bits = (score_bN.reshape(-1).take(kept) + np.float32(0)).view(np.uint32)  # −0 is 0
@@ -251,5 +251,6 @@ def _put_best(score_bN: Float32, label_bN: Int64, top_bK: Int32) -> None:
     keys = falling << np.uint64(32) | label_bN.reshape(-1).take(kept).astype(np.uint64)
     keys_bN = _padded(kept // score_bN.shape[1], keys, len(top_bK), np.iinfo(np.uint64).max)
     keys_bN.sort(axis=1)
-    best = keys_bN[:, :k].astype(np.uint32).view(np.int32)  # of the padding, −1
-    top_bK[:, : best.shape[1]] = best
+    found_bN = keys_bN[:, :k].astype(np.uint32).view(np.int32)  # of the padding, −1
+    top_bK[:, : found_bN.shape[1]] = found_bN
+    return top_bK

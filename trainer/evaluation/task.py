@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import numpy as np
 
@@ -147,24 +147,16 @@ class Task:
         return ratios_of(top_NK, self.positives, facts, ks=[int(k_of(metric))], own=self.own)[metric]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """Labels that queries have seen, as sorted keys `query · L + label`, int64."""
+def seen_by(seen_keys: Int64, queries_B: Int32, *, labels: int) -> Int64:
+    """Get what the queries of a block have seen, as (place in the block, label), int64 [n, 2].
 
-    keys: Int64
-    queries: int
-    labels: int
-
-    @cached_property
-    def _offsets(self) -> Int64:
-        """Return start of every query's keys, int64 [queries + 1]."""
-        return np.searchsorted(self.keys, np.arange(self.queries + 1, dtype=np.int64) * self.labels)
-
-    def places(self, rows_B: Int32) -> Int64:
-        """Return what the queries of a block have seen, as (place in the block, label), int64 [n, 2]."""
-        starts, ends = self._offsets[rows_B], self._offsets[rows_B + 1]
-        seen = np.concatenate([self.keys[start:end] % self.labels for start, end in zip(starts, ends, strict=True)])
-        return np.stack([np.repeat(np.arange(len(rows_B)), ends - starts), seen], axis=1)
+    Args:
+        seen_keys: `query · L + label`, int64, sorted.
+    """
+    first_B = queries_B.astype(np.int64) * labels
+    starts, ends = np.searchsorted(seen_keys, [first_B, first_B + labels])
+    seen = np.concatenate([seen_keys[start:end] % labels for start, end in zip(starts, ends, strict=True)])
+    return np.stack([np.repeat(np.arange(len(queries_B)), ends - starts), seen], axis=1)
 
 
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:

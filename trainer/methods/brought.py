@@ -168,7 +168,6 @@ class Retrieved(Brought):
             seen_pairs(seen, labels=len(among), exclude_seen=True),
             [Setting(self._config.bias_removal)],
             k=min(self._config.depth, len(among)),
-            queries=len(dataset.query_ids),
-            request_queries=dataset.request_queries,
+            queries_N=None if dataset.request_queries is None else dataset.request_queries[self._rows_A],
         )
         return np.where(ranked[0] < 0, np.int32(-1), among[ranked[0]])

@@ -85,8 +85,7 @@ def measured(
 
     def measure(settings: list[Setting]) -> list[CurvePoint]:
         return bias_removal_curve(
-            held_out, known, embeddings_QD.__getitem__, label_side, config, queries=len(rows), seed=0,
-            settings=settings,
+            held_out, known, embeddings_QD.__getitem__, label_side, config, seed=0, settings=settings
         )  # fmt: skip
 
     if bias_removal is None:

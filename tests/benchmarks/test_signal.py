@@ -6,8 +6,8 @@ Legend: `X` queries, `L` labels, `E` pairs of a positive and a negative.
 import numpy as np
 import pytest
 
+from benchmarks.seeds.signal import overlap
 from longtail.bundle.arrays import Float64
-from longtail.trainer.evaluation.signal import overlap, signal_to_noise
 
 DATA = np.array([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
 NOISES = {
@@ -33,6 +33,12 @@ def by_definition(data: Float64, noise: Float64) -> float:
                 second += chance * np.outer(gradient.ravel(), gradient.ravel())
     hessian = (data + noise) * sigma * (1 - sigma)
     return float(1 / np.trace(second @ np.diag(1 / hessian.ravel())))
+
+
+def signal_to_noise(data: Float64, noise: Float64) -> float:
+    """The same in closed form [BM20 eq. 15]: 1/η = N Σ_x (L − 2 Σ_y α_xy)."""
+    queries, labels = data.shape
+    return 1 / float(queries**2 * (labels - overlap(data, noise).mean()))
 
 
 @pytest.mark.parametrize("noise", [*NOISES.values(), DATA], ids=[*NOISES, "the data"])
