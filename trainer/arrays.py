@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import numpy.typing as npt
 
 from longtail.trainer import backend
-from longtail.trainer.backend import ops
+from longtail.trainer.backend import keras, ops
 
 _BLOCK_BYTES = 1 << 26
 

@@ -23,12 +23,7 @@ from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, l
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Figures of a bundle: every metric at every λ and μ of the curve.
-
-    Attributes:
-        metric: the metric that λ and epochs are chosen by, such as `recall@20`.
-        bias_removal: the bundle's default λ, which data chose it, and the curve with its split.
-    """
+    """Figures of a bundle: every metric at every λ and μ of the curve; `metric` is what λ and epochs are chosen by."""
 
     name: str
     metric: str
@@ -42,10 +37,7 @@ class EvaluationResult:
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """By λ, in the order of the grid, then by μ at the default λ.
-
-        `point.metrics[NAME]` has a value and, for most, a 95 % interval.
-        """
+        """By λ, in the order of the grid, then by μ at the default λ; `point.metrics[NAME]` has a value."""
         return self.bias_removal.curve
 
     def value(

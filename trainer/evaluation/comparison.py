@@ -23,7 +23,6 @@ class Comparison:
     """Figures of a model at its default λ and μ, and of baselines.
 
     Attributes:
-        metric: the recipe's, such as `recall@20`.
         seconds: how long each took to learn and to answer with these settings; not in a bundle, whose bytes repeat.
         best: the baseline of the highest `metric`.
         difference: the model's metric less that of the best, paired by query.
@@ -61,7 +60,10 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         """Return what `metrics.json` says of it."""
         return {
-            "baselines": {name: _plain(metrics) for name, metrics in self.baselines.items()},
+            "baselines": {
+                name: {metric: interval.model_dump() for metric, interval in metrics.items()}
+                for name, metrics in self.baselines.items()
+            },
             "baseline_settings": self.settings,
             "baseline_notes": self.notes,
             "against_best_baseline": {
@@ -129,7 +131,3 @@ def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, facts
         return float(numerator_N.sum() / max(denominator_N.sum(), 1))
 
     return max(baseline.grid, key=value)
-
-
-def _plain(metrics: dict[str, Interval]) -> dict[str, Any]:
-    return {name: interval.model_dump() for name, interval in metrics.items()}

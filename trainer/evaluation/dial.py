@@ -69,9 +69,8 @@ def removes_nothing(noise: str) -> bool:
 class Noise(NamedTuple):
     """What a curve must know of the noise that λ removes.
 
-    Attributes:
-        constant: the same for every label, so that λ changes nothing.
-        apart: not the label frequency, so that μ is a dial of its own.
+    Where it is `constant`, the same for every label, λ changes nothing; where it is `apart` from the label frequency, μ
+    is a dial of its own.
     """
 
     name: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -130,13 +131,7 @@ def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
 
 
 class LabelFacts(NamedTuple):
-    """What metrics know of the labels.
-
-    Attributes:
-        counts_L: training pairs, int64.
-        buckets_L: places in `BUCKET_NAMES`, int8.
-        inverse_propensity_L: 1 / p_y, float64; None leaves `psp` and `psndcg` out.
-    """
+    """What metrics know of the labels: training pairs, places in `BUCKET_NAMES`, and 1 / p_y for `psp` and `psndcg`."""
 
     counts_L: Int64
     buckets_L: Int8
@@ -144,14 +139,9 @@ class LabelFacts(NamedTuple):
 
 
 def metrics_of(
-    top_NK: Int32,
-    positives: Positives,
-    facts: LabelFacts,
-    *,
-    ks: list[int],
-    bootstrap: Bootstrap,
-    own: Mapping[str, Metric] | None = None,
-) -> dict[str, Interval]:
+    top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int], bootstrap: Bootstrap,
+    own: Mapping[str, Metric] = MappingProxyType({}),
+) -> dict[str, Interval]:  # fmt: skip
     """Compute every metric at every k: those of `ratios_of`, with intervals, and those of labels, without.
 
     `balanced_error@K`: mean over tested labels of the share of their pairs missed [R21 §5.1];
@@ -189,13 +179,9 @@ def metrics_of(
 
 
 def ratios_of(
-    top_NK: Int32,
-    positives: Positives,
-    facts: LabelFacts,
-    *,
-    ks: list[int],
-    own: Mapping[str, Metric] | None = None,
-) -> dict[str, tuple[Float64, Float64]]:
+    top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int],
+    own: Mapping[str, Metric] = MappingProxyType({}),
+) -> dict[str, tuple[Float64, Float64]]:  # fmt: skip
     """Compute numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
@@ -217,7 +203,7 @@ def ratios_of(
         ratios |= _propensity_scored(top_NK, hits_NK, positives, inverse_propensity_L, ks=ks)
     for k in ks:
         hit_Nk, listed_Nk, bucket_Nk = hits_NK[:, :k], listed_NK[:, :k], top_bucket_NK[:, :k]
-        found_N = hit_Nk.sum(axis=1).astype(np.float64)
+        found_N, entries_N = (of.sum(axis=1).astype(np.float64) for of in (hit_Nk, listed_Nk))
         ratios |= {
             f"recall@{k}": (found_N / np.maximum(wanted_N, 1), one_N),
             f"precision@{k}": (found_N / k, one_N),
@@ -229,23 +215,18 @@ def ratios_of(
             f"hit_rate@{k}": ((found_N > 0).astype(np.float64), one_N),
             f"popularity@{k}": (
                 np.where(listed_Nk, counts_L[top_NK[:, :k]], 0).sum(axis=1).astype(np.float64),
-                listed_Nk.sum(axis=1).astype(np.float64),
+                entries_N,
             ),
         }
         for bucket, name in enumerate(BUCKET_NAMES):
-            in_bucket_N = np.bincount(
-                positives.query_rows[wanted_bucket == bucket], minlength=positives.queries
-            ).astype(np.float64)
+            here_Nk, wanted_here = bucket_Nk == bucket, positives.query_rows[wanted_bucket == bucket]
             ratios[f"recall@{k}/{name}"] = (
-                (hit_Nk & (bucket_Nk == bucket)).sum(axis=1).astype(np.float64),
-                in_bucket_N,
+                (hit_Nk & here_Nk).sum(axis=1).astype(np.float64),
+                np.bincount(wanted_here, minlength=positives.queries).astype(np.float64),
             )
-            ratios[f"exposure@{k}/{name}"] = (
-                (bucket_Nk == bucket).sum(axis=1).astype(np.float64),
-                listed_Nk.sum(axis=1).astype(np.float64),
-            )
+            ratios[f"exposure@{k}/{name}"] = (here_Nk.sum(axis=1).astype(np.float64), entries_N)
         lists = Lists(top_NK[:, :k], hit_Nk, wanted_N, counts_L, buckets_L)
-        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in (own or {}).items()}
+        ratios |= {f"{name}@{k}": measured(name, metric, lists) for name, metric in own.items()}
     return ratios
 
 
@@ -262,12 +243,7 @@ def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> 
 
 
 def _propensity_scored(
-    top_NK: Int32,
-    hits_NK: Bools,
-    positives: Positives,
-    inverse_propensity_L: Float64,
-    *,
-    ks: list[int],
+    top_NK: Int32, hits_NK: Bools, positives: Positives, inverse_propensity_L: Float64, *, ks: list[int]
 ) -> dict[str, tuple[Float64, Float64]]:
     """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`)."""
     weights = inverse_propensity_L[positives.label_rows]
@@ -280,7 +256,7 @@ def _propensity_scored(
     reached_NK = np.where(hits_NK, inverse_propensity_L[top_NK], 0.0)
     gains_K = 1 / np.log2(np.arange(top_NK.shape[1]) + 2)
     ideal_NK = np.cumsum(np.where(best_NK > 0, gains_K, 0.0), axis=1)
-    ratios: dict[str, tuple[Float64, Float64]] = {}
+    ratios = {}
     for k in ks:
         ideal_N = np.maximum(ideal_NK[:, k - 1], 1e-12)
         ratios[f"psp@{k}"] = (reached_NK[:, :k].sum(axis=1), best_NK[:, :k].sum(axis=1))

@@ -35,13 +35,11 @@ _EMBED_BLOCK = 4096
 
 @dataclass(frozen=True)
 class LabelSide:
-    """All labels as an evaluation ranks them: as they will be served.
+    """All labels as an evaluation ranks them, as they will be served; arrays are [L] or [L, D].
 
     Attributes:
-        embeddings: float32 [L, D].
-        log_pn, log_popularity: float32 [L], log ν, or log π beside a tree; log π, None where `log_pn` is it.
-        bias: float32 [L] in logits, or None.
-        counts, buckets: training pairs, int64 [L]; int8 [L].
+        log_pn, log_popularity: log ν, or log π beside a tree; log π, None where `log_pn` is it.
+        counts: training pairs.
     """
 
     embeddings: Float32

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from longtail.trainer import backend
-from longtail.trainer.backend import Tensor, keras, ops
+from longtail.trainer.arrays import untrained_variable
+from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.losses.method import Method, Visit
 from longtail.trainer.losses.mining import Mining
@@ -38,7 +39,7 @@ class Eta(Method):
     """log η of all training pairs, beginning at log L, for `augment_and_reduce`; `Objective.with_eta` moves it."""
 
     def __init__(self, *, pairs: int, labels: int, steps_per_epoch: int) -> None:
-        self._log_eta_N = keras.Variable(np.full(pairs, np.log(labels), np.float32), trainable=False, name="log_eta")
+        self._log_eta_N = untrained_variable(np.full(pairs, np.log(labels), np.float32), "log_eta")
         self._steps_per_epoch, self.variables = steps_per_epoch, [self._log_eta_N]
 
     def of_rows(self, visit: Visit) -> Tensors:

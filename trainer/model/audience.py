@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import keras
+import numpy as np
 
 from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.data.audience import Audience
 
@@ -23,12 +25,9 @@ class DrawnAudience:
     """
 
     def __init__(self, audience: Audience, limits: Mapping[str, int]) -> None:
-        def kept(column: object, name: str) -> keras.Variable:
-            return keras.Variable(column, dtype="int32", trainable=False, name=name)
-
         self._widths = {name: min(limit, audience.longest) for name, limit in limits.items()}
-        self._offsets = kept(audience.offsets, "audience")
-        self._ids = {name: kept(audience.ids[name], name) for name in limits}
+        self._offsets = untrained_variable(audience.offsets.astype(np.int32), "audience")
+        self._ids = {name: untrained_variable(audience.ids[name], name) for name in limits}
 
     @property
     def variables(self) -> list[keras.Variable]:

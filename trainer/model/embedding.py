@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import keras
 import numpy as np
 
-from longtail.bundle.arrays import Float32
 from longtail.trainer import backend
 from longtail.trainer.arrays import blocks_of
 from longtail.trainer.backend import Tensor, ops
@@ -25,17 +25,6 @@ _DRAWN_WHOLE = 1 << 30
 
 InputKey = tuple[str, str]
 """An input of a tower: `("query", "history")`."""
-
-
-def _normal(scale: float, seed: int) -> keras.initializers.Initializer:
-    return keras.initializers.RandomNormal(stddev=scale, seed=seed)
-
-
-def _drawn_blocks(table: keras.Variable, scale: float, seed: int) -> Iterator[Float32]:
-    seeds = np.random.SeedSequence(seed)
-    for start, end in blocks_of(table):
-        of_block = int(seeds.spawn(1)[0].generate_state(1)[0])
-        yield ops.convert_to_numpy(_normal(scale, of_block)((end - start, table.shape[1])))
 
 
 class Table(keras.layers.Layer):
@@ -48,10 +37,18 @@ class Table(keras.layers.Layer):
         super().__init__(name=name, dtype="float32")
         self.rows, self.dim = rows, dim
         drawn_whole = rows * dim * 4 <= _DRAWN_WHOLE
-        initializer = _normal(scale, seed) if scale and drawn_whole else "zeros"
+        normal = partial(keras.initializers.RandomNormal, stddev=scale)
+        initializer = normal(seed=seed) if scale and drawn_whole else "zeros"
         self.table = backend.rows_variable(rows, dim, name=f"{name}_rows", initializer=initializer)
         if scale and not drawn_whole:
-            backend.fill(self.table, _drawn_blocks(self.table, scale, seed))
+            seeds = np.random.SeedSequence(seed)
+            backend.fill(
+                self.table,
+                (
+                    ops.convert_to_numpy(normal(seed=int(seeds.spawn(1)[0].generate_state(1)[0]))((end - start, dim)))
+                    for start, end in blocks_of(self.table)
+                ),
+            )
         self.built = True
         self.compact: Tensor | None = None
         """Rows [U, D] that stand in for the table inside `compact_rows`."""

@@ -89,11 +89,7 @@ class FeatureParts:
         table = self.tables[feature.table_name]
         if feature.encoder is not None:
             encoder = SequenceEncoder(
-                table,
-                feature.encoder,
-                max_length=feature.max_length,
-                feature=feature.name,
-                precision=self.precision,
+                table, feature.encoder, max_length=feature.max_length, feature=feature.name, precision=self.precision
             )
             if not feature.reads_times:
                 return encoder(ids, weights)
@@ -109,7 +105,10 @@ class FeatureParts:
         if feature.kind == "number":
             x = keras.layers.Reshape((1,), dtype="float32")(x)
             if feature.own is None:
-                x = self._standardised(feature, x)
+                mean, std = self.numbers[feature.name]
+                if feature.transform == "log":
+                    x = SignedLog(name=f"{feature.name}_log")(x)
+                x = keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
         if feature.normalise:
             x = keras.layers.UnitNormalization(dtype="float32")(x)
         if feature.projection is not None:
@@ -124,18 +123,13 @@ class FeatureParts:
             return x
         return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(flag)])
 
-    def _standardised(self, feature: FeatureConfig, x: keras.KerasTensor) -> keras.KerasTensor:
-        mean, std = self.numbers[feature.name]
-        if feature.transform == "log":
-            x = SignedLog(name=f"{feature.name}_log")(x)
-        return keras.layers.Rescaling(1 / std, -mean / std, dtype="float32")(x)
-
     def _own(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
         """Return the part that a kind of one's own makes."""
         mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
         length = feature.max_length if feature.bagged else None
         setup = FeatureSetup(feature.name, self.side, length, mean, std)
-        return own_part(tensors, kind, setup, self.precision)
+        where = f"{self.side} feature {feature.name!r} ({kind.name})"
+        return _own_part(where, kind.row.part, (*tensors, setup), kind.arguments, self.precision)
 
     def _input(self, name: str, shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
         self.inputs[name] = keras.Input(shape, dtype=dtype, name=name)
@@ -145,18 +139,10 @@ class FeatureParts:
 def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
     """Build a custom tower on the combination [B, width]; [B, any width]."""
     where = f"{setup.side}.tower {choice.name!r}"
-    return _part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
+    return _own_part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
 
 
-def own_part(
-    tensors: tuple[keras.KerasTensor, ...], kind: KindChoice, setup: FeatureSetup, precision: str
-) -> keras.KerasTensor:
-    """Build the part of a custom feature kind from the feature's tensors, as `FeatureKind` says; [B, any width]."""
-    where = f"{setup.side} feature {setup.name!r} ({kind.name})"
-    return _part(where, kind.row.part, (*tensors, setup), kind.arguments, precision)
-
-
-def _part(
+def _own_part(
     where: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
 ) -> keras.KerasTensor:
     """Return what a function of one's own builds, refused unless it is [B, width]."""

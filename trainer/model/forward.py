@@ -71,7 +71,8 @@ class Forward:
         inputs, distinct = read_distinct(self._model.tables, inputs, readers)
         ids = dict(zip(self._model.tables, (ids_U for ids_U, _ in distinct), strict=True))
         positive_B = ops.convert_to_tensor(batch["_positive"])
-        pairs = self._model.towers.pairs_of(ids | dict(read))
+        towers, ids = self._model.towers, ids | dict(read)
+        pairs = [backend.gather(table.table, ids[towers.readers[key]]) for key, table in towers.pairs.items()]
         return Reading(inputs, positive_B, ops.shape(labels_C)[0], read, distinct, pairs)
 
     def draw_masks(self, reading: Reading) -> Masks:

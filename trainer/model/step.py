@@ -47,9 +47,6 @@ class TrainStep:
         pairs: N; pair rows of batches are below it.
         pairs_per_query: how many share one set of negatives, on average.
         methods: of `methods_of`, optional parts of the loss with columns of their own.
-
-    Attributes:
-        methods: all optional parts of the loss.
     """
 
     def __init__(
@@ -173,11 +170,9 @@ class TrainStep:
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
         """Return what a call does, before it is compiled."""
-        parts = self._recipe.training.accumulate
-        made = []
-        for part in parts_of(batch, parts) if parts > 1 else [batch]:
+        parts, tower, made = self._recipe.training.accumulate, self._model.towers.query, []
+        for part in parts_of(batch, parts):
             check_columns(self.methods, part)
-            tower = self._model.towers.query
             with ExitStack() as stack:
                 for context in (packed_histories(tower, part), *(m.context(tower, part) for m in self.methods)):
                     stack.enter_context(context)
@@ -189,7 +184,10 @@ class TrainStep:
     def _gradients(self, batch: dict[str, Tensor]) -> Gradients:
         """Return the loss of a batch, or of a part of one, and its gradients."""
         positive_B = ops.convert_to_tensor(batch["_positive"])
-        context = self._draw_context(batch, positive_B)
+        inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
+        sees = self.sampler.sees_embeddings
+        queries_BD = ops.stop_gradient(self._model.towers.query(inputs)) if sees else None
+        context = DrawContext(positive_B, inputs, queries_BD)
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
         self._frequencies.update(positive_B)
         recalled = None if self.sampler.recall is None else self.sampler.recall()
@@ -220,12 +218,6 @@ class TrainStep:
             start = positive_B.shape[0]
             self.sampler.remember(positive_B, embedded.labels_CD[:start], embedded.bias_C[:start])
         return Gradients(value, reading.distinct, row_gradients, gradients)
-
-    def _draw_context(self, batch: dict[str, Tensor], positive_B: Tensor) -> DrawContext:
-        """Return what the sampler may look at."""
-        inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
-        sees = self.sampler.sees_embeddings
-        return DrawContext(positive_B, inputs, ops.stop_gradient(self._model.towers.query(inputs)) if sees else None)
 
     def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
         """Return the labels that positives are contrasted with, and what their weights depend on."""

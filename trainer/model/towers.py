@@ -11,9 +11,8 @@ from dataclasses import dataclass
 
 import keras
 
-from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
-from longtail.trainer.config import FeatureConfig, ModelConfig, Recipe, TowerConfig
+from longtail.trainer.config import FeatureConfig, Recipe, TowerConfig
 from longtail.trainer.errors import RecipeError
 from longtail.trainer.layers import Side, TowerSetup
 from longtail.trainer.model.embedding import Dropout, InputKey, Table, UnitNorm, layers_of
@@ -43,11 +42,6 @@ class Towers:
     readers: dict[InputKey, str]
     label_rows: dict[str, Table]
     pairs: dict[InputKey, Table]
-
-    def pairs_of(self, ids: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return rows of every table in `pairs`, float32 [U, 1], of the distinct ids, int32 [U], that a step reads of
-        every table and of label rows, by name."""
-        return [backend.gather(table.table, ids[self.readers[key]]) for key, table in self.pairs.items()]
 
 
 def dropouts(tower: keras.Model) -> list[Dropout]:
@@ -115,43 +109,24 @@ def build_towers(
             if feature.entry_table is not None:
                 read(("entry", name), feature.entry_table, feature)
     keras.utils.set_random_seed(recipe.seed)
-    precision = recipe.training.precision
-    read_by_queries = tables | label_rows
-    return Towers(
-        query=_build(
-            "query", recipe.query, recipe.model, read_by_queries, pairs, numbers, precision, shares=recipe.export_shares
-        ),
-        label=_build("label", recipe.label, recipe.model, tables, pairs, numbers, precision),
-        tables=tables,
-        readers=readers,
-        label_rows=label_rows,
-        pairs=pairs,
-    )
+    query, label = (_build(side, recipe, tables | label_rows, pairs, numbers) for side in ("query", "label"))
+    return Towers(query, label, tables, readers, label_rows, pairs)
 
 
 def _build(
-    side: Side,
-    tower: TowerConfig,
-    model: ModelConfig,
-    tables: dict[str, Table],
-    pairs: Mapping[InputKey, Table],
+    side: Side, recipe: Recipe, tables: dict[str, Table], pairs: Mapping[InputKey, Table],
     numbers: Mapping[str, tuple[float, float]],
-    precision: str,
-    *,
-    shares: Mapping[str, float] | None = None,
-) -> keras.Model:
-    name = f"{side}_tower"
+) -> keras.Model:  # fmt: skip
+    tower: TowerConfig = recipe.query if side == "query" else recipe.label
+    model, precision, name = recipe.model, recipe.training.precision, f"{side}_tower"
     own_pairs = {name: table for (of, name), table in pairs.items() if of == side}
     features = FeatureParts(side, tables, numbers, precision, own_pairs)
     parts = [features.of(feature) for feature in tower.features]
     widths = [part.shape[-1] for part in parts]
     if tower.combine == "sum" and len(set(widths)) > 1:  # a recipe knows the widths of our kinds alone
         raise RecipeError(f"{side}: combine = 'sum': expected features of equal width, received {widths}")
-    if len(parts) == 1:
-        x = parts[0]
-    else:
-        join = keras.layers.Add() if tower.combine == "sum" else keras.layers.Concatenate()
-        x = join(parts)
+    join = keras.layers.Add() if tower.combine == "sum" else keras.layers.Concatenate()
+    x = join(parts) if len(parts) > 1 else parts[0]
     if tower.dropout:
         x = Dropout(tower.dropout, x.shape[-1], name=f"{name}_dropout")(x)
     if tower.input_activation == "relu":
@@ -162,7 +137,7 @@ def _build(
         x = own_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
         if x.shape[-1] != model.dim:
             x = keras.layers.Dense(model.dim, dtype=precision)(x)
-    if shares:
+    if side == "query" and (shares := recipe.export_shares):
         x = ObjectiveMaps(shares, model.dim, unit=model.similarity == "cosine", name=f"{name}_objectives")(x)
     elif model.similarity == "cosine":
         x = UnitNorm(name=f"{name}_direction")(x)

@@ -32,7 +32,6 @@ class Gradients(NamedTuple):
     """Loss and gradients of a batch, or of a part of one.
 
     Attributes:
-        value: mean loss, float32 scalar.
         distinct: distinct ids that were read of every table, int32 [U], and their rows, float32 [U, D].
         rows: gradients by these rows, float32 [U, D] each.
     """
@@ -43,8 +42,10 @@ class Gradients(NamedTuple):
     dense: list[Tensor]
 
 
-def parts_of(batch: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
+def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
     """Return the batch in some parts of equal size, in its order; every column of it is [B] or [B, …]."""
+    if parts == 1:
+        return [batch]
     size = batch["_positive"].shape[0] // parts
     return [{name: column[at * size : (at + 1) * size] for name, column in batch.items()} for at in range(parts)]
 
@@ -83,11 +84,10 @@ class Since(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[mi
 class Updates:
     """The optimisers of one job and their state.
 
-    Attributes:
-        steps_done: of this run, int32 scalar; schedules go by it.
-        l2, decay: penalty and decay of every table, by name; empty without.
-        averages: moving average of every table, by name; empty without.
-        dense_before: steps that `dense` had done before this run, its moments being of an earlier one.
+       Attributes:
+           steps_done: of this run, int32 scalar; schedules go by it.
+           dense_before:
+    steps that `dense` had done before this run, its moments being of an earlier one.
     """
 
     def __init__(self, model: TwoTower, config: OptimizerConfig, *, total_steps: int) -> None:

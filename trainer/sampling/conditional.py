@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from longtail.bundle import Proposal
 from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, keras, ops
 from longtail.trainer.sampling.base import DrawContext, Sampler, SamplerSetup
-from longtail.trainer.sampling.walk import constant, log_path, sample_leaves
+from longtail.trainer.sampling.walk import log_path, sample_leaves
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
@@ -44,10 +45,10 @@ def adversarial(
     proposal = setup.proposal
     if proposal is None:
         raise ValueError("adversarial: expected a catalogue with a fitted proposal, received none")
-    weights_NK = constant(proposal.weights, "proposal_weights")
-    biases_N = constant(proposal.biases, "proposal_biases")
-    labels_of = constant(proposal.leaf_labels, "proposal_labels")
-    leaves_L = constant(proposal.label_leaves, "label_leaves")
+    weights_NK = untrained_variable(proposal.weights, "proposal_weights")
+    biases_N = untrained_variable(proposal.biases, "proposal_biases")
+    labels_of = untrained_variable(proposal.leaf_labels, "proposal_labels")
+    leaves_L = untrained_variable(proposal.label_leaves, "label_leaves")
     project, tables = _projection(proposal)
 
     def right_log_odds(z_BK: Tensor, nodes_BM: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def adversarial(
 
 def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tensor], list[keras.Variable]]:
     """`Proposal.project` on the device, and the tables it reads."""
-    tables = {name: constant(table, f"projection_{name}") for name, table in proposal.projection.items()}
+    tables = {name: untrained_variable(table, f"projection_{name}") for name, table in proposal.projection.items()}
 
     def project(inputs: dict[str, Tensor]) -> Tensor:
         z_BK = ops.convert_to_tensor(proposal.offset)[None, :]

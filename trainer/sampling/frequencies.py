@@ -17,9 +17,9 @@ import numpy as np
 
 from longtail.bundle.arrays import Float64
 from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.sampling.base import DrawContext, Sampler
-from longtail.trainer.sampling.walk import constant
 
 
 class StreamingFrequencies:
@@ -34,9 +34,9 @@ class StreamingFrequencies:
 
     def __init__(self, labels: int, *, rate: float = 0.02, initial_gap: float) -> None:
         self.labels, self.rate = labels, rate
-        self._gap = keras.Variable(np.full(labels, initial_gap, np.float32), trainable=False, name="gaps")
-        self._gaps_seen = keras.Variable(np.zeros(labels, np.float32), trainable=False, name="gaps_seen")
-        self._last = keras.Variable(np.zeros(labels, np.int32), dtype="int32", trainable=False, name="last_seen")
+        self._gap = untrained_variable(np.full(labels, initial_gap, np.float32), "gaps")
+        self._gaps_seen = untrained_variable(np.zeros(labels, np.float32), "gaps_seen")
+        self._last = untrained_variable(np.zeros(labels, np.int32), "last_seen")
         self._now = keras.Variable(0, dtype="int32", trainable=False, name="pairs_seen")
 
     @property
@@ -68,8 +68,8 @@ class Frequencies:
     """log π and log q of any labels: counted, `log_pi_L` float64 [L], or estimated while training by `streaming`."""
 
     def __init__(self, log_pi_L: Float64, sampler: Sampler, streaming: StreamingFrequencies | None) -> None:
-        self._log_pi_L = constant(log_pi_L.astype(np.float32), "log_pi")
-        self._log_q_L = None if sampler.log_q_L is None else constant(sampler.log_q_L, "log_q")
+        self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
+        self._log_q_L = None if sampler.log_q_L is None else untrained_variable(sampler.log_q_L, "log_q")
         self._sampler, self._streaming = sampler, streaming
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from longtail.bundle.arrays import Float32
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, keras, ops
 from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.independent import in_batch
@@ -47,7 +47,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
     batch = in_batch(setup)
     share_L = np.exp(setup.log_pi_L if setup.log_share_L is None else setup.log_share_L)
     first_M = np.random.default_rng(0).choice(len(share_L), negatives, p=share_L / share_L.sum())
-    labels_M = _kept(first_M.astype(np.int32), "memory_labels")
+    labels_M = untrained_variable(first_M.astype(np.int32), "memory_labels")
 
     def draw(_seed: SeedGenerator, _context: DrawContext) -> Tensor:
         return ops.copy(labels_M)
@@ -59,8 +59,8 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
 
         return replace(batch, draw=draw, remember=remember_labels, variables=(labels_M,))
 
-    rows_MD = _kept(np.zeros((negatives, setup.dim), np.float32), "memory_embeddings")
-    bias_M = _kept(np.zeros(negatives, np.float32), "memory_biases")
+    rows_MD = untrained_variable(np.zeros((negatives, setup.dim), np.float32), "memory_embeddings")
+    bias_M = untrained_variable(np.zeros(negatives, np.float32), "memory_biases")
 
     def remember(positive_B: Tensor, labels_BD: Tensor, bias_B: Tensor) -> None:
         _push(labels_M, positive_B)
@@ -82,7 +82,3 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
 def _push(memory: keras.Variable, newest: Tensor) -> None:
     """Put the newest in at the end, and drop as many of the oldest."""
     memory.assign(ops.concatenate([ops.copy(memory), newest])[-memory.shape[0] :])
-
-
-def _kept(values: Float32 | np.ndarray, name: str) -> keras.Variable:
-    return keras.Variable(values, dtype=values.dtype.name, trainable=False, name=name)

@@ -15,9 +15,10 @@ import numpy as np
 from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.proposal import PADDING, PADDING_BIAS
 from longtail.trainer import backend
+from longtail.trainer.arrays import untrained_variable
 from longtail.trainer.backend import Tensor, keras, ops
 from longtail.trainer.sampling.base import Draw, DrawContext, LabelTable, Sampler, SamplerSetup
-from longtail.trainer.sampling.walk import by_similarity, constant, log_path, sample_leaves, subtree_sums
+from longtail.trainer.sampling.walk import by_similarity, log_path, sample_leaves, subtree_sums
 
 if TYPE_CHECKING:
     from keras.random import SeedGenerator
@@ -98,8 +99,8 @@ def _whole_catalogue(
     """q ∝ exp(log_mass) of every label, drawn down a tree of its sums for each row; `log_mass` is of logits [B, L]."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
-    labels_LD = _zeros((labels, setup.dim), "label_embeddings")
-    bias_L = _zeros((labels,), "label_biases")
+    labels_LD = untrained_variable(np.zeros((labels, setup.dim), np.float32), "label_embeddings")
+    bias_L = untrained_variable(np.zeros(labels, np.float32), "label_biases")
 
     def refresh(table: LabelTable) -> None:
         scaled_LD, log_size_L = _scaled(table, bandwidth)
@@ -136,7 +137,7 @@ def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Samp
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     untrained = np.zeros((labels, setup.dim), np.float32)
-    tables = tuple(constant(array, name) for name, array in _tree(untrained, untrained[:, 0]).items())
+    tables = tuple(untrained_variable(array, name) for name, array in _tree(untrained, untrained[:, 0]).items())
     means_ND, log_sizes_N, leaves_L, labels_N = tables
 
     def refresh(table: LabelTable) -> None:
@@ -190,8 +191,9 @@ def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwid
     half = features // 2
     scale = np.float32(1 / np.sqrt(half))
     omega = np.random.default_rng(0).normal(0, np.sqrt(bandwidth), (setup.dim, half)).astype(np.float32)
-    sums_NF = _zeros((2 << depth, 2 * half), "subtree_sums")
-    sizes_N = constant(subtree_sums((np.arange(1 << depth) < labels)[:, None].astype(np.float32))[:, 0], "sizes")
+    sums_NF = untrained_variable(np.zeros((2 << depth, 2 * half), np.float32), "subtree_sums")
+    are_labels_N1 = (np.arange(1 << depth) < labels)[:, None].astype(np.float32)
+    sizes_N = untrained_variable(subtree_sums(are_labels_N1)[:, 0], "sizes")
 
     def refresh(table: LabelTable) -> None:
         angles = table.embeddings_LD @ omega
@@ -239,7 +241,3 @@ def _scaled(table: LabelTable, bandwidth: float | None) -> tuple[Float32, Float3
         return (table.embeddings_LD * bandwidth).astype(np.float32), no_bias_L
     bias_L = no_bias_L if table.bias_L is None else table.bias_L
     return (table.embeddings_LD / table.temperature).astype(np.float32), bias_L
-
-
-def _zeros(shape: tuple[int, ...], name: str) -> keras.Variable:
-    return constant(np.zeros(shape, np.float32), name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from longtail.bundle.arrays import Array, Float32, Int32
+from longtail.bundle.arrays import Float32, Int32
 from longtail.trainer.backend import Tensor, keras, ops
 
 if TYPE_CHECKING:
@@ -79,8 +79,3 @@ def by_similarity(labels_LD: Float32) -> Int32:
     leaves_L = np.empty(labels, np.int32)
     leaves_L[rows_L] = np.flatnonzero(sizes_J == 1)
     return leaves_L
-
-
-def constant(array: Array, name: str) -> keras.Variable:
-    """Return a variable that holds an array of any shape and is not trained."""
-    return keras.Variable(array, dtype=str(array.dtype), trainable=False, name=name)
