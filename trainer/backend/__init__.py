@@ -19,7 +19,6 @@ What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` 
 - `compile_loss(function)`: a pure function of fixed shapes, compiled with XLA.
 - `compile_step(step, variables)`: a function that assigns to variables, compiled.
 - `compile_tower(tower)`: a tower's outputs outside of training, compiled.
-- `without_autograph(function)`: a function inside which TensorFlow rewrites no Python source.
 - `make_deterministic()`: the same bits in every run.
 """
 
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
         sum_of_blocks,
         unique,
         value_and_gradients,
-        without_autograph,
     )
 
 __all__ = [
@@ -71,7 +69,6 @@ __all__ = [
     "sum_of_blocks",
     "unique",
     "value_and_gradients",
-    "without_autograph",
 ]
 
 

@@ -213,10 +213,5 @@ def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], jax.Array
     return run
 
 
-def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Nothing to do: JAX rewrites no source."""
-    return function
-
-
 def make_deterministic() -> None:
     """Nothing to do: XLA's CPU programs are; on a GPU set XLA_FLAGS=--xla_gpu_deterministic_ops=true."""

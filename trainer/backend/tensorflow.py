@@ -150,12 +150,6 @@ def compile_tower(tower: keras.Model) -> Callable[[Mapping[str, Any]], Tensor]:
     return tower  # type: ignore[no-any-return]
 
 
-def without_autograph(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function; whatever TensorFlow traces inside its calls, AutoGraph leaves as it is."""
-    unconverted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
-    return unconverted
-
-
 def make_deterministic() -> None:
     """Let every operation give the same bits in every run."""
     tf.config.experimental.enable_op_determinism()

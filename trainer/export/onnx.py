@@ -10,9 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -23,9 +21,8 @@ import numpy as np
 
 from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Array, Float32
-from longtail.trainer import backend, register
+from longtail.trainer import register
 from longtail.trainer.arrays import assign, values_of
-from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.tables import (
@@ -134,28 +131,20 @@ def _rebuilt(recipe: Recipe, job: Mapping[str, Any], values: Sequence[Array]) ->
 
 def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
     """Write `query.onnx` and `label.onnx`; TensorFlow backend only."""
+    import tensorflow as tf  # which another backend does without
+    import tf2onnx
+
     for side in sides:
         tower = towers.query if side == "query" else towers.label
-        tower(
-            {
-                name: ops.zeros([2 if n is None else n for n in spec.shape], spec.dtype)
-                for name, spec in tower.input.items()
-            }
-        )
-        with in_float32(tower), _temporary_files_in(folder), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # Keras' exporter asks NumPy for a name it has dropped
-            export = backend.without_autograph(tower.export)
-            export(str(folder / f"{side}.onnx"), format="onnx", verbose=False)
+        specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in tower.input.items()]
 
+        def embed(*columns: Any, tower: keras.Model = tower) -> Any:
+            return tower(dict(zip(tower.input, columns, strict=True)))
 
-@contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Keras' exporter has AutoGraph rewrite a function to a temporary file, beside which Python keeps its bytecode."""
-    before, tempfile.tempdir = tempfile.tempdir, str(folder)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before
+        # Keras' own exporter has AutoGraph write Python files, and traces each tower twice.
+        with in_float32(tower):
+            traced = tf.function(embed, input_signature=specs, autograph=False)
+            tf2onnx.convert.from_function(traced, specs, output_path=str(folder / f"{side}.onnx"))
 
 
 def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path) -> None:

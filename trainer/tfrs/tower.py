@@ -19,7 +19,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Float32
-from longtail.trainer import backend
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.onnx import ONNX_LIMIT, check_parity
 from longtail.trainer.tfrs.columns import Columns
@@ -99,7 +98,7 @@ def _to_onnx(tower: TracedTower, where: str) -> bytes:
         raise ExportError(f"{where}: expected at most {ONNX_LIMIT} bytes of weights, ONNX's limit, found {size}")
     try:
         with _quiet():
-            convert = backend.without_autograph(tf2onnx.convert.from_function)
+            convert = tf.autograph.experimental.do_not_convert(tf2onnx.convert.from_function)
             model, _ = convert(traced, input_signature=specs, opset=_OPSET)
         _embed_constants(model, graph)
         _keep_inputs(model, specs)
