@@ -110,12 +110,12 @@ def test_a_table_is_apart_from_a_mebibyte_on_and_its_pairs_with_it(
 ) -> None:
     trained = trained_on(tmp_path, query={"features": [tiny.USER, HISTORY | {"weights": "symmetric"}]})
     item = trained.model.towers.tables["item_id"]
-    assert not export_towers(trained, tmp_path).tables
+    assert not export_towers(trained, tmp_path)[1]
     monkeypatch.setattr(tables_module, "LEAST_BYTES", item.rows * item.dim * 4)
-    found = export_towers(trained, tmp_path).tables
+    _, found = export_towers(trained, tmp_path)
     assert sorted(found) == ["item_id", "pairs-query-seen", "user_id"]
     monkeypatch.setattr(tables_module, "LEAST_BYTES", (item.rows + 1) * item.dim * 4)
-    assert sorted(export_towers(trained, tmp_path / "work").tables) == ["user_id"]
+    assert sorted(export_towers(trained, tmp_path / "work")[1]) == ["user_id"]
 
 
 @pytest.mark.usefixtures("every_table")

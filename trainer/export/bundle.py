@@ -6,7 +6,6 @@ Legend: `C` calibration queries, `D` dimensions.
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -45,14 +44,16 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
     inputs = trained.encoding.query.of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0
-    towers = export_towers(trained, folder)
+    towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
-    if "label" in towers.models:
+    if "label" in towers:
         rows_C, sample = trained.encoding.some_labels(_CALIBRATION_QUERIES)
         check_parity(LABEL_TOWER, folder / LABEL_TOWER, sample, label_side.embeddings[rows_C])
+    for_the_next_training = {WEIGHTS_FILE: weights_of(model, without=tables)}
+    if recipe.training.keep_optimizer:
+        for_the_next_training[OPTIMIZER_FILE] = optimizer_state_of(model, trained.step.updates)
     buckets = buckets_for(recipe.evaluation, label_side.counts)
-    display = recipe.data.display if dataset.label_table is not None else []
-    empty = pa.table({})
+    display = pa.table({}) if dataset.label_table is None else dataset.label_table.select(recipe.data.display)
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         name=recipe.name,
@@ -73,7 +74,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         query_features=trained.encoding.query_features,
         label_features=trained.encoding.label_features,
         own_id=None if recipe.own_id is None else recipe.own_id.name,
-        display=display,
+        display=display.column_names,
         buckets=buckets,
         bias_removal=dial.bias_removal,
         popularity=dial.popularity,
@@ -100,17 +101,17 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
             log_popularity=label_side.log_popularity,
             buckets=label_side.buckets,
             bias=label_side.bias,
-            display=dataset.label_table.select(display) if dataset.label_table is not None else empty,
+            display=display,
         ),
         embeddings=label_side.embeddings,
         calibration_queries=queries_CD[embedded],
-        query_tower=towers.models["query"],
-        label_tower=towers.models.get("label"),
-        tables=towers.tables,
+        query_tower=towers["query"],
+        label_tower=towers.get("label"),
+        tables=tables,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
         label_vectors=kept_vectors(recipe.query.features, trained.encoding.label_inputs),
-        reports=reports | _for_the_next_training(trained, towers.tables),
+        reports=reports | for_the_next_training,
     )
 
 
@@ -121,11 +122,3 @@ def _newest(dataset: Dataset) -> dict[str, str | int]:
         return {}
     newest = float(np.nanmax(times_N))
     return {NEWEST: int(newest) if newest.is_integer() else repr(newest)}
-
-
-def _for_the_next_training(trained: Trained, tables: Collection[str]) -> dict[str, bytes]:
-    """Return files that a warm start reads with the tables."""
-    files = {WEIGHTS_FILE: weights_of(trained.model, without=tables)}
-    if trained.recipe.training.keep_optimizer:
-        files[OPTIMIZER_FILE] = optimizer_state_of(trained.model, trained.step.updates)
-    return files

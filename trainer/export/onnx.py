@@ -14,25 +14,19 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from longtail.bundle import onnx_session
 from longtail.bundle.arrays import Array, Float32
+from longtail.bundle.bundle import TABLES
 from longtail.trainer import register
-from longtail.trainer.arrays import assign, values_of
+from longtail.trainer.arrays import assign, values_of, write_array
 from longtail.trainer.config import Recipe
 from longtail.trainer.errors import ExportError
-from longtail.trainer.export.tables import (
-    STAND_IN_ROWS,
-    large_tables,
-    refuse_missing,
-    stand_ins,
-    with_tables,
-    write_tables,
-)
+from longtail.trainer.export.tables import large_tables, with_tables
 from longtail.trainer.model.towers import Towers, build_towers, in_float32
 
 if TYPE_CHECKING:
@@ -40,25 +34,19 @@ if TYPE_CHECKING:
 
 ONNX_LIMIT = 2**31 - 2**24
 """Bytes of weights that one ONNX model can hold, with room for the rest of it."""
+STAND_IN_ROWS = 8
+"""Rows of what stands for a table in an export."""
 _TOLERANCE = 1e-4
 _OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "training"}
 """Sections of a recipe that say what its towers are; a loss of one's own may be unknown to a child process."""
 
 
-class ExportedTowers(NamedTuple):
-    """ONNX models by side, and the tables that they refer to or that training goes on from.
+def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
+    """Write `query_tower.onnx`, `label_tower.onnx` and the tables that they refer to or that training goes on from.
 
-    Attributes:
-        models: `query`, and `label` if labels have features beside their id.
-        tables: files by name.
+    Returns:
+        ONNX models by side, `label` if labels have features beside their id; and the tables' files by name.
     """
-
-    models: dict[str, bytes]
-    tables: dict[str, Path]
-
-
-def export_towers(trained: Trained, folder: Path) -> ExportedTowers:
-    """Write `query_tower.onnx`, `label_tower.onnx` and the tables beside them."""
     recipe, towers = trained.recipe, trained.model.towers
     large = large_tables(towers)
     apart = {id(table.table): name for name, (_, table) in large.items()}
@@ -71,15 +59,22 @@ def export_towers(trained: Trained, folder: Path) -> ExportedTowers:
                 f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights beside its tables, ONNX's limit, found "
                 f"{size}: make its layers narrower"
             )
-    files = write_tables({name: table for name, (_, table) in large.items()}, folder)
-    stand_in = stand_ins({name: table for name, (_, table) in large.items()})
+    files, stand_in = {name: folder / TABLES / f"{name}.npy" for name in large}, {}
+    (folder / TABLES).mkdir(exist_ok=True)
+    for place, (name, (_, table)) in enumerate(large.items()):
+        write_array(files[name], table.table)
+        stand_in[name] = np.random.default_rng(place).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
     rows = dict(trained.encoding.vocabulary_rows) | {rows: STAND_IN_ROWS for rows, _ in large.values()}
     models = onnx_models(recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[apart[id_]] for id_ in apart})
     for side, model in models.items():
         models[side], found = with_tables(model, stand_in, files)
-        refuse_missing(side, read[side], found)
+        if missing := read[side] - found:
+            raise ExportError(
+                f"{side} tower: expected a model that looks rows of {', '.join(sorted(missing))} up, found none of "
+                "them in it: a layer reads a table as a whole"
+            )
         (folder / f"{side}_tower.onnx").write_bytes(models[side])
-    return ExportedTowers(models, files)
+    return models, files
 
 
 def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:

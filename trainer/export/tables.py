@@ -16,8 +16,6 @@ from onnx import TensorProto, numpy_helper
 
 from longtail.bundle.arrays import Float32
 from longtail.bundle.bundle import TABLES
-from longtail.trainer.arrays import write_array
-from longtail.trainer.errors import ExportError
 
 if TYPE_CHECKING:
     from longtail.trainer.model.embedding import Table
@@ -25,40 +23,20 @@ if TYPE_CHECKING:
 
 LEAST_BYTES = 1 << 20
 """Of a table; smaller ones stay in the model."""
-STAND_IN_ROWS = 8
 
 
-def tables_of(towers: Towers) -> dict[str, tuple[str, Table]]:
-    """Return every table that a tower reads, and the name of what its rows stand for, by the name of its file."""
+def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
+    """Get the tables of a mebibyte or more, and those whose rows stand for the same; and the name of what these are.
+
+    They are by the name of their file.
+    """
     plain = {name: (name, table) for name, table in (towers.tables | towers.label_rows).items()}
     pairs = {
         f"pairs-{side}-{name}": (towers.readers[side, name], table) for (side, name), table in towers.pairs.items()
     }
-    return plain | pairs
-
-
-def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
-    """Get the tables of a mebibyte or more, and those whose rows stand for the same."""
-    tables = tables_of(towers)
+    tables = plain | pairs
     large = {rows for rows, table in tables.values() if table.rows * table.dim * 4 >= LEAST_BYTES}
     return {file: (rows, table) for file, (rows, table) in tables.items() if rows in large}
-
-
-def write_tables(tables: Mapping[str, Table], folder: Path) -> dict[str, Path]:
-    """Write tables as `tables/NAME.npy`; returns their files by name."""
-    files = {name: folder / TABLES / f"{name}.npy" for name in tables}
-    (folder / TABLES).mkdir(exist_ok=True)
-    for name, table in tables.items():
-        write_array(files[name], table.table)
-    return files
-
-
-def stand_ins(tables: Mapping[str, Table]) -> dict[str, Float32]:
-    """Return rows [8, D] that no other table has, by name."""
-    return {
-        name: np.random.default_rng(place).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
-        for place, (name, table) in enumerate(tables.items())
-    }
 
 
 def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
@@ -106,12 +84,3 @@ def _refer(tensor: TensorProto, file: Path) -> None:
     where = {"location": f"{TABLES}/{file.name}", "offset": table.offset, "length": table.nbytes}
     for key, value in where.items():
         tensor.external_data.add(key=key, value=str(value))
-
-
-def refuse_missing(side: str, expected: set[str], found: set[str]) -> None:
-    """Raise ExportError where an exported tower reads a table otherwise than row by row."""
-    if missing := expected - found:
-        raise ExportError(
-            f"{side} tower: expected a model that looks rows of {', '.join(sorted(missing))} up, found none of them in "
-            "it: a layer reads a table as a whole"
-        )

@@ -29,13 +29,12 @@ _ROW, _CANDIDATE = "row: ", "candidate: "
 
 
 class Embedded(NamedTuple):
-    """What the model computes of a batch; the loss is differentiated with respect to it.
+    """What the model computes of a batch, float32; the loss is differentiated with respect to it.
 
     Attributes:
-        queries_BD: query embeddings, float32.
-        labels_CD: embeddings of the positives, then of the drawn labels, then of those that rows bring, float32.
-        bias_C: their biases, float32, in logits.
-        scale: 1/T, float32 scalar.
+        labels_CD: embeddings of the positives, then of the drawn labels, then of those that rows bring.
+        bias_C: their biases, in logits.
+        scale: 1/T.
     """
 
     queries_BD: Tensor
@@ -45,20 +44,20 @@ class Embedded(NamedTuple):
 
     def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
         """Return labels that were embedded before, where drawn ones stand: after the positives, `after` of them."""
-        labels = [self.labels_CD[:after], labels_MD, self.labels_CD[after:]]
-        bias = [self.bias_C[:after], bias_M, self.bias_C[after:]]
-        return self._replace(labels_CD=ops.concatenate(labels), bias_C=ops.concatenate(bias))
+        labels_CD, bias_C = (
+            ops.concatenate([own[:after], recalled, own[after:]])
+            for own, recalled in ((self.labels_CD, labels_MD), (self.bias_C, bias_M))
+        )
+        return self._replace(labels_CD=labels_CD, bias_C=bias_C)
 
 
 class Candidates(NamedTuple):
     """The labels that a batch's positives are contrasted with, and their log-probabilities; constant in a step.
 
     Attributes:
-        positive_B: label rows of the positives, int32.
-        candidates: label rows of the candidates, int32 [M] shared by all rows, or [B, M].
+        positive_B, candidates: label rows, int32; of candidates [M] shared by all rows, or [B, M].
         log_pi_positive_B, log_pi_candidates: log label frequencies of both, float32.
         log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
-        weight_B: weights of the pairs, float32.
         log_miss_B: log(1 − q_y), float32, of a sampler that never draws the positive; None if it may.
         of_candidates: what is known of the candidates, by name, of their shape; `excluded` are no negatives of any row.
         rows: what methods know of the rows, first axis B, by name.
@@ -156,14 +155,9 @@ class BatchLoss:
                 ops.concatenate([x[:rows] + (self.repels - 1) * (x[:rows] - ops.stop_gradient(x[:rows])), x[rows:]])
                 for x in (labels, bias)
             )
-        sampled = {
-            "labels": ops.reshape(labels, (*candidates.shape, dim)),
-            "bias": ops.reshape(bias, candidates.shape),
-        }
-        if len(candidates.shape) == 2:
-            of_rows |= sampled
-        else:
-            shared |= sampled
+        sampled = of_rows if len(candidates.shape) == 2 else shared
+        sampled["labels"] = ops.reshape(labels, (*candidates.shape, dim))
+        sampled["bias"] = ops.reshape(bias, candidates.shape)
         for method in self._bringing:
             shape = batch.rows[method.name].shape
             start, end = end, end + math.prod(shape)
@@ -220,12 +214,10 @@ class BatchLoss:
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
         """Inner products in the compute precision, returned as float32."""
-        if self.bfloat16:
-            sides = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
-            products: Tensor = ops.cast(ops.einsum(equation, *sides), "float32")
-        else:
-            products = ops.einsum(equation, queries_BD, labels)
-        return products
+        if not self.bfloat16:
+            return ops.einsum(equation, queries_BD, labels)
+        sides = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
+        return ops.cast(ops.einsum(equation, *sides), "float32")
 
 
 def _blocks(batch: Candidates) -> int:

@@ -25,14 +25,11 @@ def hits_of(
         positive_B: label rows of the positives, int32.
         places_B: the rows' own places among these, int32; None where they are the whole batch, in order.
     """
-    masked_BM: Tensor
-    if hits == "keep":
-        places_M = ops.arange(candidates.shape[-1])
-        own_B = ops.arange(positive_B.shape[0]) if places_B is None else places_B
-        masked_BM = ops.logical_and(ops.equal(places_M, own_B[:, None]), in_batch)
-    else:
-        masked_BM = ops.equal(candidates, positive_B[:, None])
-    return masked_BM
+    if hits != "keep":
+        return ops.equal(candidates, positive_B[:, None])
+    places_M = ops.arange(candidates.shape[-1])
+    own_B = ops.arange(positive_B.shape[0]) if places_B is None else places_B
+    return ops.logical_and(ops.equal(places_M, own_B[:, None]), in_batch)
 
 
 def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor | None = None) -> Tensor:
@@ -52,5 +49,4 @@ def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor
     log_stands_BM = -log_q + ops.zeros_like(left_out_BM, dtype="float32")
     if log_miss_B is not None:
         log_stands_BM = log_stands_BM + log_miss_B[:, None]
-    stands_BM: Tensor = ops.where(left_out_BM, 0.0, ops.exp(log_stands_BM) / m)
-    return stands_BM
+    return ops.where(left_out_BM, 0.0, ops.exp(log_stands_BM) / m)

@@ -31,12 +31,8 @@ class Visit(NamedTuple):
     """What a step knows of its rows before it computes their loss.
 
     Attributes:
-        batch: columns by name.
-        positive_B: label rows of the positives, int32.
-        candidates: label rows of the candidates, int32 [M] shared by all rows, or [B, M].
+        positive_B, candidates: label rows, int32; of candidates [M] shared by all rows, or [B, M].
         excluded: from label rows [B, S] to those that are no negatives of their rows, bool; None if all may be.
-        seed: of the step's draws.
-        steps_done: of this run, int32 scalar.
     """
 
     batch: Mapping[str, Tensor]
@@ -71,14 +67,9 @@ class Method:
     constants: Sequence[keras.Variable] = ()
 
     def begin_epoch(
-        self,
-        epoch: int,
-        checkpoints: Any,
-        embed_queries: Callable[[Int32], Float32],
-        label_side: Callable[[], Any],
-        *,
-        within: bool,
-    ) -> None:
+        self, epoch: int, checkpoints: Any, embed_queries: Callable[[Int32], Float32], label_side: Callable[[], Any],
+        *, within: bool,
+    ) -> None:  # fmt: skip
         """Prepare an epoch.
 
         Args:

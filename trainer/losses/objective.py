@@ -26,13 +26,10 @@ class SampledLogits(NamedTuple):
     """Logits of a batch's positives and negatives, and the log-probabilities of both, natural logs.
 
     Attributes:
-        positive_B: logits of the positives, any float type; all work is done in float32.
-        negative_BM: logits of the negatives, any float type.
+        positive_B, negative_BM: logits, any float type; all work is done in float32.
         hits_BM: bool, negatives that are masked out.
-        log_pi_positive_B: float32, log label frequencies of the positives.
-        log_pi_negative: the same of the negatives, float32 [M] shared by all rows, or [B, M].
-        log_q_positive_B: float32, log-probabilities that one draw is the row's positive.
-        log_q_negative: the same of the negatives, float32 [M] or [B, M].
+        log_pi_positive_B, log_pi_negative: log label frequencies, float32; of negatives [M] for all rows, or [B, M].
+        log_q_positive_B, log_q_negative: log-probabilities that one draw is that label, of the same shapes.
         m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
         log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
         rows: what methods know of the rows, and of their negatives, by name.
@@ -51,9 +48,8 @@ class SampledLogits(NamedTuple):
 
     def in_float32(self) -> SampledLogits:
         """Return the same, logits as float32."""
-        return self._replace(
-            positive_B=ops.cast(self.positive_B, "float32"), negative_BM=ops.cast(self.negative_BM, "float32")
-        )
+        positive_B, negative_BM = (ops.cast(logits, "float32") for logits in (self.positive_B, self.negative_BM))
+        return self._replace(positive_B=positive_B, negative_BM=negative_BM)
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,6 @@ class Objective:
     """Family × weight × mining over logits [METHODS §2, §3].
 
     Attributes:
-        family: key of `LOSSES`.
-        weight: key of `WEIGHTS`.
-        mining: keeps the hardest negatives; None keeps all.
         regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
             for a shifted family, whose f needs no log q to be a softmax's. f is without the offset.
         offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.

@@ -110,14 +110,9 @@ class Retrieved(Brought):
         self.list_of_N = np.zeros(len(dataset.train), np.int32)
 
     def begin_epoch(
-        self,
-        epoch: int,
-        checkpoints: Checkpoints,
-        embed_queries: EmbedQueries,
-        label_side: Callable[[], LabelSide],
-        *,
-        within: bool,
-    ) -> None:
+        self, epoch: int, checkpoints: Checkpoints, embed_queries: EmbedQueries, label_side: Callable[[], LabelSide],
+        *, within: bool,
+    ) -> None:  # fmt: skip
         """Search the lists of an epoch, or read those beside the checkpoint; there are none while it warms up."""
         before = self._config.searched_before(epoch)
         if before == self._searched:

@@ -28,12 +28,7 @@ class KnownPositives(Method):
     """Distinct training labels of every query: query q has `labels[offsets[q]:offsets[q + 1]]`, rising.
 
     With objectives the queries are `Pairs.owner_keys`: what a query clicked is no known positive of what it bought.
-
-    Attributes:
-        labels: int32.
-        offsets: int64 [Q + 1].
-        owners: of every training pair, int64 [N].
-        catalogue: L.
+    `owners` are those of every training pair, int64 [N]; `catalogue` is L.
     """
 
     labels: Int32

@@ -64,19 +64,15 @@ class Neighbours(Method):
 
     def __init__(self, config: NeighboursConfig, dataset: Dataset, of_queries: Callable[[Int32], Inputs]) -> None:
         train = dataset.train
-        self._of_queries, self._loss = (
-            of_queries,
-            backend.compile_loss(NeighbourLoss(config.temperature, config.weight)),
-        )
+        self._of_queries = of_queries
+        self._loss = backend.compile_loss(NeighbourLoss(config.temperature, config.weight))
         self._rows = {"query": train.queries, "label": train.labels}
         sizes = {"query": len(dataset.query_ids), "label": len(dataset.label_ids)}
-        others = {"query": "label", "label": "query"}
-        self.nearest = {
-            side: nearest_rows(
-                self._rows[side], self._rows[others[side]], shape=(sizes[side], sizes[others[side]]), k=config.k
-            )
-            for side in sorted(config.sides)[::-1]
-        }
+        self.nearest = {}
+        for side, other in (("query", "label"), ("label", "query")):
+            if side in config.sides:
+                shape = sizes[side], sizes[other]
+                self.nearest[side] = nearest_rows(self._rows[side], self._rows[other], shape=shape, k=config.k)
         self.needs = tuple(f"_near_{side}" for side in config.sides)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002

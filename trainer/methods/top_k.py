@@ -75,13 +75,7 @@ class TopK:
         return beta_B
 
     def visited(
-        self,
-        queries: QueryStates,
-        positive_B: Tensor,
-        negative_BM: Tensor,
-        stands_BM: Tensor,
-        *,
-        m: int,
+        self, queries: QueryStates, positive_B: Tensor, negative_BM: Tensor, stands_BM: Tensor, *, m: int
     ) -> tuple[QueryStates, Tensor]:
         """Compute what β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
 
@@ -129,8 +123,7 @@ def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor
         >>> truncation(np.float32([3, 1]), np.float32([1, 1]), 2.0).numpy().round(4)
         array([0.7311, 0.5   ], dtype=float32)
     """
-    weight_B: Tensor = ops.sigmoid((positive_B - beta_B) / temperature)
-    return weight_B
+    return ops.sigmoid((positive_B - beta_B) / temperature)
 
 
 def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,12 +39,7 @@ class SamplerSetup(NamedTuple):
 
 
 class LabelTable(NamedTuple):
-    """The label side of the model when an epoch begins.
-
-    Attributes:
-        embeddings_LD: float32.
-        bias_L: in logits, float32; None for a model without.
-    """
+    """The label side of the model when an epoch begins; biases are in logits, None for a model without."""
 
     embeddings_LD: Float32
     bias_L: Float32 | None
@@ -55,7 +50,7 @@ class DrawContext(NamedTuple):
     """What is known of a step's rows when their negatives are drawn.
 
     Attributes:
-        positive_B: label rows of the positives, int32.
+        positive_B: label rows, int32.
         queries_BD: query embeddings, float32, without gradients; None unless the sampler `sees_embeddings`.
     """
 
@@ -76,8 +71,7 @@ class Sampler:
         log_q_L: float32 [L], natural log of the probability that one draw is this label; None where it depends
             on the query.
         in_batch: the batch's labels are negatives of every row.
-        draw: makes label rows, int32 [M] shared by the batch or [B, M] one set per row; None if all
-            negatives come from the batch.
+        draw: label rows, int32 [M] shared by the batch or [B, M] one set per row; None if all are the batch's.
         log_q: of labels [B] (one per row) or [B, M], where it depends on the query; float32 of their shape.
         q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
         log_miss: of a sampler that does not draw the positive, from the positives' log q: log(1 − q_y), draws of other

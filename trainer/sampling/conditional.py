@@ -63,13 +63,8 @@ def adversarial(
     def log_q(context: DrawContext, labels: Tensor) -> Tensor:
         return log_path(right_log_odds, project(context.inputs), proposal.depth, backend.gather(leaves_L, labels))
 
-    return Sampler(
-        None,
-        in_batch=False,
-        draw=draw,
-        log_q=log_q,
-        variables=(weights_NK, biases_N, labels_of, leaves_L, *tables),
-    )
+    variables = (weights_NK, biases_N, labels_of, leaves_L, *tables)
+    return Sampler(None, in_batch=False, draw=draw, log_q=log_q, variables=variables)
 
 
 def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tensor], list[keras.Variable]]:

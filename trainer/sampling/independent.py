@@ -83,12 +83,7 @@ def uniform(
 
 
 def popularity(
-    setup: SamplerSetup,
-    *,
-    negatives: int,
-    alpha: float = 1.0,
-    shared: bool = True,
-    exclude_positive: bool = False,
+    setup: SamplerSetup, *, negatives: int, alpha: float = 1.0, shared: bool = True, exclude_positive: bool = False
 ) -> Sampler:
     """Return negatives by popularity: q ∝ π^α, drawn with replacement by Walker's alias method.
 

@@ -8,6 +8,7 @@ Legend: `B` batch, `M` draws per row, `L` labels, `D` model dimensions, `F` rand
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,8 @@ from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.proposal import PADDING, PADDING_BIAS
 from longtail.trainer import backend
 from longtail.trainer.arrays import untrained_variable
-from longtail.trainer.backend import Tensor, keras, ops
-from longtail.trainer.sampling.base import Draw, DrawContext, LabelTable, Sampler, SamplerSetup
+from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.sampling.base import DrawContext, LabelTable, Sampler, SamplerSetup
 from longtail.trainer.sampling.walk import by_similarity, log_path, sample_leaves, subtree_sums
 
 if TYPE_CHECKING:
@@ -27,16 +28,13 @@ FEATURES_BANDWIDTH = 2.0
 """Of random features where none is given: the highest at which 128 of them are nearer the model than uniform draws."""
 _NEVER = -1e30
 """Log-mass of what is never drawn: half of it is still far below any other."""
+_sampler = partial(Sampler, None, in_batch=False, sees_embeddings=True)
 
 
 def model(
-    setup: SamplerSetup,
-    *,
-    negatives: int,
-    exact: bool = False,
-    features: int | None = None,
+    setup: SamplerSetup, *, negatives: int, exact: bool = False, features: int | None = None,
     bandwidth: float | None = None,
-) -> Sampler:
+) -> Sampler:  # fmt: skip
     """Return negatives by the model itself, q ∝ exp(f) [R21, Table 1], of the epoch's first label embeddings.
 
     Per-row draws down a binary tree of labels that are alike: a subtree's mass Σ exp(f) is taken for its size times
@@ -129,7 +127,7 @@ def _whole_catalogue(
         of_BM = labels_of[:, None] if len(labels_of.shape) == 1 else labels_of
         return ops.reshape(ops.take_along_axis(log_q_of_all(context), of_BM, axis=1), labels_of.shape)
 
-    return _sampler(draw, log_q, refresh, (labels_LD, bias_L))
+    return _sampler(draw=draw, log_q=log_q, refresh=refresh, variables=(labels_LD, bias_L))
 
 
 def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Sampler:
@@ -159,7 +157,7 @@ def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Samp
     def log_q(context: DrawContext, labels_of: Tensor) -> Tensor:
         return log_path(right_log_odds, queries_of(context), depth, backend.gather(leaves_L, labels_of))
 
-    return _sampler(draw, log_q, refresh, tables)
+    return _sampler(draw=draw, log_q=log_q, refresh=refresh, variables=tables)
 
 
 def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
@@ -220,18 +218,7 @@ def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwid
     def log_q(context: DrawContext, labels_of: Tensor) -> Tensor:
         return log_path(right_log_odds, features_of(context), depth, labels_of)
 
-    return _sampler(draw, log_q, refresh, (sums_NF, sizes_N))
-
-
-def _sampler(
-    draw: Draw,
-    log_q: Callable[[DrawContext, Tensor], Tensor],
-    refresh: Callable[[LabelTable], None],
-    variables: tuple[keras.Variable, ...],
-) -> Sampler:
-    return Sampler(
-        None, in_batch=False, draw=draw, log_q=log_q, sees_embeddings=True, refresh=refresh, variables=variables
-    )
+    return _sampler(draw=draw, log_q=log_q, refresh=refresh, variables=(sums_NF, sizes_N))
 
 
 def _scaled(table: LabelTable, bandwidth: float | None) -> tuple[Float32, Float32]:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from longtail.bundle.arrays import Float32, Int64
 from longtail.trainer.errors import ExportError
-from longtail.trainer.tfrs.columns import Columns, Ids, floats, strings
+from longtail.trainer.tfrs.columns import Columns, Ids, strings
 from longtail.trainer.tfrs.tower import ExportedTower, exported
 from longtail.trainer.tfrs.tracing import trace
 
@@ -31,11 +31,9 @@ _WHERE = "label tower"
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All labels.
+    """All labels: ids, strings [L], and embeddings, float32 [L, D].
 
     Attributes:
-        ids: string [L].
-        embeddings: float32 [L, D].
         examples: what the candidate model took for the first labels; None for what cannot be a feature by name.
         named: the candidate model takes features by name.
     """
@@ -47,13 +45,7 @@ class Catalogue:
 
     @classmethod
     def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> Catalogue:
-        """Embed the candidates.
-
-        Args:
-            model: candidate features, in batches, to embeddings.
-            candidates: ids, ids with features, or a dataset of ids or of pairs (id, features).
-            name: of a tensor of features that are the ids themselves.
-        """
+        """Embed the candidates; `name` is that of a tensor of features that are the ids themselves."""
         dataset = candidates
         if not isinstance(dataset, tf.data.Dataset):
             dataset = tf.data.Dataset.from_tensor_slices(candidates)
@@ -64,7 +56,7 @@ class Catalogue:
         for element in dataset:
             batch_ids, features = element if pairs else (element, element)
             ids.append(strings(batch_ids.numpy()))
-            blocks.append(floats(model(features)))
+            blocks.append(np.asarray(model(features), np.float32))
             by_name = features if isinstance(features, Mapping) else {name: features}
             if kept < _EXAMPLES and all(isinstance(tensor, tf.Tensor) for tensor in by_name.values()):
                 examples.append(by_name)

@@ -25,12 +25,7 @@ _BATCH = 1024
 
 @dataclass(frozen=True)
 class Columns:
-    """What a Keras model is called with.
-
-    Attributes:
-        tensors: by name: strings, integers, floats or booleans, [B], [B, 1] or [B, P].
-        single: the model takes the one tensor, not a dict.
-    """
+    """What a Keras model is called with: tensors by name, [B], [B, 1] or [B, P], or a `single` one, not a dict."""
 
     tensors: Mapping[str, tf.Tensor]
     single: bool = False
@@ -67,7 +62,7 @@ class Columns:
         for start in range(0, len(self), _BATCH):
             block = {name: column[start : start + _BATCH] for name, column in self.tensors.items()}
             try:
-                blocks.append(floats(model(self.argument(block))))
+                blocks.append(np.asarray(model(self.argument(block)), np.float32))
             except Exception as error:  # Keras raises errors of any type about its inputs.
                 given = "one tensor" if self.single else f"tensors by name: {', '.join(block)}"
                 raise ExportError(f"{where}: expected a model that takes {given}; found: {error}") from error
@@ -91,18 +86,12 @@ class Columns:
         return bool(strings(column.numpy().reshape(-1)).equals(ids[: len(self)]))
 
 
-def floats(embeddings: Any) -> Float32:
-    """Convert embeddings to NumPy, float32."""
-    return np.asarray(embeddings, dtype=np.float32)
-
-
 def strings(ids: Any) -> pa.Array:
     """Convert ids to what the bundle writes: UTF-8 text, integers in decimal."""
-    return pa.array([text(id_) for id_ in np.asarray(ids).tolist()], pa.string())
+    return pa.array(map(_text, np.asarray(ids).tolist()), pa.string())
 
 
-def text(value: Any) -> str:
-    """Convert one id to what the bundle writes."""
+def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -116,5 +105,5 @@ def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[Jso
     if kind in ("number", "vector"):
         return list(rows.astype(np.float64).reshape((-1, *rows.shape[1:]) if kind == "vector" else -1).tolist())
     if kind == "history":
-        return [[id_ for id_ in map(text, row) if id_ != padding] for row in rows.tolist()]
-    return [text(value) for value in rows.reshape(-1).tolist()]
+        return [[id_ for id_ in map(_text, row) if id_ != padding] for row in rows.tolist()]
+    return [_text(value) for value in rows.reshape(-1).tolist()]

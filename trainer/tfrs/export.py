@@ -19,6 +19,7 @@ import tensorflow_recommenders as tfrs
 
 from longtail.bundle import (
     SCHEMA_VERSION,
+    BiasRemoval,
     Bundle,
     Feature,
     Labels,
@@ -32,14 +33,14 @@ from longtail.bundle.arrays import Int64
 from longtail.bundle.store import working_directory
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import ExportError
-from longtail.trainer.evaluation.dial import Noise
+from longtail.trainer.evaluation.dial import Dial, Noise
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
 from longtail.trainer.export.tables import without_large_tables
 from longtail.trainer.losses import Objective
 from longtail.trainer.losses.implied_noise import implied_noise, name_of_noise
 from longtail.trainer.tfrs.catalogue import Candidates, Catalogue, counts_of
 from longtail.trainer.tfrs.columns import Columns, Ids
-from longtail.trainer.tfrs.measure import Validation, measured, unmeasured
+from longtail.trainer.tfrs.measure import BY_THE_CALLER, Validation, measured
 from longtail.trainer.tfrs.retrieval import SampledRetrieval
 from longtail.trainer.tfrs.tower import ExportedTower, exported
 
@@ -91,7 +92,7 @@ def export_tfrs(
         label_feature: what an upsert calls the feature of a candidate model of one tensor, the id.
         vocabularies: the known ids of columns that a Hashing layer reads, of either model, by column. Any other id is
             answered as the empty string is, or the integer 0.
-        similarity: `cosine` if both models end in an L2 normalisation; the bundle is refused if they do not.
+        similarity: `cosine` if both models end in an L2 normalisation.
         display: the labels' own columns (title, …) to show in answers, L rows in the order of `candidates`.
         label_tower: export the candidate model, too, by which labels are added while serving; it needs features beside
             the id. None does where it can, and warns where a model of named features cannot be exported.
@@ -103,9 +104,6 @@ def export_tfrs(
         sampling_probability: calls of a plain `Retrieval` gave `candidate_sampling_probability`, which it does not
             remember. That is weight `relative`, after which nothing is left for λ to remove; without, weight `unit`,
             after which λ = 1 removes log π [METHODS §9].
-
-    Returns:
-        The bundle as written.
 
     Raises:
         ExportError: a model that a bundle cannot express, or that computes something else in ONNX; candidates, counts,
@@ -130,7 +128,8 @@ def export_tfrs(
             f"found {embeddings_LD.shape[1:]}"
         )
     label, own_id = catalogue.tower(candidate_model, known, label_tower)
-    temperature, (loss, objective) = _temperature(task), _loss(task, sampling_probability=sampling_probability)
+    temperature = 1.0 if task._temperature is None else float(task._temperature)
+    loss, objective = _loss(task, sampling_probability=sampling_probability)
     counts_L = counts_of(ids, counts)
     log_pi_L = log_frequencies(counts_L)
     log_nu_L = implied_noise(objective, log_pi_L, log_pi_L)
@@ -143,7 +142,8 @@ def export_tfrs(
         log_pn=log_nu_L.astype(np.float32), buckets=buckets,
         log_popularity=log_pi_L.astype(np.float32) if apart else None,
     )  # fmt: skip
-    dial, reports = unmeasured(bias_removal, noise), {}
+    why, reports = f"{BY_THE_CALLER}; nothing was measured", {}
+    dial = Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=why))
     if validation is not None:
         dial, reports["metrics.json"] = measured(validation, query, ids, side, noise, config, bias_removal=bias_removal)
     label_features, vocabularies_of_both = _merged(query, label)
@@ -209,10 +209,6 @@ def _merged(query: ExportedTower, label: ExportedTower | None) -> tuple[list[Fea
             merged[name] = vocabulary
         features.append(feature.model_copy(update={"vocabulary": name}))
     return features, merged
-
-
-def _temperature(task: tfrs.tasks.Retrieval) -> float:
-    return 1.0 if task._temperature is None else float(task._temperature)
 
 
 def _loss(task: tfrs.tasks.Retrieval, *, sampling_probability: bool) -> tuple[Loss, Objective]:

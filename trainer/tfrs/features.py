@@ -32,7 +32,6 @@ class Column:
     """A raw column and its features.
 
     Attributes:
-        shape: [B], [B, 1] or [B, P], None for B.
         uses: layers that look it up or split it into words; none of numbers.
         features: `id` or `history`, `text`, or both; `number`; `vector`.
         vocabularies: ids or words by the name of their feature.
@@ -55,7 +54,6 @@ class Column:
             examples: some of its values, [B], [B, 1] or [B, P].
             ids: what a Hashing is to know of it, or None.
             read_by: types of all operations that read it, for errors.
-            where: name of the tower, for errors.
         """
         found = f"{where}: feature {name!r}"
         shape = tuple(examples.shape.as_list())

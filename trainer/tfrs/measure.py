@@ -25,7 +25,7 @@ from longtail.trainer.evaluation.task import HeldOut
 from longtail.trainer.tfrs.columns import Ids, strings
 from longtail.trainer.tfrs.tower import ExportedTower
 
-_BY_THE_CALLER = "the caller of export_tfrs"
+BY_THE_CALLER = "the caller of export_tfrs"
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,6 @@ class Validation:
     seen: Sequence[Sequence[Any]] | None = None
 
 
-def unmeasured(bias_removal: float | None, noise: Noise) -> Dial:
-    """Create a dial without a curve, of the caller's λ, or 0."""
-    why = f"{_BY_THE_CALLER}; nothing was measured"
-    return Dial(BiasRemoval(default=bias_removal or 0.0, noise=noise.name, chosen_by=why))
-
-
 def measured(
     validation: Validation,
     query: ExportedTower,
@@ -60,12 +54,7 @@ def measured(
     *,
     bias_removal: float | None,
 ) -> tuple[Dial, bytes]:
-    """Measure the dial with its curve, and write the bundle's metrics.json.
-
-    Args:
-        ids: of the labels, string [L].
-        bias_removal: λ if it is not to be chosen.
-    """
+    """Measure the dial with its curve, and write the bundle's metrics.json; `bias_removal` is λ if it is not chosen."""
     columns = query.columns(validation.queries)
     labels_N = _rows(validation.labels, ids)
     if len(columns) != len(labels_N):
@@ -92,7 +81,7 @@ def measured(
         why = chosen_by(config)
         best, curve = best_dial(measure, config, noise)
     else:
-        why, best = _BY_THE_CALLER, Setting(bias_removal)
+        why, best = BY_THE_CALLER, Setting(bias_removal)
         curve = measure(lines(config, noise, bias_removal))
     dial = Dial(
         BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=why, curve_split="valid", curve=curve),

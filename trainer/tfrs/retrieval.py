@@ -155,11 +155,6 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             return tf.identity(loss)
 
     @property
-    def temperature(self) -> float:
-        """T of the logits `u·v / T`."""
-        return 1.0 if self._temperature is None else float(self._temperature)
-
-    @property
     def trained_with(self) -> Loss:
         """What a bundle's manifest says of this loss."""
         return Loss(family=str(self._config.family), sampler="in_batch", weight=str(self._config.weight))
@@ -170,7 +165,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             scores_BC = tf.reduce_max(tf.einsum("bhd,cd->bhc", queries, candidates_CD), axis=1)
         else:
             scores_BC = tf.linalg.matmul(queries, candidates_CD, transpose_b=True)
-        return tf.cast(scores_BC, tf.float32) / self.temperature
+        return tf.cast(scores_BC, tf.float32) / (self._temperature or 1.0)
 
     def _log_probabilities(
         self, candidates: tf.Tensor, probability_C: tf.Tensor | None, candidate_ids: tf.Tensor | None
@@ -188,10 +183,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
             tf.debugging.assert_positive(probability_C, "expected sampling probabilities > 0")
             log_q_C = tf.math.log(probability_C)
         if log_pi_C is None and log_q_C is None:
-            if _needs_q(self._config):
+            config = self._config
+            if config.weight.name not in _WITHOUT_Q or LOSSES[config.family.name].shifted or config.regularizer > 0:
                 raise ValueError(
                     f"{self.name}: expected candidate_sampling_probability in the call, or counts in the task, which "
-                    f"{self._config} depends on; received neither"
+                    f"{config} depends on; received neither"
                 )
             log_pi_C = tf.zeros([candidates])
         return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
@@ -237,10 +233,6 @@ def _check(family: Family, config: LossConfig, temperature: float | None, *, mas
         raise ValueError(f"temperature: expected a number > 0, received {temperature}")
     if family.cosine and temperature not in (None, 1):
         raise ValueError(f"temperature: expected 1 with {config.family}, a loss of cosines, received {temperature}")
-
-
-def _needs_q(config: LossConfig) -> bool:
-    return config.weight.name not in _WITHOUT_Q or LOSSES[config.family.name].shifted or config.regularizer > 0
 
 
 def _log_pi_table(counts: Counts, smoothing: float) -> tf.Tensor:

@@ -29,13 +29,7 @@ _OPSET = 17
 
 @dataclass(frozen=True)
 class ExportedTower:
-    """A tower that computes what its model does.
-
-    Attributes:
-        tower: the model, of encoded inputs.
-        onnx: the same as ONNX Runtime runs it.
-        embeddings: the model's of the examples, float32 [B, D].
-    """
+    """A tower that computes what its model does; `embeddings` are the model's of the examples, float32 [B, D]."""
 
     model: tf.Module
     raw: Columns
@@ -67,7 +61,6 @@ def exported(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str)
     Args:
         raw: examples of what the model takes.
         ids: known ids of columns that a Hashing reads, by column.
-        where: name of the tower, for errors.
     """
     first = raw.take([0])
     embeddings_BD = raw.embed(model, where)

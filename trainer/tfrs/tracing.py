@@ -83,7 +83,6 @@ def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) ->
         model: takes `raw` and has been called on it.
         raw: examples: their dtypes and widths are what the model takes, means of their numbers stand for missing ones.
         ids: the known ids of columns that a Hashing reads, by column.
-        where: name of the tower, for errors.
     """
     layers = _preprocessing(model)
     uses, reached = _uses(model, layers, raw, where)
@@ -249,8 +248,8 @@ def _again(operations: list[tf.Operation], tensor: tf.Tensor) -> tf.Tensor:
         elif operation.type == "Reshape":
             tensor = tf.reshape(tensor, operation.inputs[1])
         elif operation.type == "StridedSlice":
-            masks = {name: operation.get_attr(name) for name in _MASKS}
             begin, end, strides = operation.inputs[1:]
+            masks = {name: operation.get_attr(name) for name in _MASKS}
             tensor = tf.raw_ops.StridedSlice(input=tensor, begin=begin, end=end, strides=strides, **masks)
     return tensor
 
