@@ -234,10 +234,6 @@ def evaluate(
 
         Console().print(target_table(FoundByLabel.read(bundle), target_prior))
         return
-    if split not in ("valid", "test"):
-        raise RecipeError(f"--split: expected valid or test, received {split!r}")
-    if recipe is None and (split != "test" or set_):
-        raise RecipeError("--split and --set: expected --recipe with them, received none: a bundle holds one table")
     from longtail.trainer.evaluation import bundle as measured
     from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
 

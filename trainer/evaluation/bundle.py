@@ -100,7 +100,9 @@ def evaluate(
     if split not in ("valid", "test"):
         raise RecipeError(f"split: expected valid or test, received {split!r}")
     if recipe is None and (split != "test" or overrides):
-        raise RecipeError("split and overrides: expected a recipe with them, received none: a bundle holds one table")
+        raise RecipeError(
+            "split and overrides: expected a recipe with them (--recipe), received none: a bundle holds one table"
+        )
     where = "the bundle" if isinstance(bundle, Bundle) else str(bundle)
     if not isinstance(bundle, Bundle):
         bundle = Bundle.load(Path(bundle))
