@@ -4,22 +4,8 @@ The tables `SAMPLERS`, `WEIGHTS`, `LOSSES` and `ROW_OPTIMIZERS` are rows of func
 checked against those very tables. Their modules take `keras` and `ops` from here, so that a recipe can be read
 without loading Keras. Modules that build Keras layers import Keras themselves.
 
-What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` and `jax.py` have both:
-
-- `devices()`: how many compute together.
-- `rows_variable(rows, width, name=, initializer=)`: a variable that is read and written by rows, on all of them.
-- `gather(table, ids)`: rows of a variable without reading the rest of it, [*ids.shape, D].
-- `scatter(table, ids_U, rows_UD)`: replace rows of a variable.
-- `fill(table, blocks)`: replace all rows of a variable by blocks of them, in order.
-- `unique(ids_N, limit)`: distinct ids [U] and the position of every id among them [N].
-- `count(positions_N, distinct_U)`: how often every distinct id came, float32 [U].
-- `value_and_gradients(loss, rows, variables)`: a loss, and its gradients with respect to rows and variables.
-- `sum_of_blocks(loss, shared, rows, fixed, blocks=)`: a loss over blocks of rows, with its gradient.
-- `on_cpu()`: whether tensors are in this machine's memory.
-- `compile_loss(function)`: a pure function of fixed shapes, compiled with XLA.
-- `compile_step(step, variables)`: a function that assigns to variables, compiled.
-- `compile_tower(tower)`: a tower's outputs outside of training, compiled.
-- `make_deterministic()`: the same bits in every run.
+What Keras lacks is sparse access to tables and compiled steps; `tensorflow.py` and `jax.py` have both, in functions
+of the same names.
 """
 
 from __future__ import annotations

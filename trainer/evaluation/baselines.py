@@ -154,9 +154,7 @@ def _by_nearest(
 ) -> Scores:
     """Score each label by x·y / divisor with known labels, of which its `neighbours` nearest alone count.
 
-    Args:
-        columns_QL: x or y of every label.
-        divisor: of labels and as many labels near them, both int32 [n].
+    `columns_QL` are x or y of every label; the divisor is of labels and as many labels near them, both int32 [n].
     """
     most, columns_LQ, nearest = int(settings["neighbours"]), columns_QL.T.tocsr(), []
     for start in range(0, data.labels, _AT_A_TIME):

@@ -105,21 +105,11 @@ def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogPr
 
 
 def bias_removal_curve(
-    held_out: Pairs,
-    known: Pairs,
-    embed_queries: EmbedQueries,
-    label_side: LabelSide,
-    config: EvaluationConfig,
-    *,
-    seed: int,
-    request_queries: Int32 | None = None,
-    max_queries: int | None = None,
-    settings: Sequence[Setting] | None = None,
-    log_proposal: LogProposal | None = None,
-    calibrated_at: float = 1.0,
-    described: bool = False,
-    watch: Watch | None = None,
-) -> list[CurvePoint]:
+    held_out: Pairs, known: Pairs, embed_queries: EmbedQueries, label_side: LabelSide, config: EvaluationConfig, *,
+    seed: int, request_queries: Int32 | None = None, max_queries: int | None = None,
+    settings: Sequence[Setting] | None = None, log_proposal: LogProposal | None = None, calibrated_at: float = 1.0,
+    described: bool = False, watch: Watch | None = None,
+) -> list[CurvePoint]:  # fmt: skip
     """Compute every metric at every setting of λ and μ.
 
     Args:
@@ -137,46 +127,29 @@ def bias_removal_curve(
         held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries,
         request_queries=request_queries,
     )  # fmt: skip
-    settings = [Setting(bias_removal) for bias_removal in config.bias_removal] if settings is None else settings
+    settings = [*map(Setting, config.bias_removal)] if settings is None else settings
     never_L = label_side.counts == 0 if described else None
     likely = (task.positives if never_L is None else task.positives.among(~never_L)) if config.log_likelihood else None
     ranked = rank(
         task.rows_N, embed_queries, label_side, task.seen_keys, settings, k=task.k, queries_N=task.queries_N,
         log_proposal=log_proposal, likely=likely, likely_at=[Setting(calibrated_at)], never_L=never_L,
     )  # fmt: skip
-    for setting, top_NK in zip(settings, ranked[0], strict=True):
+    facts, curve = label_side.facts(config), []
+    for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True):
         if watch is not None:
             watch(setting, top_NK, task.positives)
-    facts = label_side.facts(config)
-    return [
-        CurvePoint(
-            bias_removal=setting.bias_removal,
-            popularity=setting.popularity,
-            metrics=task.metrics(top_NK, facts)
-            | (
-                {}
-                if log_p_N is None or likely is None
-                else {"log_likelihood": task.bootstrap.interval(log_p_N, likely.weight_per_query)}
-            ),
-        )
-        for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True)
-    ]
+        metrics = task.metrics(top_NK, facts)
+        if log_p_N is not None and likely is not None:
+            metrics["log_likelihood"] = task.bootstrap.interval(log_p_N, likely.weight_per_query)
+        curve.append(CurvePoint(bias_removal=setting[0], popularity=setting[1], metrics=metrics))
+    return curve
 
 
 def rank(
-    rows_N: Int32,
-    embed_queries: EmbedQueries,
-    label_side: LabelSide,
-    seen_keys: Int64,
-    settings: Sequence[Setting],
-    *,
-    k: int,
-    queries_N: Int32 | None = None,
-    log_proposal: LogProposal | None = None,
-    likely: Positives | None = None,
-    likely_at: Collection[Setting] | None = None,
-    never_L: Bools | None = None,
-) -> tuple[Int32, list[Float64 | None]]:
+    rows_N: Int32, embed_queries: EmbedQueries, label_side: LabelSide, seen_keys: Int64, settings: Sequence[Setting],
+    *, k: int, queries_N: Int32 | None = None, log_proposal: LogProposal | None = None,
+    likely: Positives | None = None, likely_at: Collection[Setting] | None = None, never_L: Bools | None = None,
+) -> tuple[Int32, list[Float64 | None]]:  # fmt: skip
     """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
     And for every setting the log-likelihood of each query's pairs, `Σ w log softmax(s)_y` over the labels that may be
@@ -185,9 +158,7 @@ def rank(
     Args:
         seen_keys: `query · L + label` to leave out, sorted.
         queries_N: query rows of `rows_N`, int32; None where they are the same.
-        log_proposal: log p_n(y|x) in place of the labels' log ν.
-        likely: positives of the N queries for the log-likelihood.
-        likely_at: settings of the log-likelihood; None for all.
+        likely, likely_at: positives of the N queries, and settings, for the log-likelihood; None for all settings.
         never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
     augmentation, rows_LE = label_side.augmentation, label_side.rows()

@@ -44,13 +44,7 @@ _LOWEST = np.finfo(np.float32).min
 
 @dataclass(frozen=True)
 class Values:
-    """Values of labels in their order, and the highest of every group.
-
-    Attributes:
-        of_labels_PB: float32; −inf at what must not be in a list.
-        of_groups_BF: float32.
-        of_both_BC: float32, of groups of groups.
-    """
+    """Values of labels in their order, −inf at what must not be in a list; the highest of groups, and of theirs."""
 
     of_labels_PB: Float32
     of_groups_BF: Float32

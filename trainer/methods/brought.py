@@ -93,7 +93,6 @@ class Retrieved(Brought):
 
     Attributes:
         lists_AK: label rows, best first, int32; −1 where a list ends early.
-        list_of_N: the list of every training pair, int32.
     """
 
     stream = 1

@@ -61,11 +61,7 @@ class Table(keras.layers.Layer):
 def read_distinct(
     tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str]
 ) -> tuple[dict[InputKey, Tensor], list[tuple[Tensor, Tensor]]]:
-    """Gather the distinct rows that a batch reads of every table, once.
-
-    Args:
-        inputs: inputs of both towers, by tower and name.
-        readers: which of them hold ids, of which table.
+    """Gather the distinct rows that a batch reads of every table, once; `readers` are the inputs that hold its ids.
 
     Returns:
         The inputs, ids replaced by their positions among the distinct ids of their table; and for every table its

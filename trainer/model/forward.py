@@ -34,7 +34,6 @@ class Reading(NamedTuple):
     Attributes:
         inputs: by tower, `neighbour` for the query tower's of neighbours, and name; ids are positions among the
             distinct ones of their table.
-        positive_B: label rows of the positives, int32.
         distinct: distinct ids of every table, int32 [U], and their rows, float32 [U, D].
         pairs: training pairs of what these and the label embeddings stand for, float32 [U, 1].
     """

@@ -19,10 +19,6 @@ class WeightedBag(keras.layers.Layer):
 
     `attention` is `mean` with weights w·exp(e·a), a learned: it begins as `mean`, where a = 0. Padding has weight 0;
     an empty bag is the zero vector.
-
-    Args:
-        combiner: `mean`, `sum`, `sqrtn` or `attention`.
-        damping: of `mean`, in entries.
     """
 
     def __init__(self, table: Table, combiner: str, *, name: str, damping: float = 0.0) -> None:

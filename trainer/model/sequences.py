@@ -12,8 +12,9 @@ Legend: `S` blocks, or rows, `P` places of a block, `W` places that a block sees
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import keras
@@ -30,7 +31,7 @@ class Packed(NamedTuple):
 
     Attributes:
         segments_SP: int32, a number from 1 for each history; 0 where there is none.
-        positions_SP: int32, places in the history, from 0.
+        positions_SP: int32, from 0.
         places_B: int32, where the last entry of each row's history is among all S·P; −1 for an empty history.
     """
 
@@ -50,12 +51,12 @@ class SequenceEncoder(keras.layers.Layer):
         buckets = config.time_buckets if config.name == "sasrec" else None
         self.gaps = TimeTable(buckets, table.dim, name=f"{feature}_gaps") if buckets else None
         self.start = self.add_weight(shape=(table.dim,), initializer="zeros", name="start")
-        block = SelfAttention if config.name == "sasrec" else PointwiseAttention
         self.drop = entry_dropout(config, table.dim, feature, f"{feature}_entries")
+        block: Callable[..., keras.layers.Layer] = SelfAttention
+        if config.name != "sasrec":
+            block = partial(PointwiseAttention, max_length=max_length)
         self.blocks = [
-            block(
-                table.dim, config, max_length=max_length, feature=feature, precision=precision, name=f"{feature}_{at}"
-            )
+            block(table.dim, config, feature=feature, precision=precision, name=f"{feature}_{at}")
             for at in range(config.layers)
         ]
         self.normalise = _normalisation(table.dim, precision)
@@ -100,9 +101,8 @@ class Seen(NamedTuple):
     """What an entry sees: itself, and the entries of its history before it.
 
     Attributes:
-        positions_SP: int32, places in the history, from 0.
-        mask_SPW: bool, whether a place sees another.
-        distances_SPW: int32, entries from that to this one; below 0 where it does not see it.
+        positions_SP: int32, from 0.
+        distances_SPW: int32, entries from a place that is seen to this one; below 0 where the mask is False.
         ages_SP: int32, ticks from an entry to the time that its history's are counted from; None without times.
         following_SP: int32, the same of what follows the entry: the next one, or the request.
     """
@@ -163,16 +163,7 @@ def _following(ages_SP: Tensor, packed: Packed | None) -> Tensor:
 class SelfAttention(keras.layers.Layer):
     """A block of SASRec: x + attention(norm x), then x + feed-forward(norm x) (Kang and McAuley 2018); [S, P, D]."""
 
-    def __init__(
-        self,
-        dim: int,
-        config: EncoderConfig,
-        *,
-        max_length: int,  # noqa: ARG002
-        feature: str,
-        precision: str,
-        name: str,
-    ) -> None:
+    def __init__(self, dim: int, config: EncoderConfig, *, feature: str, precision: str, name: str) -> None:
         super().__init__(name=name, dtype="float32")
         shape, hidden = (None, None, dim), config.hidden or 4 * dim
         self.before_attention, self.before_feed = (_normalisation(dim, precision) for _ in range(2))

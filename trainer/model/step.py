@@ -44,7 +44,6 @@ class TrainStep:
     Args:
         visits_L: float64 [L], expected visits to every label in an epoch: what batches hold.
         weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
-        pairs: N; pair rows of batches are below it.
         pairs_per_query: how many share one set of negatives, on average.
         methods: of `methods_of`, optional parts of the loss with columns of their own.
     """

@@ -25,7 +25,6 @@ class Towers:
     """Both towers and the tables they look up.
 
     Attributes:
-        query, label: named inputs → float32 [B, D].
         tables: embedding tables by name; towers may share them.
         readers: (tower, input name) → name of the table whose ids the input holds. Rows of a table that are added to
             label embeddings are read by `("entry", name in label_rows)`.

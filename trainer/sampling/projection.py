@@ -57,7 +57,6 @@ def fit_projection(
     largest entry is positive. Where the data have fewer than K directions, the further ones are 0.
 
     Args:
-        blocks: tower inputs of some queries, a block at a time.
         rows: of each feature's table, by feature name; not needed for numbers.
 
     Returns:

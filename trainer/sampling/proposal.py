@@ -67,9 +67,7 @@ def fit_proposal(
         features: the query tower's. The query's own id is left out: it would need a direction for every query.
         inputs_of: encodes pairs by their rows in `labels_N`, int64 [B] → tower inputs.
         labels_N: label rows of the training pairs, int32.
-        vocabulary_rows: rows of every table of ids, by table name.
         penalties: λ_n > 0, nats; of several the best by cross-validation (`held_out_likelihood`).
-        query_id: name of the feature that is the query's own id.
     """
     usable = [feature for feature in features if feature.name != query_id]
     if not usable:

@@ -45,8 +45,7 @@ def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.
     Equal Δ are split by label row. Labels without a pair have Δ = 0. Memory: about 1 kB a pair at K = 16, for the root.
 
     Args:
-        z_NK: projected queries of the pairs, float32.
-        labels_N: their label rows, int32.
+        z_NK, labels_N: projected queries of the pairs, and their label rows.
         penalty: λ_n > 0, nats.
 
     Returns:
