@@ -124,7 +124,7 @@ def value_and_gradients(
 
 
 def sum_of_blocks(
-    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
     """Return the sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's."""
 
@@ -139,7 +139,7 @@ def sum_of_blocks(
         ordered = column.swapaxes(0, 1) if spread else column
         return ordered.reshape(-1, *column.shape[2:])
 
-    def summed(shared: Tensors, rows: Tensors, fixed: Tensors) -> tuple[Any, Any]:
+    def summed(shared: Tensors, rows: Tensors, fixed: Any) -> tuple[Any, Any]:
         def add(sums: Any, block: Any) -> tuple[Any, Any]:
             of_block = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
             (value, kept), (of_shared, of_rows) = of_block(shared, *block)
@@ -151,7 +151,7 @@ def sum_of_blocks(
         return (value, kept), (of_shared, of_rows)
 
     @jax.custom_vjp
-    def total(shared: Tensors, rows: Tensors, fixed: Tensors) -> Any:
+    def total(shared: Tensors, rows: Tensors, fixed: Any) -> Any:
         return summed(shared, rows, fixed)[0]
 
     def backward(gradients: Any, upstream: Any) -> tuple[Any, Any, None]:

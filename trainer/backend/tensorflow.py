@@ -78,7 +78,7 @@ def value_and_gradients(
 
 
 def sum_of_blocks(
-    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Tensors, *, blocks: int
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
     """Compute the sum of a loss over blocks of rows, differentiated block by block, and what it keeps of all rows.
 
@@ -86,10 +86,11 @@ def sum_of_blocks(
         loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
         shared: float tensors that every block sees whole.
         rows: float tensors, the first axis a multiple of `blocks`.
+        fixed: further tensors of the rows, in dicts of any depth.
     """
 
-    def parted(columns: Tensors) -> Tensors:
-        return {name: tf.reshape(column, (blocks, -1, *column.shape[1:])) for name, column in columns.items()}
+    def parted(columns: Any) -> Any:
+        return keras.tree.map_structure(lambda it: tf.reshape(it, (blocks, -1, *it.shape[1:])), columns)
 
     fixed_blocks = parted(fixed)
 
@@ -102,7 +103,7 @@ def sum_of_blocks(
             here = {name: column[at] for name, column in row_blocks.items()}
             with tf.GradientTape() as tape:
                 tape.watch([whole, here])
-                value, kept = loss(whole, here, {name: column[at] for name, column in fixed_blocks.items()})
+                value, kept = loss(whole, here, keras.tree.map_structure(lambda column: column[at], fixed_blocks))
             of_whole, of_here = tape.gradient(value, (whole, here), unconnected_gradients="zero")
             sums = [value, *(tf.convert_to_tensor(of_whole[name]) for name in whole)]
             return sums, [tf.convert_to_tensor(of_here[name]) for name in here], kept

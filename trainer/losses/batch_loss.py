@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from longtail.trainer import backend
-from longtail.trainer.backend import Tensor, ops
+from longtail.trainer.backend import Tensor, keras, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.losses.hits import Hits, hits_of, stands_for
 from longtail.trainer.losses.objective import Objective, SampledLogits
@@ -24,8 +24,6 @@ _CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
 _LEAST_ROWS = 128
 """Of a block: the gradient by the candidates is read and written for each."""
 _OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates")
-_ROW, _CANDIDATE = "row: ", "candidate: "
-"""Before the names of what methods know, among the columns of a block."""
 
 
 class Embedded(NamedTuple):
@@ -76,27 +74,21 @@ class Candidates(NamedTuple):
     rows: Tensors = {}  # noqa: RUF012
     places_B: Tensor | None = None
 
-    def by_rows(self) -> Tensors:
-        """Return what every row has of its own, first axis B, by name, their places among them."""
+    def by_rows(self) -> dict[str, Tensors]:
+        """Return what every row has of its own, first axis B, their places among them, as `at` takes it."""
         own = {
             name: column
             for name, column in self._asdict().items()
             if column is not None and (name.endswith("_B") or (name in _OF_CANDIDATES and len(column.shape) == 2))
         }
-        of_candidates = {
-            _CANDIDATE + name: column for name, column in self.of_candidates.items() if len(column.shape) == 2
-        }
-        places_B = {"places_B": ops.arange(self.positive_B.shape[0])}
-        return places_B | own | of_candidates | {_ROW + name: column for name, column in self.rows.items()}
+        own["places_B"] = ops.arange(self.positive_B.shape[0])
+        of_candidates = {name: column for name, column in self.of_candidates.items() if len(column.shape) == 2}
+        return {"own": own, "of_candidates": of_candidates, "rows": self.rows}
 
-    def at(self, columns: Tensors) -> Candidates:
+    def at(self, part: dict[str, Tensors]) -> Candidates:
         """Return some rows, by their part of `by_rows`."""
-        own = {name: column for name, column in columns.items() if name in Candidates._fields}
-        rows, of_candidates = (
-            {name.removeprefix(kind): column for name, column in columns.items() if name.startswith(kind)}
-            for kind in (_ROW, _CANDIDATE)
-        )
-        return self._replace(**own, rows=rows, of_candidates=self.of_candidates | of_candidates)
+        of_candidates = self.of_candidates | part["of_candidates"]
+        return self._replace(**part["own"], rows=part["rows"], of_candidates=of_candidates)
 
 
 @dataclass(frozen=True)
@@ -125,7 +117,7 @@ class BatchLoss:
             losses_B, visited = self._of_rows(shared | of_rows, batch)
             return ops.mean(losses_B), visited
 
-        def loss(shared: Tensors, of_rows: Tensors, fixed: Tensors) -> tuple[Tensor, Tensors]:
+        def loss(shared: Tensors, of_rows: Tensors, fixed: dict[str, Tensors]) -> tuple[Tensor, Tensors]:
             losses_B, visited = self._of_rows(shared | of_rows, batch.at(fixed))
             return ops.sum(losses_B), visited
 
@@ -133,10 +125,8 @@ class BatchLoss:
         if rows % blocks:  # the last row again, of weight 0
             more = -(-rows // blocks) * blocks
             places = ops.minimum(ops.arange(more), rows - 1)
-            of_rows, fixed = (
-                {name: ops.take(x, places, axis=0) for name, x in part.items()} for part in (of_rows, fixed)
-            )
-            fixed["weight_B"] = ops.where(ops.arange(more) < rows, fixed["weight_B"], 0.0)
+            of_rows, fixed = keras.tree.map_structure(lambda x: ops.take(x, places, axis=0), (of_rows, fixed))
+            fixed["own"]["weight_B"] = ops.where(ops.arange(more) < rows, fixed["own"]["weight_B"], 0.0)
         value, visited = backend.sum_of_blocks(loss, shared, of_rows, fixed, blocks=blocks)
         return value / rows, {name: column[:rows] for name, column in visited.items()}
 
