@@ -112,15 +112,14 @@ class LabelAdder:
 
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse records that `add` could not add; raises InputError of the first, FixedLabelsError or TowerError."""
-        for start in range(0, len(records), _BATCH):
-            part = records[start : start + _BATCH]
-            try:
-                self._embed(part)
-                for place, record in enumerate(part):
-                    self._shown(record, place)
-                    self._check_priors(record.priors, place)
-            except InputError as error:
-                raise type(error)(error.message, row=start + error.row, field=error.field) from None
+        _ = self._tower if records else None
+        names = [] if self._priors is None else self._priors.names
+        _, refused = self._add(records)
+        for row, record in enumerate(records):
+            if unknown := [name for name in record.priors if name not in names]:
+                raise unknown_prior(names, unknown[0], row)
+            if (error := refused.get(record.id)) is not None:
+                raise type(error)(error.message, row=row, field=error.field)
 
     def add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, str]]:
         """Embed records that fit the bundle; returns their rows, and why others do not, by id; raises TowerError."""
@@ -128,20 +127,27 @@ class LabelAdder:
             _ = self._tower if records else None
         except FixedLabelsError as error:
             return self._additions([], [], [], []), {record.id: str(error) for record in records}
+        added, refused = self._add(records)
+        return added, {id_: f"{error.field}: {error.message}" for id_, error in refused.items()}
+
+    def _add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, InputError]]:
+        """`add` of a bundle that embeds labels; priors that it lacks, given under another release, are left out."""
         added: list[Upsert] = []
         embeddings: list[Float32] = []
         vectors: list[dict[str, Float32]] = []
         display: list[dict[str, JsonValue]] = []
-        refused: dict[str, str] = {}
+        refused: dict[str, InputError] = {}
 
         def one_by_one(part: Sequence[Upsert]) -> None:
             try:
                 shown = [self._shown(record) for record in part]
-                self._check_known_priors(part)
+                if self._priors is not None:
+                    for record in part:
+                        self._priors.check(record.priors)
                 embedded, kept = self._embed(part)
             except InputError as error:
                 if len(part) == 1:
-                    refused[part[0].id] = f"{error.field}: {error.message}"
+                    refused[part[0].id] = error
                     return
                 for record in part:
                     one_by_one([record])
@@ -222,25 +228,12 @@ class LabelAdder:
         }
         return embeddings_BD, vectors
 
-    def _check_priors(self, given: Mapping[str, float], place: int) -> None:
-        if self._priors is not None:
-            self._priors.check(given, place)
-        elif given:
-            raise unknown_prior([], next(iter(given)), place)
-
-    def _check_known_priors(self, records: Sequence[Upsert]) -> None:
-        """What was given under another release: a prior that this one lacks does not keep a label from it."""
-        if self._priors is not None:
-            names = self._priors.names
-            for place, record in enumerate(records):
-                self._priors.check({name: value for name, value in record.priors.items() if name in names}, place)
-
     def _features(self, record: Upsert) -> Features:
         own_id = self._bundle.manifest.own_id
         if own_id is None or record.features.get(own_id) is not None:
             return record.features
         return {**record.features, own_id: record.id}
 
-    def _shown(self, record: Upsert, place: int = 0) -> dict[str, JsonValue]:
+    def _shown(self, record: Upsert) -> dict[str, JsonValue]:
         row = self._rows.get(record.id)
-        return self._display.complete(record.display, {} if row is None else self._display.shown(row), row=place)
+        return self._display.complete(record.display, {} if row is None else self._display.shown(row))

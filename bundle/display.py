@@ -35,7 +35,7 @@ class DisplayColumns:
             name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
         }
 
-    def complete(self, display: Display, known: Display, *, row: int = 0) -> dict[str, JsonValue]:
+    def complete(self, display: Display, known: Display) -> dict[str, JsonValue]:
         """Every column: as given, else as known, else null."""
         names = self._table.column_names
         given: dict[str, JsonValue] = {}
@@ -43,13 +43,13 @@ class DisplayColumns:
             field = f"display.{name[:_LONGEST_NAME]}"
             if name not in names:
                 message = f"expected one of the display columns {names}, received {describe(name)}"
-                raise DisplayError(message, row=row, field=field)
+                raise DisplayError(message, row=0, field=field)
             try:
                 given[name] = self._taken(name, value)
             except (pa.ArrowException, TypeError, ValueError, OverflowError):
                 type_ = self._table.schema.field(name).type
                 message = f"expected a value that a column of {type_} can hold, received {describe(value)}"
-                raise DisplayError(message, row=row, field=field) from None
+                raise DisplayError(message, row=0, field=field) from None
         return {name: given.get(name, known.get(name)) for name in names}
 
     def column(self, name: str, values: Sequence[JsonValue]) -> pa.Array:

@@ -78,16 +78,14 @@ class Priors:
         """Weights by name as an array, float32 [P]; those not named are the defaults."""
         return np.array([asked.get(prior.name, prior.default) for prior in self.settings], np.float32)
 
-    def check(self, given: Mapping[str, float], row: int) -> None:
-        """Refuse values that a label cannot have."""
+    def check(self, given: Mapping[str, float]) -> None:
+        """Refuse values that a label cannot have; names of no prior are passed over."""
         largest = {prior.name: prior.largest for prior in self.settings}
         for name, value in given.items():
-            if name not in largest:
-                raise unknown_prior(self.names, name, row)
-            if not abs(value) <= largest[name]:
+            if name in largest and not abs(value) <= largest[name]:
                 raise FeatureError(
                     f"expected a number from {-largest[name]:.3g} to {largest[name]:.3g}, received {describe(value)}",
-                    row=row,
+                    row=0,
                     field=f"priors.{name}",
                 )
 

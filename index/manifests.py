@@ -146,7 +146,6 @@ class CollectionRecord(Record):
     """The collection of a Milvus server that holds a release's rows."""
 
     name: str
-    """Made of what it holds: the same rows and fields are the same collection."""
     head: int = Field(ge=0)
     """Most frequent labels, in the partition `head`, which is searched whole; 0: there are no partitions."""
     lists: int = Field(ge=0)

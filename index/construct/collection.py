@@ -1,17 +1,16 @@
-"""Write a bundle's rows to a collection of a Milvus server, measured before it is named.
+"""Write a bundle's rows to a collection of a Milvus server, and measure it.
 
-The collection is filled under a name of its own and renamed when it is whole and recalls enough: what a build that was
-cut off leaves behind is never taken for one. Its name is made of what it holds, so that a release names its rows by
-content, and the same rows are not written twice.
+Every build has a collection of its own, whose name says when it was begun. A release names it once it is whole and
+recalls enough; what a build that was cut off leaves behind, none does.
 
 Legend: `L` labels, `R` some of them, `N` labels of a partition, `E` coordinates of an augmented row.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle import Bundle, sha256_of
+from longtail.bundle import Bundle
 from longtail.bundle.arrays import Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.filterable import filter_kind
@@ -214,9 +213,7 @@ def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:
     return values
 
 
-_LAYOUT = 1
-"""Of the fields; another one makes other names."""
-_PREFIX, _BUILDING = "longtail_", "longtail_building_"
+_NAME = re.compile(r"longtail_(\d+)_[0-9a-f]{8}")
 _ABANDONED_SECONDS = 86_400.0
 _LEAST_ROWS = 1_024
 """Of a segment that Milvus indexes; a smaller one it searches approximately, however hard it is asked to look."""
@@ -246,20 +243,14 @@ def tune_collection(
     calibration = Calibration(bundle, None)
     dim = ExactRows(bundle).dim
     record = _record(bundle, kind, filterable, server)
-    if _is_there(server, record.name):
-        progress(f"{server} has {record.name}")
+    try:
+        head_N = by_reach(bundle, None, calibration)[: record.head] if record.head else np.empty(0, np.int64)
+        write_rows(bundle, record, dim, np.sort(head_N), server, progress)
         trials = _trials(bundle, Collection(server, record), calibration, progress, spec)
-    else:
-        building = record.model_copy(update={"name": f"{_BUILDING}{int(time.time())}_{uuid4().hex[:8]}"})
-        try:
-            head_N = by_reach(bundle, None, calibration)[: record.head] if record.head else np.empty(0, np.int64)
-            write_rows(bundle, building, dim, np.sort(head_N), server, progress)
-            trials = _trials(bundle, Collection(server, building), calibration, progress, spec)
-            _name(server, building.name, record.name)
-        finally:
-            # Whatever the server said before, and unless it has another name by now.
-            with suppress(LongtailIndexError):
-                drop(server.afresh(), [building.name])
+    except BaseException:
+        with suppress(LongtailIndexError):  # whatever the server said before
+            drop(server.afresh(), [record.name])
+        raise
     return TunedIndex(
         kind=kind,
         dim=dim,
@@ -275,19 +266,6 @@ def tune_collection(
     )
 
 
-def _is_there(server: MilvusServer, name: str) -> bool:
-    return bool(server.ask(lambda client, seconds: client.has_collection(name, timeout=seconds)))
-
-
-def _name(server: MilvusServer, building: str, name: str) -> None:
-    """Give a collection its name, unless another build of the same content has come first."""
-    try:
-        server.ask(lambda client, seconds: client.rename_collection(building, name, timeout=seconds))
-    except LongtailIndexError:
-        if not _is_there(server.afresh(), name):
-            raise
-
-
 def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSpec) -> None:
     """Measure a collection again as it is now, with some of the calibration queries."""
     calibration = Calibration(bundle, None, _QUERIES_AGAIN)
@@ -296,18 +274,14 @@ def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSp
 
 
 def abandoned(server: MilvusServer) -> list[str]:
-    """Collections that builds of more than a day ago have left behind; raises as `MilvusServer.ask`."""
+    """Get collections that builds of more than a day ago wrote; raises as `MilvusServer.ask`."""
     names = server.ask(lambda client, seconds: client.list_collections(timeout=seconds))
-    begun = {
-        name: int(at)
-        for name in names
-        if name.startswith(_BUILDING) and (at := name.removeprefix(_BUILDING).partition("_")[0]).isdigit()
-    }
-    return [name for name, at in begun.items() if time.time() - at > _ABANDONED_SECONDS]
+    old = time.time() - _ABANDONED_SECONDS
+    return [name for name in names if (begun := _NAME.fullmatch(name)) and int(begun[1]) < old]
 
 
 def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server: MilvusServer) -> CollectionRecord:
-    """What the collection is to be, and its name, which is of its content."""
+    """Decide what the collection is to be."""
     labels, display = len(bundle.embeddings), bundle.labels.display
     head = lists = 0
     if kind == "milvus_ivf_flat":
@@ -324,21 +298,7 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
             f"expected at most {(MOST_FIELDS - OWN_FIELDS) // 2} display columns to filter by, as Milvus has "
             f"{MOST_FIELDS} fields and a column takes two, received {len(columns)}: --filterable says which"
         )
-    assert bundle.path is not None
-    content = {
-        "layout": _LAYOUT,
-        "bundle": sha256_of(bundle.path / "manifest.json"),
-        "priors": None
-        if bundle.priors is None
-        else [
-            [prior.model_dump(mode="json") for prior in bundle.priors.settings],
-            hashlib.sha256(bundle.priors.values_LP.tobytes()).hexdigest(),
-        ],
-        "head": head,
-        "lists": lists,
-        "columns": [column.model_dump() for column in columns],
-    }
-    name = _PREFIX + hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:24]
+    name = f"longtail_{int(time.time())}_{uuid4().hex[:8]}"
     return CollectionRecord(name=name, head=head, lists=lists, columns=columns, server=server.version())
 
 

@@ -1,7 +1,7 @@
 """What releases whose rows are in collections of Milvus ask of the server, beside being opened.
 
-A release holds its collection by an alias of its own, made of its place and name, so that no other place which has the
-same content takes it away.
+A release holds its collection by an alias of its own, made of its place and name, so that no other place, to which it
+was copied, takes it away.
 """
 
 from __future__ import annotations

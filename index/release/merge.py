@@ -35,7 +35,6 @@ class MergeReport:
     added: int
     reembedded: int
     removed: int
-    merged_before: int
     skipped: dict[str, str]
 
 
@@ -74,7 +73,6 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         added=int(np.count_nonzero(~known_M)),
         reembedded=int(np.count_nonzero(known_M)),
         removed=len(removed),
-        merged_before=len(changes.upserts) - len(upserts),
         skipped=skipped,
     )
     manifest = source.manifest

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from longtail.bundle import Bundle
-from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.sets import is_among
 from longtail.index.errors import EngineUnavailableError, LongtailIndexError
 from longtail.index.manifests import CollectionColumn, CollectionRecord, Effort
-from longtail.index.search.candidates import NO_ROW, no_results, top_k
+from longtail.index.search.candidates import no_results, top_k
 from longtail.index.search.eligible import Eligible
 from longtail.index.search.faiss_index import probes_for
 from longtail.index.search.filters import Condition, Filter, Selection
@@ -390,7 +391,7 @@ class CollectionSearcher(Searcher):
         scores_bC, rows_bC = self.collection.search(queries_bE, fetch, probes, eligible.expression)
         if not eligible.but_R.size:
             return scores_bC, rows_bC
-        scores_bC[_is_among(rows_bC, eligible.but_R)] = -np.inf
+        scores_bC[is_among(rows_bC, eligible.but_R)] = -np.inf
         return top_k([scores_bC], [rows_bC], k)
 
     def _expression_of(self, selection: Selection) -> str:
@@ -403,10 +404,3 @@ class CollectionSearcher(Searcher):
         if np.count_nonzero(mask_L) <= len(mask_L) // 2:
             return among(np.flatnonzero(mask_L))
         return but(np.flatnonzero(~mask_L))
-
-
-def _is_among(rows_bC: Int64, rows_R: Int64) -> Bools:
-    """Which rows stand among others, int64, ascending, at least one; −1 does not."""
-    found_bC = np.minimum(np.searchsorted(rows_R, rows_bC), len(rows_R) - 1)
-    among_bC: Bools = (rows_R[found_bC] == rows_bC) & (rows_bC != NO_ROW)
-    return among_bC

@@ -24,17 +24,13 @@ class ExactRows:
         self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
         self._bundle = bundle
 
-    def gather(self, rows_R: Int64) -> Float32:
-        """Augmented rows, float32 [R, E]."""
-        return self._bundle.rows(rows_R)
-
     def rescore(self, queries_BE: Float32, rows_BC: Int64) -> Float32:
         """Exact scores of each query's own candidates, float32 [B, C]; −inf where the row is −1."""
         scores_BC = np.empty(rows_BC.shape, np.float32)
         step = max(1, _CHUNK_FLOATS // max(1, rows_BC.shape[1] * self.dim))
         for start in range(0, len(rows_BC), step):
             rows_bC = rows_BC[start : start + step]
-            candidates_bCE = self.gather(np.maximum(rows_bC, 0).ravel()).reshape(*rows_bC.shape, self.dim)
+            candidates_bCE = self._bundle.rows(np.maximum(rows_bC, 0).ravel()).reshape(*rows_bC.shape, self.dim)
             scores_BC[start : start + step] = (candidates_bCE @ queries_BE[start : start + step, :, None])[..., 0]
         scores_BC[rows_BC == NO_ROW] = -np.inf
         return scores_BC
@@ -44,7 +40,7 @@ class ExactRows:
         scores_BK, rows_BK = no_results(len(queries_BE), k)
         for start in range(0, len(rows_R), _CHUNK_ROWS):
             rows_C = rows_R[start : start + _CHUNK_ROWS]
-            scores_BC = queries_BE @ self.gather(rows_C).T
+            scores_BC = queries_BE @ self._bundle.rows(rows_C).T
             rows_BC = np.broadcast_to(rows_C, scores_BC.shape)
             scores_BK, rows_BK = top_k([scores_BK, scores_BC], [rows_BK, rows_BC], k)
         return scores_BK, rows_BK

@@ -22,6 +22,7 @@ import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Bundle
 from longtail.bundle.arrays import Bools, Float32, Int64
+from longtail.bundle.sets import is_among
 from longtail.index.errors import QueryError
 from longtail.index.manifests import Effort, EffortAt, FilteredEffort
 from longtail.index.search.candidates import no_results, top_k
@@ -271,9 +272,7 @@ class Searcher:
         """Which candidates stand in their query's own list, bool [b, C]."""
         places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
         keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
-        keys_bC = rows_bC + np.arange(len(rows_bC))[:, None] * self.labels
-        found_bC = np.minimum(np.searchsorted(keys, keys_bC), len(keys) - 1)
-        excluded_bC: Bools = (keys[found_bC] == keys_bC) & (rows_bC >= 0)
+        excluded_bC: Bools = is_among(rows_bC + np.arange(len(rows_bC))[:, None] * self.labels, keys) & (rows_bC >= 0)
         return excluded_bC
 
     def _check(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None) -> None:

@@ -167,25 +167,6 @@ def test_a_server_that_hangs_costs_a_deadline_and_then_nothing(service: Service,
     until(lambda: _answers(service), "answers", seconds=60)
 
 
-def test_a_collection_that_is_dropped_and_written_again(service: Service, releases: Releases, tmp_path: Path) -> None:
-    expected = _labels(_ask(service))
-    bundle = releases.open("faiss").bundle
-    record = releases.open("exact").manifest.collection
-    assert record is not None
-
-    def drop(client: Any, seconds: float) -> None:
-        for alias in client.list_aliases(record.name, timeout=seconds)["aliases"]:
-            client.drop_alias(alias, timeout=seconds)
-        client.drop_collection(record.name, timeout=seconds)
-
-    releases.milvus().ask(drop)
-    until(lambda: _ask(service).status_code == 503, "the collection to be missed")
-    until(lambda: any("collection" in told for told in _told(service)), "the verdict to tell")
-    build(bundle, tmp_path / "elsewhere", spec="milvus_flat", name="again")
-    until(lambda: _answers(service), "answers", seconds=30)
-    assert _labels(_ask(service)) == expected
-
-
 def test_a_service_that_starts_without_its_server_waits_for_it(
     releases: Releases, milvus: RunningMilvus, tmp_path: Path
 ) -> None:
@@ -199,3 +180,25 @@ def test_a_service_that_starts_without_its_server_waits_for_it(
         milvus.start()
         started.wait_until_ready(120)
         until(lambda: _answers(started), "answers", seconds=60)
+
+
+def test_a_collection_that_is_dropped_is_told_and_another_release_takes_over(
+    service: Service, releases: Releases
+) -> None:
+    expected = _labels(_ask(service))
+    bundle = releases.open("faiss").bundle
+    record = releases.open("exact").manifest.collection
+    assert record is not None
+
+    def drop(client: Any, seconds: float) -> None:
+        for alias in client.list_aliases(record.name, timeout=seconds)["aliases"]:
+            client.drop_alias(alias, timeout=seconds)
+        client.drop_collection(record.name, timeout=seconds)
+
+    releases.milvus().ask(drop)
+    until(lambda: _ask(service).status_code == 503, "the collection to be missed")
+    until(lambda: any("collection" in told for told in _told(service)), "the verdict to tell")
+    build(bundle, releases.root, spec="milvus_flat", name="again")
+    releases.publish("again")
+    until(lambda: _answers(service), "answers", seconds=30)
+    assert _labels(_ask(service)) == expected

@@ -61,7 +61,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     ids = after.labels.ids.to_pylist()
     assert ids == [f"item-{row}" for row in range(L) if row != 7] + ["new-1", "new-2"]
     assert (report.labels, report.added, report.reembedded, report.removed) == (61, 2, 1, 1)
-    assert (report.merged_before, report.skipped) == (0, {})
+    assert report.skipped == {}
     kept = np.delete(np.arange(L), 7)
     old, new = before.labels, after.labels
     assert new.counts.tolist() == [*old.counts[kept], 0, 0]
@@ -99,7 +99,7 @@ def test_what_was_merged_is_older_than_the_bundle_and_merging_again_changes_no_l
     path, log, _ = written(tmp_path, upsert("new-1", year=1), upsert("item-5", year=2), hide("item-6"))
     merge_labels(path, log, tmp_path / "merged")
     again = merge_labels(tmp_path / "merged", log, tmp_path / "again")
-    assert (again.labels, again.added, again.reembedded, again.removed, again.merged_before) == (60, 0, 0, 0, 2)
+    assert (again.labels, again.added, again.reembedded, again.removed) == (60, 0, 0, 0)
     first, second = Bundle.load(tmp_path / "merged"), Bundle.load(tmp_path / "again")
     np.testing.assert_array_equal(first.embeddings, second.embeddings)
     assert first.labels.ids == second.labels.ids

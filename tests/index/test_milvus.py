@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -114,20 +113,6 @@ def test_where_many_are_hidden_as_many_are_answered(
             np.testing.assert_allclose(scores, expected[0], atol=1e-5)
 
 
-def test_a_name_is_of_the_content_and_the_same_rows_are_written_once(
-    opened: Callable[[str], Release], tmp_path: Path
-) -> None:
-    release = opened("milvus_flat")
-    before = _collections(release)
-    again = build(release.bundle, tmp_path, spec="milvus", name="again")
-    assert _collections(release) == before
-    assert Releases(tmp_path).open("again").manifest.collection == release.manifest.collection
-    assert (again.kind, again.spec) == ("milvus_flat", "milvus")
-    fewer = build(release.bundle, tmp_path, spec="milvus", name="fewer", filterable=[])
-    assert fewer.kind == "milvus_flat"
-    assert len(_collections(release)) == len(before) + 1
-
-
 def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], Release], tmp_path: Path) -> None:
     kept = opened("milvus_flat")
     bundle = make_bundle(labels=1_200, seed=1).write(tmp_path / "bundle")
@@ -135,13 +120,13 @@ def test_prune_drops_a_collection_that_no_release_holds(opened: Callable[[str], 
     for name, filterable in (("one", ["title"]), ("two", ["title"]), ("three", [])):
         build(bundle, releases.root, spec="milvus_flat", name=name, filterable=filterable)
     named = {name: _named(releases.open(name)) for name in releases.names()}
-    assert named["one"] == named["two"] != named["three"]
+    assert len({*named.values()}) == 3
     for name in ("one", "three"):
         releases.publish(name)
     assert releases.rollback() == "one"
     releases.publish("three")
     assert releases.prune(1) == ["two"]
-    assert {named["one"], named["three"]} <= _collections(kept)  # `one` has what `two` had
+    assert _collections(kept) & set(named.values()) == {named["one"], named["three"]}
     releases.publish("three")
     build(bundle, releases.root, spec="flat", name="four")
     releases.publish("four")
@@ -169,18 +154,6 @@ def test_a_collection_that_is_not_what_it_was_is_not_published(
         EngineUnavailableError, match=rf"Milvus at http://127\.0\.0\.1:\d+, collection {name}: can't find"
     ):
         releases.open("one")
-
-
-def test_two_builds_of_the_same_at_once(opened: Callable[[str], Release], tmp_path: Path) -> None:
-    kept = opened("milvus_flat")
-    make_bundle(labels=1_500, dim=8, seed=4).write(tmp_path / "bundle")
-    before = _collections(kept)
-    with ThreadPoolExecutor(2) as pool:
-        built = pool.map(lambda name: build(tmp_path / "bundle", tmp_path / name, spec="milvus", name="a"), ("x", "y"))
-        assert [manifest.kind for manifest in built] == ["milvus_flat"] * 2
-    (name,) = _collections(kept) - before
-    for place in ("x", "y"):
-        assert _named(Releases(tmp_path / place).open("a")) == name
 
 
 def test_labels_of_long_texts_are_written_in_parts(
