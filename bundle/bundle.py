@@ -19,10 +19,10 @@ from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, req
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
+from longtail.bundle.mapped_table import link_tables, read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, sha256_of
-from longtail.bundle.tower_tables import link_tables, read_table
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -96,18 +96,17 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """The query tower, or its file if that was not read or has tables beside it: of a bundle with other towers and
-        the `path` of one that it was made of, the file's."""
-        whole = self.query_tower and not self.tables
-        return self.query_tower if whole or self.path is None else self.path / QUERY_TOWER
+        """The query tower, or its file if that was not read or has tables beside it."""
+        return self._model(self.query_tower, QUERY_TOWER) or b""
 
     @property
     def label_model(self) -> bytes | Path | None:
         """The label tower, or its file if that was not read or has tables beside it; None if there is none."""
-        whole = self.label_tower is not None and not self.tables
-        if whole or self.path is None or LABEL_TOWER not in self.manifest.files:
-            return self.label_tower
-        return self.path / LABEL_TOWER
+        return self._model(self.label_tower, LABEL_TOWER)
+
+    def _model(self, tower: bytes | None, file: str) -> bytes | Path | None:
+        whole = tower and not self.tables
+        return tower if whole or self.path is None or file not in self.manifest.files else self.path / file
 
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
         """Augmented label rows, float32 [L, E] or those of some labels, int64 [R]: what an index stores."""

@@ -9,23 +9,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Float32, Int8, Int64
-from longtail.bundle.errors import require
 from longtail.bundle.id_rows import IdRows
-from longtail.bundle.mapped_table import ORDER, in_one_piece, map_table, write_table
+from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
 
-_COLUMNS = {
-    "label_id": pa.string(),
-    "count": pa.int64(),
-    "log_pn": pa.float32(),
-    "bucket": pa.int8(),
-    ORDER: pa.int32(),
-    "fingerprint": pa.uint32(),
-}
-_OPTIONAL_COLUMNS = ("bias", "log_popularity")
-RESERVED_COLUMNS = (*_COLUMNS, *_OPTIONAL_COLUMNS)
+_NUMBERS = {"count": np.int64, "log_pn": np.float32, "bucket": np.int8, ORDER: np.int32, "fingerprint": np.uint32}
+_OPTIONAL = {"bias": np.float32, "log_popularity": np.float32}
+RESERVED_COLUMNS = ("label_id", *_NUMBERS, *_OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -87,16 +80,9 @@ class Labels:
     def read(cls, path: Path, *, verify: bool = True) -> Labels:
         """Map what `write` wrote, and with `verify` see that no text ends beyond the file."""
         table = map_table(path, verify=verify)
-        for name, expected in _COLUMNS.items():
-            found = table.schema.field(name).type if name in table.column_names else "no such column"
-            same = found == expected or (name == "label_id" and found == pa.large_string())
-            require(f"{path.name} column {name!r}", same, expected, found)
-            nulls = table[name].null_count
-            require(f"{path.name} column {name!r}", not nulls, "no nulls", f"{nulls} nulls")
-        optional = [name for name in _OPTIONAL_COLUMNS if name in table.column_names]
-        columns = {name: in_one_piece(table[name]) for name in (*_COLUMNS, *optional)}
-        ids = columns.pop("label_id")
-        numbers = {name: column.to_numpy(zero_copy_only=False) for name, column in columns.items()}
+        ids = ids_of(table, "label_id", path.name)
+        types = _NUMBERS | {name: type_ for name, type_ in _OPTIONAL.items() if name in table.column_names}
+        numbers = {name: numbers_of(table, name, type_, path.name) for name, type_ in types.items()}
         return cls(
             ids=ids,
             counts=numbers["count"],
@@ -104,7 +90,7 @@ class Labels:
             buckets=numbers["bucket"],
             bias=numbers.get("bias"),
             # Combine chunks once, so later `combine_chunks` calls do not copy.
-            display=table.drop_columns([*_COLUMNS, *optional]).combine_chunks(),
+            display=table.drop_columns(["label_id", *types]).combine_chunks(),
             log_popularity=numbers.get("log_popularity"),
             stored_rows=IdRows(ids, numbers[ORDER], numbers["fingerprint"]),
         )

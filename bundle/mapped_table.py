@@ -1,14 +1,18 @@
-"""Arrow files whose columns lie there as they are read: mapped, they take no memory of a process' own."""
+"""Files of columns (Arrow) and rows (NumPy) that are mapped: they take no memory of a process' own."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from longtail.bundle.arrays import Array
+from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.errors import BundleCorruptError, require
 
 ORDER = "row_by_id"
@@ -37,12 +41,45 @@ def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike) -> Array:
-    """Get a column of numbers as it lies in the file, [rows]."""
+def ids_of(table: pa.Table, name: str, file: str) -> pa.Array:
+    """Get a column of ids, string or large_string [rows]; raises BundleInvariantError."""
+    found = table.schema.field(name).type if name in table.column_names else "no such column"
+    require(f"{file} column {name!r}", found in (pa.string(), pa.large_string()), pa.string(), found)
+    return _without_nulls(table, name, file)
+
+
+def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> Array:
+    """Get a column of numbers as it lies in the file, [rows]; raises BundleInvariantError."""
     expected = pa.from_numpy_dtype(np.dtype(type_))
     found = table.schema.field(name).type if name in table.column_names else "no such column"
-    require(f"mapped column {name!r}", found == expected, expected, found)
-    column = in_one_piece(table[name])
-    require(f"mapped column {name!r}", column.null_count == 0, "no nulls", f"{column.null_count} nulls")
-    numbers: Array = column.to_numpy(zero_copy_only=False)
+    require(f"{file} column {name!r}", found == expected, expected, found)
+    numbers: Array = _without_nulls(table, name, file).to_numpy(zero_copy_only=False)
     return numbers
+
+
+def _without_nulls(table: pa.Table, name: str, file: str) -> pa.Array:
+    column = in_one_piece(table[name])
+    require(f"{file} column {name!r}", column.null_count == 0, "no nulls", f"{column.null_count} nulls")
+    return column
+
+
+def read_table(path: Path) -> Float32:
+    """Rows of a table, float32 [rows, dims], memory-mapped."""
+    try:
+        array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise BundleCorruptError(f"{path}: expected a NumPy array file, found none") from error
+    except (ValueError, EOFError) as error:
+        raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
+    return array
+
+
+def link_tables(tables: Mapping[str, Path], folder: Path) -> None:
+    """Give files a second name in a folder, or copy them where the file system cannot link."""
+    for name, path in tables.items():
+        folder.mkdir(exist_ok=True)
+        target = folder / f"{name}.npy"
+        with suppress(OSError):
+            os.link(path.resolve(), target)
+            continue
+        shutil.copyfile(path, target)

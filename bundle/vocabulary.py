@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
-from longtail.bundle.errors import require
 from longtail.bundle.id_rows import IdRows
-from longtail.bundle.mapped_table import ORDER, in_one_piece, map_table, numbers_of, write_table
+from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
 
 if TYPE_CHECKING:
     from longtail.bundle.manifest import TextStandard
@@ -61,11 +60,7 @@ class Vocabulary:
     def read(cls, path: Path, *, verify: bool = True) -> Vocabulary:
         """Map what `write` wrote, and with `verify` look at all of it."""
         table = map_table(path, verify=verify)
-        found = table.schema.field("id").type if "id" in table.column_names else "no such column"
-        require(f"{path.name} holds ids", found in (pa.string(), pa.large_string()), pa.string(), found)
-        ids = in_one_piece(table["id"])
-        require(f"{path.name} holds no nulls", ids.null_count == 0, "no nulls", f"{ids.null_count}")
-        vocabulary = cls(ids, numbers_of(table, ORDER, np.int32))
+        vocabulary = cls(ids_of(table, "id", path.name), numbers_of(table, ORDER, np.int32, path.name))
         if verify:
             vocabulary._row_of().check(path.name)
         return vocabulary

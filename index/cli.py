@@ -19,18 +19,6 @@ from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
-from longtail.index.options import (
-    BundleArgument,
-    ForceOption,
-    MissingOption,
-    NameArgument,
-    NameOption,
-    PriorOption,
-    PublishOption,
-    ReleasesArgument,
-    ReleasesOption,
-    SourceOption,
-)
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.merge import merge_labels
@@ -44,6 +32,31 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+ReleasesArgument = Annotated[
+    str, typer.Argument(metavar="RELEASES", help="Directory of releases, or its URL, such as s3://bucket/releases.")
+]
+ReleasesOption = Annotated[
+    str, typer.Option(metavar="RELEASES", help="Directory of releases, made if missing, or its URL.")
+]
+BundleArgument = Annotated[
+    str, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory or its URL.")
+]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
+PriorOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=MIN:MAX[:DEFAULT]", help="Weights that requests may give a prior, such as recent=0:2."),
+]
+MissingOption = Annotated[
+    str | None,
+    typer.Option(metavar="min|median|NUMBER", help="Prior of labels that the table lacks (default: refuse the table)."),
+]
+
+PublishOption = Annotated[bool, typer.Option("--publish", help="Point CURRENT at the new release.")]
+SourceOption = Annotated[
+    str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
+]
+NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]
 
 _PIPED_WIDTH = 160
 
@@ -130,7 +143,9 @@ def priors(
 def publish(
     releases: ReleasesArgument,
     name: NameArgument,
-    force: ForceOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
+    ] = False,
 ) -> None:
     """Point CURRENT at a release that is intact, meets promise.toml, and takes what clients of CURRENT send."""
     _publish(releases, name, force=force)

@@ -18,7 +18,6 @@ from longtail.bundle import BundleError
 from longtail.bundle.integrity import MANIFEST
 from longtail.bundle.objects import is_url, local_path
 from longtail.index import LongtailIndexError
-from longtail.index.options import StateOption, place_of
 from longtail.index.release.release import CURRENT, RELEASE_MANIFEST
 from longtail.serving import logs
 from longtail.serving.batch import Asked, answer
@@ -30,7 +29,7 @@ from longtail.serving.http.openapi import openapi_document
 from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
-from longtail.state import StoreError, copy_label_changes
+from longtail.state import Place, StoreError, copy_label_changes, read_place
 from longtail.tables import as_place
 
 logger = logging.getLogger(__name__)
@@ -52,6 +51,14 @@ ReleasesArgument = Annotated[
 EventsOption = Annotated[
     Path | None,
     typer.Option(envvar="LONGTAIL_EVENTS", metavar="DIR", help="Folder of events (default: RELEASES/.state/events)."),
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option(
+        envvar=["LONGTAIL_DATABASE_URL", "LONGTAIL_STATE"],
+        metavar="STATE",
+        help="The service's state, a directory or postgresql://… (default: RELEASES/.state; of a URL none).",
+    ),
 ]
 
 
@@ -148,7 +155,7 @@ def copy_labels(
     ],
 ) -> None:
     """Copy the label changes of a service to another place, such as from its directory to a database."""
-    place = place_of(state)
+    place = _place_of(state)
     assert place is not None
     print(f"{copy_label_changes(source, place):,} label changes copied to {place}")
 
@@ -229,7 +236,7 @@ def batch(
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
     asked = Asked(given if k is None else {"k": k, **given}, exclude, keep)
     answer(
-        releases, as_place(queries), out, asked, release=release, state=place_of(state),
+        releases, as_place(queries), out, asked, release=release, state=_place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     print(out)
@@ -258,7 +265,7 @@ def _events_of(releases: str, state: str | None, events: Path | None) -> Path:
         )
     if events is not None:
         return events
-    place = place_of(state)
+    place = _place_of(state)
     if isinstance(place, Path):
         return place / "events"
     if place is not None or is_url(releases):
@@ -274,3 +281,11 @@ def _settings(**given: Any) -> Settings:
     except ValueError as error:  # of the file, or of the environment: it says which
         name, wrong = None, str(error)
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")
+
+
+def _place_of(state: str | None) -> Place | None:
+    """Parse `--state` into a directory or database; raises typer.BadParameter."""
+    try:
+        return None if state is None else read_place(state)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--state") from None

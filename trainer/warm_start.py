@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from longtail.bundle import Bundle, Vocabulary
 from longtail.bundle.arrays import Array, Float32, Int64
 from longtail.bundle.bundle import TABLES
-from longtail.bundle.tower_tables import read_table
+from longtail.bundle.mapped_table import read_table
 from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe

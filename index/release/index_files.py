@@ -20,7 +20,6 @@ from longtail.bundle import Bundle, FileRecord, Priors
 from longtail.bundle.arrays import Array
 from longtail.index.errors import ReleaseCorruptError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
-from longtail.index.search.faiss_index import LISTS as LISTS_KINDS
 from longtail.index.search.faiss_index import ON_GPU, FaissIndex, Head
 from longtail.index.search.gpu import GpuIndex
 
@@ -80,7 +79,7 @@ def read_index(
         str(manifest.factory),
         index,
         head,
-        _read_numbers(root / LISTS, np.int32, (labels,), index.nlist) if manifest.kind in LISTS_KINDS else None,
+        _read_numbers(root / LISTS, np.int32, (labels,), index.nlist) if manifest.kind != "flat" else None,
         GpuIndex(index) if device == "gpu" and manifest.kind in ON_GPU else None,
     )
 

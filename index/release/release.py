@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +18,7 @@ from longtail.bundle import (
     BundleCorruptError,
     FileRecord,
     read_manifest,
+    replace_file,
     sha256_of,
     verify_files,
 )
@@ -29,7 +35,6 @@ from longtail.index.release.index_files import (
     read_index,
     read_priors,
 )
-from longtail.index.release.verified import verifying
 from longtail.index.search.collection import Collection, CollectionSearcher
 from longtail.index.search.gpu import check_device
 from longtail.index.search.milvus import MilvusServer
@@ -41,6 +46,8 @@ BUNDLE_MANIFEST = f"{BUNDLE}/manifest.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 CURRENT = "CURRENT"
 _RESERVED = (CURRENT, f"{CURRENT}.probe", "promise.toml", "experiments.toml")
+_SETTLED_SECONDS = 1.0
+"""Age of the newest file from which on another write would show in its time; it may be dated in the future."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +96,40 @@ def open_release(
     check_device(device)
     if state is None:
         return _open(path, device, milvus, mapped=mapped, towers=towers, verify=True)
-    with verifying(path, state) as needed:
+    with _verifying(path, state) as needed:
         if needed:
             _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
     # Mapped again: pages that were read to verify it then count as no process' own.
     return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
+
+
+@contextmanager
+def _verifying(release: Path, state: Path) -> Iterator[bool]:
+    """Yield whether a release has yet to be verified; note in the state that it is, unless the block raises.
+
+    So no start of a service reads every byte of unchanged files again.
+
+    A file that is written, replaced or copied has another size, inode or time: the release is verified again.
+    Of several workers one verifies while the others wait.
+    """
+    record, handle = state / "verified" / f"{release.name}.json", os.open(release, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        paths = [Path(folder, name) for folder, _, names in os.walk(release, followlinks=True) for name in names]
+        files = {str(path): [(at := path.stat()).st_size, at.st_ino, at.st_mtime_ns] for path in paths}
+        known, now = None, time.time()
+        with suppress(OSError, ValueError):
+            known = json.loads(record.read_bytes())
+        yield known != files
+        if known != files and abs(now - max(at for _, _, at in files.values()) / 1e9) >= _SETTLED_SECONDS:
+            with suppress(OSError):  # on a full disk the next start verifies again
+                record.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(record, json.dumps(files).encode())
+                for other in record.parent.glob("*.json"):
+                    if not (release.parent / other.stem).is_dir():
+                        other.unlink(missing_ok=True)
+    finally:
+        os.close(handle)
 
 
 def _open(

@@ -38,8 +38,6 @@ _SCORES_AT_ONCE = 1 << 20
 _TOLERANCE = 1e-4
 """Scores of the same label by FAISS and by NumPy differ by less, relative to 1 + the score."""
 
-LISTS: tuple[Kind, ...] = ("ivf_flat", "ivf_sq", "ivf_fastscan")
-"""Kinds that are an inverted file."""
 _CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
 """Kinds whose short answers have as many candidates as those of `MEASURED_DEPTH` results: codes confuse the ten best
 with more others than the factor counts."""
@@ -163,7 +161,7 @@ class FaissIndex:
     @cached_property
     def has_lists(self) -> bool:
         """Whether it is an inverted file."""
-        return self.kind in LISTS
+        return self.kind != "flat"
 
     @cached_property
     def lists(self) -> Int32:

@@ -50,8 +50,8 @@ def test_what_is_written_is_mapped(vocabulary: Vocabulary, tmp_path: Path) -> No
     ("column", "values", "message"),
     [
         ("id", ["a", "b", "a"], "distinct ids: expected 3 distinct, found 2 distinct"),
-        ("id", ["a", "b", None], "holds no nulls: expected no nulls, found 1"),
-        ("id", [1, 2, 3], "holds ids: expected string, found int64"),
+        ("id", ["a", "b", None], "column 'id': expected no nulls, found 1 nulls"),
+        ("id", [1, 2, 3], "column 'id': expected string, found int64"),
         ("row_by_id", pa.array([0, 1, 2], pa.int32()), "order of their ids: expected ascending ids, found others"),
         ("row_by_id", pa.array([1, 1, 2], pa.int32()), "order of their ids: expected ascending ids, found others"),
         ("row_by_id", pa.array([1, 0, 3], pa.int32()), "order of their ids: expected ascending ids, found others"),

@@ -12,7 +12,6 @@ import pytest
 from longtail.bundle import BundleCorruptError
 from longtail.index import Release, ReleaseCorruptError, Releases, build
 from longtail.index.release import release as release_module
-from longtail.index.release import verified
 
 FILES = ("bundle/embeddings.npy", "bundle/labels.arrow", "index/index.faiss", "release.json")
 LONG_AGO = 1_700_000_000
@@ -97,7 +96,7 @@ def test_files_written_a_moment_ago_are_not_trusted(
 ) -> None:
     """Another write in the same tick of the clock would leave the same time."""
     now = LONG_AGO + 0.5
-    monkeypatch.setattr(verified.time, "time", lambda: now)
+    monkeypatch.setattr(release_module.time, "time", lambda: now)
     os.utime(releases.root / "first" / "index" / "index.faiss", (LONG_AGO, LONG_AGO + 0.25))
     reopen(releases)
     now = LONG_AGO + 3
