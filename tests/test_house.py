@@ -69,8 +69,7 @@ def test_imports_go_one_way(room: str) -> None:
         ("import longtail.bundle", TRAINING),
         ("import longtail.index.cli", TRAINING),
         ("import longtail.serving.cli", TRAINING),
-        ("from longtail.index import BucketFloors, Filter, IndexSpec, merge_labels", (*TRAINING, "faiss")),
-        ("from longtail.serving import ServingError, Settings", (*WEB, "faiss", "onnxruntime")),
+        ("from longtail.serving import ServingError, Settings", (*WEB, "onnxruntime")),
         (f"import {', '.join(CORE)}", WEB),
     ],
 )
