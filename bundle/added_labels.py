@@ -37,7 +37,6 @@ class AddedLabels:
     """Labels added to a bundle, and labels of the bundle embedded again from new features.
 
     Attributes:
-        ids: label ids, M.
         catalogue_rows: int64 [M], row in the bundle of a label that it has, else `NEW_LABEL` (−1).
         embeddings: float32 [M, D].
         counts: int64 [M], training pairs; 0 of a new label.

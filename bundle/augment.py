@@ -57,11 +57,9 @@ class Augmentation:
         """Label rows, float32 [L, D + extra_dims].
 
         Args:
-            embeddings_LD: label embeddings.
             log_pn_L: log ν of every label, nats.
             bias_L: biases in logits; ignored by a model without label bias.
             log_popularity_L: log π of every label, nats; ignored where log ν is log π.
-            priors_LP: priors of every label; None where there are none.
         """
         columns = [embeddings_LD, self.kappa * log_pn_L[:, None]]
         if self.kappa_bias is not None:
@@ -88,7 +86,6 @@ class Augmentation:
         """Query rows, float32 [B, D + extra_dims].
 
         Args:
-            queries_BD: query tower outputs.
             bias_removal: λ, one for all queries or one each, shape [B].
             popularity: μ, one for all queries or one each, shape [B].
             priors: weights of the priors, float32, one row for all queries [P] or one each [B, P]; None: 0.

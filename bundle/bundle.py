@@ -49,17 +49,13 @@ class Bundle:
     """A trained model, ready to be indexed and served; FORMAT.md has every file and rule.
 
     Attributes:
-        manifest: what the bundle says about itself.
-        labels: the label table, L rows.
         embeddings: float32 [L, D]; row i belongs to label row i.
         calibration_queries: float32 [C, D], query tower outputs of held-out queries; index builds measure
             their recall on them.
         query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. Whoever runs it takes
             `query_model`, whose folder has its tables.
-        label_tower: ONNX model for labels' features, or None.
         tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
             refer to them as `tables/NAME.npy`.
-        vocabularies: by name.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
         label_vectors: float32 [L, dims] of the label features that queries give by label id, by name; NaN of a label
             without a vector.

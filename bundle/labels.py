@@ -30,7 +30,7 @@ class Labels:
         counts: int64 [L], training pairs.
         log_pn: float32 [L], log ν in nats, logsumexp 0: the noise that training implied [METHODS §9].
         buckets: int8 [L], 0 head, 1 torso, 2 tail, 3 new.
-        bias: float32 [L] in logits, or None.
+        bias: float32 [L] in logits.
         display: the user's own columns (title, …), L rows.
         log_popularity: float32 [L], log π in nats, logsumexp 0; None where `log_pn` is it.
         stored_rows: rows by id as a file has them, of these very ids; None: made when first needed.

@@ -62,10 +62,8 @@ def build(
         bundle: a bundle that was written or loaded, or its directory or URL; read and verified from there.
         releases: directory of releases, made if missing, or URL.
         spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_sq`.
-        name: the release's name; UTC time and the bundle's name when None.
-        device: where FAISS trains.
+        name: UTC time and the bundle's name when None.
         priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.
-        progress: called with what is being done, one line at a time.
         filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
             filters are for, but strings of very many values.
         lists_of: a release whose kind and lists the index takes over, so that nothing is clustered.

@@ -52,15 +52,7 @@ _SETTLED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Release:
-    """An opened, verified release, ready to answer.
-
-    Attributes:
-        name: the release's name, which is that of its directory.
-        path: the release's directory.
-        bundle: the model, with the priors that its index was built with; its embeddings and labels are memory-mapped.
-        searcher: the index, or of a collection of Milvus what asks it.
-        manifest: release.json.
-    """
+    """An opened, verified release, ready to answer; its bundle is mapped, and has the priors of the index."""
 
     name: str
     path: Path

@@ -95,7 +95,6 @@ class Releases:
         """Verify a release and load it, ready to search.
 
         Args:
-            name: the release's name.
             device: `gpu` searches flat and IVF indexes on the first visible GPU, one caller at a time.
             towers: whether to read the towers, as `Bundle.load`.
             state: a service's state directory: files that it has verified and that are unchanged are not read again.
@@ -163,7 +162,6 @@ class Releases:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
-            name: the release's name.
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that falls short of its floors, or takes something away from clients, too.
 

@@ -56,10 +56,6 @@ class Searcher:
         filtered: how much harder, where only a share of the labels may be answered.
         efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
 
-    Attributes:
-        labels: L.
-        efforts: how hard a query is searched for.
-
     Example:
         An opened release has one; every query may have a λ and a filter of its own.
 

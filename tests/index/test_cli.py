@@ -16,7 +16,7 @@ from longtail.state import LabelStore
 SURFACE = {
     "build": {
         *("bundle", "--releases", "--spec", "--name", "--publish", "--device", "--recall-floor"),
-        *("--priors", "--prior", "--missing", "--filterable"),
+        *("--priors", "--prior", "--missing", "--filterable", "--lists-of"),
     },
     "priors": {"releases", "table", "--from", "--name", "--prior", "--missing", "--publish"},
     "publish": {"releases", "name", "--force"},

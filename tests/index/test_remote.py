@@ -291,13 +291,13 @@ def test_a_store_that_does_not_say_what_condition_fails(
     assert local(url, tmp_path / "other").rollback() == "b"
 
 
-def test_a_published_release_that_is_damaged_there_is_replaced_by_force(url: str, tmp_path: Path) -> None:
+def test_a_published_release_that_is_damaged_there_is_replaced(url: str, tmp_path: Path) -> None:
     Releases(url).publish("a")
     ObjectStore(url).delete(["a/index/index.faiss"])
     other = local(url, tmp_path / "other")
     with pytest.raises(StorageError, match="expected an object, found none"):
-        other.publish("b")
-    other.publish("b", force=True)
+        other.verify("a")
+    other.publish("b")
     assert other.current() == "b"
 
 
