@@ -27,7 +27,7 @@ def test_top_k_of_many_candidates_equals_a_sort() -> None:
 
 def test_rows_and_scores_come_from_the_bundle() -> None:
     bundle = make_bundle(labels=30, bias=True)
-    exact, rows = ExactRows(bundle), np.array([4, 29, 0])
+    exact = ExactRows(bundle)
     queries = bundle.augmentation.queries(bundle.calibration_queries[:2], 0.5)
     scores = exact.rescore(queries, np.array([[4, -1], [29, 0]]))
     expected = queries @ bundle.rows().T
