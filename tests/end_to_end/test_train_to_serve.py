@@ -219,6 +219,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     write_package(root / "site")
     with pytest.MonkeyPatch.context() as patched, tables_as_they_are():
         patched.syspath_prepend(root / "site")
+        # A trial of own layers takes a third of the job: test_own_layers.py has it.
+        patched.setattr("longtail.trainer.job.try_own_layers", lambda _: None)
         fitted_and_published(root)
     with tables_as_they_are():
         registered()
