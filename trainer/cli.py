@@ -31,9 +31,6 @@ _Set = Annotated[
 _WarmStart = Annotated[
     Path | None, typer.Option("--warm-start", help="Bundle to begin from: its rows and weights, where they fit.")
 ]
-_FreshOptimizer = Annotated[
-    bool, typer.Option("--fresh-optimizer", help="Leave the optimisers' state that the bundle may keep.")
-]
 _Since = Annotated[
     str | None,
     typer.Option("--since", help="Only rows from a time on: 2026-01-31, or 30d back from the newest (data.since)."),
@@ -115,7 +112,6 @@ def fit(
     out: _Out,
     since: _Since = None,
     warm_start: _WarmStart = None,
-    fresh_optimizer: _FreshOptimizer = False,
     track: Annotated[
         list[str] | None, typer.Option("--track", help="mlflow or wandb: keep settings and figures there too.")
     ] = None,
@@ -146,8 +142,7 @@ def fit(
     from longtail.trainer.progress import Reporter
 
     job.fit(
-        checked, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer, track=track or [],
-        cluster=Cluster(coordinator, process),
+        checked, out, Reporter(), warm_start=warm_start, track=track or [], cluster=Cluster(coordinator, process),
     )  # fmt: skip
 
 
@@ -266,7 +261,6 @@ def export(
     work: Annotated[Path, typer.Option("--from", help="The job's OUT.work directory.")],
     out: _Out,
     warm_start: _WarmStart = None,
-    fresh_optimizer: _FreshOptimizer = False,
     set_: _Set = None,
 ) -> None:
     """Write a bundle from the newest checkpoint of an unfinished job."""
@@ -277,7 +271,7 @@ def export(
     from longtail.trainer import job
     from longtail.trainer.progress import Reporter
 
-    job.export_checkpoint(checked, work, out, Reporter(), warm_start=warm_start, fresh_optimizer=fresh_optimizer)
+    job.export_checkpoint(checked, work, out, Reporter(), warm_start=warm_start)
 
 
 @app.command()

@@ -25,7 +25,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, is_first, sibling_folder, take_part, wait_for_all
 from longtail.trainer.dial_selection import choose_dial, found_by_label
-from longtail.trainer.errors import CheckpointError, RecipeError
+from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, lines, with_default
 from longtail.trainer.evaluation.report import baseline_table, evaluation_table, html_report
@@ -53,7 +53,6 @@ def fit(
     *,
     overrides: Sequence[str] = (),
     warm_start: Path | str | None = None,
-    fresh_optimizer: bool = False,
     callbacks: Sequence[keras.callbacks.Callback] = (),
     track: Sequence[str] = (),
     cluster: Cluster = Cluster(),  # noqa: B008 (frozen)
@@ -69,9 +68,7 @@ def fit(
         out: directory to write; must not exist.
         reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
-        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match, with the
-            optimisers' state where the bundle keeps it (`training.keep_optimizer`).
-        fresh_optimizer: leave that state and take over the weights alone.
+        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match.
         callbacks: of Keras, over the run that is validated, not the refit after it; `callback.model` is a `keras.Model`
             of both towers, and to set its `stop_training` stops. They do not see epochs before a killed job went on.
         track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
@@ -100,7 +97,7 @@ def fit(
     for name in track:
         tracker_module(name)
     try_own_layers(recipe)
-    weights = _read_warm_start(warm_start, fresh_optimizer)
+    weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
     check_choice(recipe, dataset)
     describe(recipe, dataset, reporter)
@@ -153,9 +150,8 @@ def _trained_bundle(
 
 
 def export_checkpoint(
-    recipe: Recipe, work: Path, out: Path, reporter: Reporter, *,
-    warm_start: Path | None = None, fresh_optimizer: bool = False,
-) -> Bundle:  # fmt: skip
+    recipe: Recipe, work: Path, out: Path, reporter: Reporter, *, warm_start: Path | None = None
+) -> Bundle:
     """Write a bundle from the newest checkpoint of an unfinished job, as it stands.
 
     Args:
@@ -163,7 +159,7 @@ def export_checkpoint(
         warm_start: the bundle that the job began from, if it did.
     """
     refuse_existing(out)
-    weights = _read_warm_start(warm_start, fresh_optimizer)
+    weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
     recipe, temperatures = chosen_before(recipe, dataset, work, weights)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
@@ -176,14 +172,6 @@ def export_checkpoint(
     compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
     history = replace(trained.history, temperatures=temperatures)
     return finish(trained, dataset, dial, history, reporter, out, compared, found)
-
-
-def _read_warm_start(bundle: Path | str | None, fresh_optimizer: bool) -> WarmStart | None:
-    if bundle is None:
-        if fresh_optimizer:
-            raise RecipeError("fresh_optimizer: expected a warm start with it, received none")
-        return None
-    return WarmStart.read(Path(bundle), optimizer=not fresh_optimizer)
 
 
 def finish(

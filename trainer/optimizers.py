@@ -1,4 +1,4 @@
-"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; penalties, rates, clipping.
+"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; penalty, average, rates.
 
 Legend: `U` touched rows, `D` dimensions.
 """
@@ -21,16 +21,10 @@ class Table(Protocol):
     table: keras.Variable
 
 
-STEPS = "steps"
-"""Slot that is no row's: how many steps the others saw before this run, float32 scalar, exact below 2^24."""
-
-
 class RowOptimizer(Protocol):
-    """Updates touched rows of one table."""
+    """Updates touched rows of one table; `slots` are its state by name, [rows, …] each."""
 
-    @property
-    def slots(self) -> dict[str, keras.Variable]:
-        """State by name: [rows, …] of the table's rows, or `STEPS`."""
+    slots: dict[str, keras.Variable]
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
         """Write `rows − update` at distinct row numbers, int32.
@@ -51,11 +45,7 @@ class RowwiseAdagrad:
     def __init__(self, table: Table, *, epsilon: float = 1e-7) -> None:
         self.table, self.epsilon = table, epsilon
         self.accumulator = backend.rows_variable(table.rows, 1, name=f"{table.name}_accumulator")
-
-    @property
-    def slots(self) -> dict[str, keras.Variable]:
-        """Return the accumulator, [rows, 1]."""
-        return {"accumulator": self.accumulator}
+        self.slots = {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """As `RowOptimizer.apply`."""
@@ -65,19 +55,13 @@ class RowwiseAdagrad:
 
 
 class LazyAdam:
-    """Adam whose moments move only for touched rows; bias correction follows the global step, and counts on from the
-    steps of an earlier run whose moments were taken over."""
+    """Adam whose moments move only for touched rows; bias correction follows the global step."""
 
     def __init__(self, table: Table, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
         self.table = table
         self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
         self.mean, self.square = _slot(table, "mean"), _slot(table, "square")
-        self.before = keras.Variable(0.0, dtype="float32", trainable=False, name=f"{table.name}_before")
-
-    @property
-    def slots(self) -> dict[str, keras.Variable]:
-        """First and second moments, both [rows, D]; steps that they saw before this run."""
-        return {"mean": self.mean, "square": self.square, STEPS: self.before}
+        self.slots = {"mean": self.mean, "square": self.square}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
         """As `RowOptimizer.apply`."""
@@ -85,8 +69,7 @@ class LazyAdam:
         square_UD = self.beta_2 * backend.gather(self.square, ids_U) + (1 - self.beta_2) * ops.square(gradients_UD)
         backend.scatter(self.mean, ids_U, mean_UD)
         backend.scatter(self.square, ids_U, square_UD)
-        since = step + self.before.value
-        correction = ops.sqrt(1 - ops.power(self.beta_2, since)) / (1 - ops.power(self.beta_1, since))
+        correction = ops.sqrt(1 - ops.power(self.beta_2, step)) / (1 - ops.power(self.beta_1, step))
         update_UD = rate * correction * mean_UD / (ops.sqrt(square_UD) + self.epsilon)
         backend.scatter(self.table.table, ids_U, rows_UD - update_UD)
 
@@ -102,11 +85,7 @@ class ElementwiseAdagrad:
     def __init__(self, table: Table, *, epsilon: float = 1e-10) -> None:
         self.table, self.epsilon = table, epsilon
         self.accumulator = _slot(table, "accumulator")
-
-    @property
-    def slots(self) -> dict[str, keras.Variable]:
-        """Return the accumulator, [rows, D]."""
-        return {"accumulator": self.accumulator}
+        self.slots = {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """As `RowOptimizer.apply`."""
@@ -127,11 +106,7 @@ class LazySGD:
     def __init__(self, table: Table, *, momentum: float = 0.0) -> None:
         self.table, self.momentum = table, momentum
         self.velocity = _slot(table, "velocity") if momentum else None
-
-    @property
-    def slots(self) -> dict[str, keras.Variable]:
-        """Return the velocity, [rows, D]; nothing without momentum."""
-        return {} if self.velocity is None else {"velocity": self.velocity}
+        self.slots = {} if self.velocity is None else {"velocity": self.velocity}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
         """As `RowOptimizer.apply`."""
@@ -156,16 +131,13 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
 """Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
 
 
-def dense_optimizer(
-    name: str, rate: Callable[[Tensor], Tensor], *, momentum: float, weight_decay: float = 0.0
-) -> keras.optimizers.Optimizer:
+def dense_optimizer(name: str, rate: Callable[[Tensor], Tensor], *, momentum: float) -> keras.optimizers.Optimizer:
     """Create Keras' optimiser of everything that is no embedding table: `adam`, `sgd` or `adagrad` (from a = 0)."""
-    decay = weight_decay or None
     if name == "sgd":
-        return keras.optimizers.SGD(rate, momentum=momentum, weight_decay=decay)
+        return keras.optimizers.SGD(rate, momentum=momentum)
     if name == "adagrad":
-        return keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-10, weight_decay=decay)
-    return keras.optimizers.Adam(rate, weight_decay=decay)
+        return keras.optimizers.Adagrad(rate, initial_accumulator_value=0.0, epsilon=1e-10)
+    return keras.optimizers.Adam(rate)
 
 
 class LazyL2:
@@ -192,27 +164,6 @@ class LazyL2:
         backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
         due_U1 = ops.minimum(2 * self.l2 * gap_U1, 1 / ops.maximum(rate, 1e-30))
         return inside_U1 * due_U1 * rows_UD
-
-
-class LazyDecay:
-    """Decoupled weight decay (Loshchilov and Hutter 2019) for a step that touches only some rows.
-
-    A row that is touched in step t and was last touched in step s (0 if never) is multiplied by
-    `(1 − rate·weight_decay)^(t − s)`, its due for all steps since, before the optimiser moves it. Under a constant rate
-    a row is then what Keras' AdamW makes of one that has no gradient in between. Rows no step touches keep their
-    values.
-    """
-
-    def __init__(self, table: Table, weight_decay: float) -> None:
-        self.table, self.weight_decay = table, weight_decay
-        self.touched = backend.rows_variable(table.rows, 1, name=f"{table.name}_decayed")
-        """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
-
-    def decayed(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
-        """Compute the rows after their decay, float32 [U, D], and touch them; arguments as `RowOptimizer.apply`."""
-        gap_U1 = step - backend.gather(self.touched, ids_U)
-        backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
-        return rows_UD * ops.power(ops.maximum(1 - rate * self.weight_decay, 0.0), gap_U1)
 
 
 class LazyAverage:
@@ -243,36 +194,15 @@ class LazyAverage:
         return mean_RD
 
 
-def learning_rate(rate: float, schedule: str, total_steps: int, *, warmup: float = 0.0) -> Callable[[Tensor], Tensor]:
-    """Return the rate of a step by its number from 0.
-
-    Args:
-        rate: the first, or the one that the warm-up ends at.
-        schedule: `constant`; `linear` or `cosine`, to 0 at `total_steps`.
-        warmup: share of `total_steps` in which the rate rises from 0, in equal parts; `linear` and `cosine` then take
-            the rest to fall.
-    """
+def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
+    """Return the rate of a step by its number from 0: `constant`, or `linear` or `cosine` to 0 at `total_steps`."""
     schedules = keras.optimizers.schedules
-    rising = round(warmup * total_steps)
-    falling = max(total_steps - rising, 1)
-    made: Callable[[Tensor], Tensor]
-    if schedule == "cosine":
-        made = schedules.CosineDecay(rate, falling)
-    else:
-        made = schedules.PolynomialDecay(rate, falling, rate if schedule == "constant" else 0.0)
-    if not rising:
-        return made
-
-    class Warmed(keras.optimizers.schedules.LearningRateSchedule):  # Keras calls any other function without the step
-        def __call__(self, step: Tensor) -> Tensor:
-            step = ops.cast(step, "float32")
-            return ops.where(step < rising, rate * step / rising, made(ops.maximum(step - rising, 0.0)))
-
-        def get_config(self) -> dict[str, float]:
-            return {"rate": rate, "rising": rising}
-
-    warmed: Callable[[Tensor], Tensor] = Warmed()
-    return warmed
+    made: Callable[[Tensor], Tensor] = (
+        schedules.CosineDecay(rate, max(total_steps, 1))
+        if schedule == "cosine"
+        else schedules.PolynomialDecay(rate, max(total_steps, 1), rate if schedule == "constant" else 0.0)
+    )
+    return made
 
 
 def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:

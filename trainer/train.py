@@ -32,7 +32,6 @@ from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
-from longtail.trainer.optimizer_state import carry_over_state
 from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
@@ -97,8 +96,6 @@ def prepare_run(
         pairs_per_query=next((each.pairs_per_query for each in methods if isinstance(each, NegativesPerQuery)), 1.0),
         methods=methods,
     )
-    if warm_start is not None and carried is not None:
-        carry_over_state(warm_start, model, train_step.updates, carried)
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
     checkpoints = _checkpoints_of(recipe, work, f"{identity}-{epochs}")
@@ -131,7 +128,7 @@ def train(
     Args:
         dataset: its data; validation runs if `valid` has pairs.
         epochs: how many to train, at most; a fraction ends within an epoch.
-        warm_start: weights, and the optimisers' state, to begin with where there is no checkpoint.
+        warm_start: weights to begin with where there is no checkpoint.
         judge: called with the history before each epoch; an error that it raises ends the run.
     """
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)

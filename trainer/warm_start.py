@@ -3,7 +3,7 @@
 A bundle's ONNX towers cannot be trained further, so it keeps their weights beside them, as `weights.npz`: every
 embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.arrow`, the label biases, and the
 towers' dense weights as `query/PLACE` and `label/PLACE`. Large tables are beside the towers already, as
-`tables/NAME.npy`. The optimisers' state may be kept too (`optimizer_state.py`).
+`tables/NAME.npy`. Optimisers start anew.
 
 Legend: `D` dimensions, `L` labels.
 """
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle import Bundle, Vocabulary
-from longtail.bundle.arrays import Array, Float32, Int64
+from longtail.bundle.arrays import Array, Float32
 from longtail.bundle.bundle import TABLES
 from longtail.bundle.mapped_table import read_table
 from longtail.trainer.arrays import assign, values_of
@@ -39,7 +39,6 @@ from longtail.trainer.progress import Reporter
 NEWEST = "newest"
 """Of a manifest's `training_data`: time of the last training pair, in the unit of its column."""
 WEIGHTS_FILE = "weights.npz"
-OPTIMIZER_FILE = "optimizer.npz"
 _TEMPERATURE = "log_temperature"
 
 
@@ -49,26 +48,21 @@ class CarriedOver:
 
     Attributes:
         tables: (rows carried over, new rows, rows that vanished) by table name; the out-of-vocabulary row counts.
-        state: weights whose optimiser state was carried over with them; of a table `tables/NAME/OPTIMIZER`.
-        left: why a table, weight or state was not, in words, by name.
-        places: the old row of each new one, −1 of new ids, int64 [rows], and the number of old rows, by table.
+        left: why a table or weight was not, in words, by name.
     """
 
     tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)
     dense: list[str] = field(default_factory=list)
-    state: list[str] = field(default_factory=list)
     left: dict[str, str] = field(default_factory=dict)
-    places: dict[str, tuple[Int64, int]] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return one line per table, one for the dense weights, one for the state, one for everything that was left."""
+        """Return one line per table, one for the dense weights, one for everything that was left."""
         rows = [
             f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
             for name, (kept, new, gone) in self.tables.items()
         ]
         dense = [f"dense: {', '.join(self.dense)} carried over"] if self.dense else []
-        state = [f"optimiser state: {', '.join(self.state)} carried over"] if self.state else []
-        return [*rows, *dense, *state, *(f"{name}: starts fresh: {why}" for name, why in self.left.items())]
+        return [*rows, *dense, *(f"{name}: starts fresh: {why}" for name, why in self.left.items())]
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,6 @@ class WarmStart:
     Attributes:
         sha256: of what holds them, for the identity of what is trained from it.
         ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
-        slots: state of the optimisers by name; None where there is none, or none is wanted.
         temperature: of the bundle.
         newest: time of the last pair that was learnt from, in its column's unit; None where the bundle does not say.
     """
@@ -87,13 +80,11 @@ class WarmStart:
     weights: Mapping[str, Float32]
     ids: Mapping[str, pa.Array]
     temperature: float
-    slots: Mapping[str, Array] | None = None
-    no_slots: str = "the bundle keeps no optimiser state (training.keep_optimizer)"
     newest: float | None = None
 
     @classmethod
-    def read(cls, path: Path, *, optimizer: bool = True) -> WarmStart:
-        """Read the weights that a bundle keeps, and with `optimizer` the optimisers' state if the bundle keeps it."""
+    def read(cls, path: Path) -> WarmStart:
+        """Read the weights that a bundle keeps."""
         if not (path / "manifest.json").exists() and any(path.glob("select/latest-*")):
             raise CheckpointError(
                 f"{path}: expected a bundle, found the checkpoints of a run: `longtail-train export RECIPE "
@@ -114,12 +105,7 @@ class WarmStart:
         weights = _arrays(path / WEIGHTS_FILE)
         weights |= {f"tables/{name}": read_table(file) for name, file in bundle.tables.items()}
         temperature = float(f"{bundle.manifest.temperature:.6g}")  # a float32, to the digits that recipes have
-        if not optimizer:
-            return cls(sha256, weights, ids, temperature, no_slots="as asked (--fresh-optimizer)", newest=newest)
-        if OPTIMIZER_FILE not in bundle.manifest.files:
-            return cls(sha256, weights, ids, temperature, newest=newest)
-        state = bundle.manifest.files[OPTIMIZER_FILE].sha256
-        return cls(f"{sha256} {state}", weights, ids, temperature, _arrays(path / OPTIMIZER_FILE), newest=newest)
+        return cls(sha256, weights, ids, temperature, newest)
 
     def replay(self, recipe: Recipe, train: Pairs) -> Replay | None:
         """Return which pairs epochs visit; None for all of them."""
@@ -176,7 +162,6 @@ class WarmStart:
                 return
             assign(table.table, old)
             carried.tables[name] = (len(old), 0, 0)
-            carried.places[name] = np.arange(len(old)), len(old)
             return
         if len(old) != len(old_ids) + 1:
             carried.left[key] = f"expected a row for each of {len(old_ids)} ids, found {len(old) - 1}"
@@ -188,7 +173,6 @@ class WarmStart:
         assign(table.table, rows)
         kept = int((found >= 0).sum())
         carried.tables[name] = (kept + 1, len(found) - kept, len(old_ids) - kept)
-        carried.places[name] = places, len(old)
 
 
 def _arrays(path: Path) -> dict[str, Array]:

@@ -41,7 +41,7 @@ JOBS: dict[str, dict[str, Any]] = {
         "model": {"dim": 4, "similarity": "dot", "temperature": 1.0, "init_scale": 0.5},
         "query": {"features": [HISTORY | {"encoder": {"name": "sasrec", "heads": 2, "dropout": 0.1}}]},
         "loss": {"sampler": "in_batch", "frequencies": "streaming", "hits": "mask_known"},
-        "optimizer": {"embeddings": "sgd", "dense": "sgd", "weight_decay": 0.01},
+        "optimizer": {"embeddings": "sgd", "dense": "sgd", "l2": 0.001},
     },
 }
 """What differs from the recipe of all."""

@@ -43,7 +43,7 @@ def test_rows_that_wait_are_counted_for_every_step(decay: float) -> None:
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "adam": {}, "weight decay": {"weight_decay": 1.0}, "descent": {"embeddings": "sgd", "dense": "sgd"},
+    "adam": {}, "penalty": {"l2": 0.1}, "descent": {"embeddings": "sgd", "dense": "sgd"},
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ PROOFS = {
         "label_smoothing", "negatives_per",
     ),
     "sampling and steps": (
-        "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "optimizer_state", "average",
+        "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "average",
         "neighbours", "nearest", "cross_batch", "retrieved", "arrays",
         "blocks",
     ),

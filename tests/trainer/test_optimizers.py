@@ -8,10 +8,8 @@ from keras import ops
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
-    STEPS,
     ElementwiseAdagrad,
     LazyAdam,
-    LazyDecay,
     LazyL2,
     LazySGD,
     RowOptimizer,
@@ -75,7 +73,7 @@ def test_only_touched_rows_and_their_state_change(name: str) -> None:
 
     rows = step(optimizer, [3, 1], [[1, 2], [3, 4]], number=1)
 
-    for values in (rows - 1, *(ops.convert_to_numpy(slot) for name, slot in optimizer.slots.items() if name != STEPS)):
+    for values in (rows - 1, *(ops.convert_to_numpy(slot) for slot in optimizer.slots.values())):
         assert not values[[0, 2]].any()
         assert values[[1, 3]].all()
 
@@ -208,42 +206,6 @@ def test_rates_by_step(schedule: str) -> None:
 
     found = [float(rate(ops.convert_to_tensor(number, "int32"))) for number in (0, 2, 4, 6, 8)]
     assert found == pytest.approx(RATES[schedule], abs=1e-5)
-
-
-@pytest.mark.parametrize("weight_decay", [0.0, 0.3])
-def test_decoupled_decay_is_keras_own_where_every_step_touches_every_row(weight_decay: float) -> None:
-    """AdamW, three steps; and the dense optimiser is Keras' with the same decay."""
-    table, values = ones(), keras.Variable(np.ones((4, 2)), dtype="float32")
-    lazy, decay = LazyAdam(table), LazyDecay(table, weight_decay)
-    dense = dense_optimizer("adam", learning_rate(RATE, "constant", 9), momentum=0.0, weight_decay=weight_decay)
-    reference, kept = keras.optimizers.AdamW(RATE, weight_decay=weight_decay), keras.Variable(np.ones((4, 2)))
-    gradients = np.random.default_rng(0).normal(size=(3, 4, 2)).astype(np.float32)
-    for number, gradient in enumerate(gradients, start=1):
-        ids, at = ops.arange(4), ops.convert_to_tensor(float(number))
-        rows = decay.decayed(ids, ops.convert_to_tensor(table.table.value), rate=RATE, step=at)
-        lazy.apply(ids, rows, ops.convert_to_tensor(gradient), rate=RATE, step=at)
-        dense.apply([ops.convert_to_tensor(gradient)], [values])
-        reference.apply([ops.convert_to_tensor(gradient)], [kept])
-
-    for found in (table.table, values):
-        np.testing.assert_allclose(ops.convert_to_numpy(found), ops.convert_to_numpy(kept), rtol=2e-5)
-
-
-def test_the_decay_of_an_untouched_row_waits_and_is_paid_in_full() -> None:
-    """Row 1 is touched in steps 1 and 4: once (1 − .5·.2), then that cubed."""
-    table = ones()
-    decay = LazyDecay(table, 0.2)
-    for number, factor in ((1, 0.9), (4, 0.9**3)):
-        rows = decay.decayed(ops.convert_to_tensor([1]), ops.ones((1, 2)), rate=RATE, step=float(number))
-        np.testing.assert_allclose(ops.convert_to_numpy(rows), [[factor] * 2], rtol=1e-6)
-
-
-def test_a_cosine_with_warm_up_is_keras_own() -> None:
-    rate = learning_rate(0.2, "cosine", 50, warmup=0.2)
-    reference = keras.optimizers.schedules.CosineDecay(0.0, 40, warmup_target=0.2, warmup_steps=10)
-
-    for step in (0, 1, 5, 9, 10, 11, 30, 49, 50):
-        np.testing.assert_allclose(float(rate(step)), float(reference(step)), atol=1e-7)
 
 
 def test_the_bias_correction_of_lazy_adam_follows_the_global_step() -> None:

@@ -137,13 +137,8 @@ class OptimizerConfig(Section):
     step adds 2·l2·θ to the gradient of dense parameters, and to a touched row's that for every step since it was last
     touched; rows no step touches keep their values. The printed loss leaves it out. A weight decay of w, as in [R21],
     is l2 = w / 2. `loss.regularizer` is one of scores."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled from the gradient, as in AdamW: a step first multiplies dense parameters but a learned temperature by
-    1 − rate·weight_decay, and a touched row by that for every step since it was last touched; try 1 to 10."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`."""
-    warmup: float = Field(default=0.0, ge=0, lt=1)
-    """Share of `epochs` in which both rates rise from 0; `linear` and `cosine` then fall in what is left."""
     average: float | None = Field(default=None, gt=0, lt=1)
     """Validates and serves the weights' exponential moving average over the steps: one step's weigh `average` times the
     next one's; .999 looks back a thousand."""
@@ -187,9 +182,6 @@ class TrainingConfig(Section):
     model stay float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
-    keep_optimizer: bool = False
-    """Keep the optimisers' state with the weights, `optimizer.npz`, so that a warm start goes on with it: twice the
-    weights' size for Adam, once for `adagrad_elementwise` and momentum, one number a row for `adagrad`."""
     devices: Literal["one", "all"] = "one"
     """`all` computes a step on every device that JAX finds: each takes an equal part of a batch and of every table's
     rows. Negatives are those of the whole batch, figures those of one device but for the order of sums. Needs the JAX

@@ -22,9 +22,8 @@ from longtail.trainer.data.encode import kept_vectors
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
-from longtail.trainer.optimizer_state import optimizer_state_of
 from longtail.trainer.trained import Trained
-from longtail.trainer.warm_start import NEWEST, OPTIMIZER_FILE, WEIGHTS_FILE, weights_of
+from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
@@ -49,9 +48,6 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
     if "label" in towers:
         rows_C, sample = trained.encoding.some_labels(_CALIBRATION_QUERIES)
         check_parity(LABEL_TOWER, folder / LABEL_TOWER, sample, label_side.embeddings[rows_C])
-    for_the_next_training = {WEIGHTS_FILE: weights_of(model, without=tables)}
-    if recipe.training.keep_optimizer:
-        for_the_next_training[OPTIMIZER_FILE] = optimizer_state_of(model, trained.step.updates)
     buckets = buckets_for(recipe.evaluation, label_side.counts)
     display = pa.table({}) if dataset.label_table is None else dataset.label_table.select(recipe.data.display)
     manifest = Manifest(
@@ -111,7 +107,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
         label_vectors=kept_vectors(recipe.query.features, trained.encoding.label_inputs),
-        reports=reports | for_the_next_training,
+        reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
 
 

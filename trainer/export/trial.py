@@ -70,7 +70,7 @@ def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
         )
     if penalised := [layer.name for layer in layers_of(tower) if layer.losses]:
         raise RecipeError(
-            f"{where}: expected no losses of layers, which training does not add (optimizer.weight_decay is there), "
+            f"{where}: expected no losses of layers, which training does not add, "
             f"received some of {', '.join(penalised)}"
         )
     seeds = [variable for variable in tower.non_trainable_variables if id(variable) not in tables]

@@ -19,7 +19,6 @@ from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.optimizers import (
     ROW_OPTIMIZERS,
     LazyAverage,
-    LazyDecay,
     LazyL2,
     RowOptimizer,
     clip_scale,
@@ -66,35 +65,18 @@ def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gr
     return Gradients(value, distinct, rows, dense)
 
 
-class Since(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras is untyped
-    """A rate by the steps since `start`, int32 scalar, for an optimiser whose own count began in an earlier run."""
-
-    def __init__(self, rate: Callable[[Tensor], Tensor], start: keras.Variable) -> None:
-        self.rate, self.start = rate, start
-
-    def __call__(self, step: Tensor) -> Tensor:
-        """Return the rate of a step by the optimiser's count."""
-        return self.rate(step - ops.cast(self.start.value, step.dtype))
-
-    def get_config(self) -> dict[str, Callable[[Tensor], Tensor] | keras.Variable]:
-        """Return its arguments."""
-        return {"rate": self.rate, "start": self.start}
-
-
 class Updates:
     """The optimisers of one job and their state.
 
-       Attributes:
-           steps_done: of this run, int32 scalar; schedules go by it.
-           dense_before:
-    steps that `dense` had done before this run, its moments being of an earlier one.
+    Attributes:
+        steps_done: of this run, int32 scalar; schedules go by it.
     """
 
     def __init__(self, model: TwoTower, config: OptimizerConfig, *, total_steps: int) -> None:
         self._model, self.config = model, config
         self.steps_done = keras.Variable(0, dtype="int32", trainable=False, name="step_count")
         self._row_rate, dense_rate = (
-            learning_rate(rate, config.schedule, total_steps, warmup=config.warmup)
+            learning_rate(rate, config.schedule, total_steps)
             for rate in (config.embedding_learning_rate, config.dense_learning_rate)
         )
         tables = model.tables
@@ -102,21 +84,14 @@ class Updates:
             name: ROW_OPTIMIZERS[config.embeddings](table, **config.row_arguments) for name, table in tables.items()
         }
         self.l2 = {name: LazyL2(table, config.l2) for name, table in tables.items()} if config.l2 else {}
-        decay = config.weight_decay
-        self.decay = {name: LazyDecay(table, decay) for name, table in tables.items()} if decay else {}
         self._dense = model.dense_variables
-        self.dense_before = keras.Variable(0, dtype="int32", trainable=False, name="dense_before")
-        self.dense = dense_optimizer(
-            config.dense, Since(dense_rate, self.dense_before), momentum=config.momentum, weight_decay=decay
-        )
+        self.dense = dense_optimizer(config.dense, dense_rate, momentum=config.momentum)
         average = config.average
         self.averages = {name: LazyAverage(table, average) for name, table in tables.items()} if average else {}
         self._dense_sums = [
             keras.Variable("zeros", shape=variable.shape, trainable=False, name=f"dense_average_{at}")
             for at, variable in enumerate(self._dense if average else [])
         ]
-        if decay and model.recipe.model.learn_temperature:
-            self.dense.exclude_from_weight_decay([model.log_temperature])
         if self._dense:
             self.dense.build(self._dense)
 
@@ -126,9 +101,8 @@ class Updates:
         return [
             self.steps_done,
             *(slot for optimizer in self.rows.values() for slot in optimizer.slots.values()),
-            *([self.dense_before, *self.dense.variables] if self._dense else []),
+            *(self.dense.variables if self._dense else []),
             *(penalty.touched for penalty in self.l2.values()),
-            *(decay.touched for decay in self.decay.values()),
             *(variable for average in self.averages.values() for variable in (average.sum, average.touched)),
             *self._dense_sums,
         ]
@@ -156,11 +130,6 @@ class Updates:
             scale = clip_scale([*row_gradients, *gradients], self.config.clip_norm)
             row_gradients = [gradient * scale for gradient in row_gradients]
             gradients = [gradient * scale for gradient in gradients]
-        if self.decay:
-            distinct = [
-                (ids_U, decay.decayed(ids_U, rows_UD, rate=rate, step=step))
-                for decay, (ids_U, rows_UD) in zip(self.decay.values(), distinct, strict=True)
-            ]
         for optimizer, (ids_U, rows_UD), gradients_UD in zip(self.rows.values(), distinct, row_gradients, strict=True):
             optimizer.apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
@@ -202,11 +171,3 @@ class Updates:
             decay * total.value + (1 - decay) * variable.value
             for total, variable in zip(self._dense_sums, self._dense, strict=bool(self._dense_sums))
         ]
-
-    def dense_slots(self) -> Mapping[str, list[keras.Variable]]:
-        """Get slots of the dense optimiser by Keras' word, such as `momentum`, in the order of its weights."""
-        slots: dict[str, list[keras.Variable]] = {}
-        for variable in self.dense.variables if self._dense else []:
-            if variable.name not in ("iteration", "learning_rate"):
-                slots.setdefault(variable.name.rpartition("_")[2], []).append(variable)
-        return slots
