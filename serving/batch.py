@@ -156,7 +156,7 @@ def answer(
 def _files(queries: Path | str, out: Path) -> list[DataFile]:
     """Return the files of queries, none of which is an answer."""
     answers = out.resolve()
-    found = find_files(queries, "table")
+    found = find_files(queries)
     return [file for file in found if file.system is not None or answers not in Path(file.path).resolve().parents]
 
 

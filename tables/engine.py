@@ -182,10 +182,6 @@ class Opened:
             if self._text is not None:
                 self._stored = [(name, TEXT) for name in self._text.names]
                 self._source = _read_csv(self._text, rejects=self._rejects)
-            elif file.kind == "lists":
-                path = _staged(engine, file)[0]
-                self._stored = [("query", TEXT), ("label", TEXT)]
-                self._source = _lists(path)
             else:
                 self._source, self._stored = self._with_types()
         stored = [name for name, _ in self._stored]
@@ -194,9 +190,7 @@ class Opened:
     def _with_types(self) -> tuple[str, list[tuple[str, str]]]:
         """Return what reads a file that says its types, and its columns with these."""
         file = self.file
-        if file.kind == "arrow":
-            source = file.path
-        elif file.kind == "sql":
+        if file.kind == "sql":
             source, self.in_order = opened_query(self.engine, file.path, self._view)
         elif file.kind in ("delta", "iceberg"):
             source = self.engine.register(lake_reader(file))
@@ -505,10 +499,10 @@ def _json_lines(engine: Engine, file: DataFile) -> tuple[str, list[tuple[str, st
     return f"read_json({path}, {lines}, columns = {{{columns}}})", stored
 
 
-def _lists(path: str) -> str:
-    """Return a query of the pairs of a list file: a line for each query, `query label label …`, oldest first."""
-    line = "columns = {'line': 'VARCHAR'}, delim = '\x01', quote = '', escape = '', header = false, auto_detect = false"
-    words = "string_split_regex(trim(line, ' \t\r'), '[ \\t]+')"
+def read_lines(engine: Engine, file: DataFile, skip: int = 0) -> str:
+    """Return what reads the lines of a text file, from some line on, as a column `line`; an empty one is null."""
+    path = one_path(_staged(engine, file)[0])
     return (
-        f"(SELECT words[1], unnest(words[2:]) FROM (SELECT {words} AS words FROM read_csv({one_path(path)}, {line})))"
+        f"read_csv({path}, columns = {{'line': 'VARCHAR'}}, delim = '\x01', quote = '', escape = '', header = false, "
+        f"auto_detect = false, skip = {skip}, max_line_size = {_LONGEST_LINE})"
     )

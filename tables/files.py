@@ -16,7 +16,6 @@ from urllib.parse import unquote
 from longtail.tables.errors import DataError
 
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
-_BY_ENDING = ("auto", "table")
 PACKED = (".gz", ".bz2", ".zst")
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "abfs")
 _ICEBERG = "*.metadata.json"
@@ -75,26 +74,22 @@ def as_place(text: str | Path) -> Path | str:
     return text if isinstance(text, str) and "://" in text else Path(text)
 
 
-def find_files(places: Path | str | list[Path | str], file_format: str = "auto") -> list[DataFile]:
+def find_files(places: Path | str | list[Path | str]) -> list[DataFile]:
     """Return every file of some places: entry by entry in their order, within an entry by name.
 
-    Below a directory, names that begin with `_` or `.` are not read, nor, where endings say the format, are files of
-    other endings. A directory of a Delta or Iceberg table is one table.
-
-    Args:
-        file_format: `auto`, and `table` of a feature table, go by every file's ending.
+    Below a directory, names that begin with `_` or `.`, and files of other endings, are not read. A directory of a
+    Delta or Iceberg table is one table.
     """
     found: list[DataFile] = []
     for place in places if isinstance(places, list) else [places]:
         if is_query(place):
             files = [DataFile(in_line(str(place)), str(place), "sql")]
         else:
-            files = _local(place, file_format) if isinstance(place, Path) else _remote(place, file_format)
+            files = _local(place) if isinstance(place, Path) else _remote(place)
         if not files:
-            kind = file_format if file_format not in _BY_ENDING else _ending(str(place)) or "Parquet, CSV, TSV or JSON"
-            what = "text" if kind in ("lists", "xmc") else kind
+            kind = _ending(str(place)) or "Parquet, CSV, TSV or JSON"
             below = " below this directory" if isinstance(place, Path) and place.is_dir() else ""
-            raise DataError(f"{place}: expected a {what} file, found none{below}")
+            raise DataError(f"{place}: expected a {kind} file, found none{below}")
         found += files
     names = [file.path if file.kind == "sql" else file.name for file in found]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:
@@ -108,16 +103,11 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     return others if opened is None else (*others, opened.BaseError)
 
 
-def kind_of(name: str, file_format: str) -> str:
-    """Return the format of a file: what the recipe says, or what its ending says."""
-    if file_format not in _BY_ENDING:
-        return file_format
+def kind_of(name: str) -> str:
+    """Return the format of a file by its ending."""
     if kind := _ending(name):
         return kind
-    hint = ", or data.format in the recipe" if file_format == "auto" else ""
-    raise DataError(
-        f"{name}: expected an ending among {', '.join(_ENDINGS)}{hint}, received {PurePosixPath(name).suffix!r}"
-    )
+    raise DataError(f"{name}: expected an ending among {', '.join(_ENDINGS)}, received {PurePosixPath(name).suffix!r}")
 
 
 def _ending(name: str) -> str | None:
@@ -125,7 +115,7 @@ def _ending(name: str) -> str | None:
     return _ENDINGS.get((path.with_suffix("") if path.suffix in PACKED else path).suffix.lower())
 
 
-def _local(place: Path, file_format: str) -> list[DataFile]:
+def _local(place: Path) -> list[DataFile]:
     """Return files of a path or a glob of this machine."""
     files: list[DataFile] = []
     names: list[str] = []
@@ -135,7 +125,7 @@ def _local(place: Path, file_format: str) -> list[DataFile]:
         at = next(at for at, part in enumerate(place.parts) if glob.has_magic(part))
         base = os.path.join(*place.parts[:at]) if at else "."
         below = {name: PurePosixPath(name[len(base) :].lstrip("/")).parts for name in _below(Path(base))}
-        names = _listed((name for name, parts in below.items() if _meets(parts, place.parts[at:])), base, file_format)
+        names = _listed((name for name, parts in below.items() if _meets(parts, place.parts[at:])), base)
         tops = []
     else:
         tops = [Path(name) for name in sorted(glob.glob(str(place)))]
@@ -147,8 +137,8 @@ def _local(place: Path, file_format: str) -> list[DataFile]:
         elif versions := [str(path) for path in (top / "metadata").glob(_ICEBERG)]:
             files.append(DataFile(str(top), _newest(versions), "iceberg"))
         else:
-            names += _listed(_below(top), str(top), file_format)
-    return files + [DataFile(name, name, kind_of(name, file_format)) for name in _once(names)]
+            names += _listed(_below(top), str(top))
+    return files + [DataFile(name, name, kind_of(name)) for name in _once(names)]
 
 
 def _meets(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
@@ -189,7 +179,7 @@ def _newest(versions: list[str]) -> str:
     return max(versions, key=lambda name: (int("".join(re.findall(r"/v?(\d+)[^/]*$", name)) or 0), name))
 
 
-def _remote(url: str, file_format: str) -> list[DataFile]:
+def _remote(url: str) -> list[DataFile]:
     """Find the files of a URL, by fsspec; those at object stores by obstore."""
     try:
         import fsspec
@@ -213,23 +203,21 @@ def _remote(url: str, file_format: str) -> list[DataFile]:
             elif versions := system.glob(f"{top}/metadata/{_ICEBERG}"):
                 files.append(DataFile(name, system.unstrip_protocol(_newest(versions)), "iceberg"))
             elif system.isdir(top):
-                paths += _listed(system.find(top), top, file_format)
+                paths += _listed(system.find(top), top)
         names = [system.unstrip_protocol(each) for each in paths]
     except store_errors(ImportError, OSError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise DataError(f"{url}: expected files of a file system that answers: {why}") from error
-    return files + [
-        DataFile(name, each, kind_of(name, file_format), system) for name, each in zip(names, paths, strict=True)
-    ]
+    return files + [DataFile(name, each, kind_of(name), system) for name, each in zip(names, paths, strict=True)]
 
 
-def _listed(paths: Iterable[str], top: str, file_format: str) -> list[str]:
+def _listed(paths: Iterable[str], top: str) -> list[str]:
     """Return files below a directory that are data, by name."""
 
     def is_data(path: str) -> bool:
         parts = PurePosixPath(path[len(top) :].lstrip("/")).parts
         hidden = any(part.startswith(("_", ".")) for part in parts)
-        return not hidden and (file_format not in _BY_ENDING or _ending(path) is not None)
+        return not hidden and _ending(path) is not None
 
     return sorted(filter(is_data, paths))
 

@@ -35,15 +35,15 @@ def renamed(query: str, change: Callable[[Path], Path | str]) -> str:
     return _text(tree)
 
 
-def files_behind(places: Path | str | list[Path | str], file_format: str) -> list[DataFile]:
+def files_behind(places: Path | str | list[Path | str]) -> list[DataFile]:
     """Return every file of some places, and the files that queries among them name."""
     found: list[DataFile] = []
     for place in places if isinstance(places, list) else [places]:
         if not is_query(place):
-            found += find_files(place, file_format)
+            found += find_files(place)
             continue
         for of in dict.fromkeys(map(_place, _parsed(str(place))[1])):
-            found += find_files(of, "table")
+            found += find_files(of)
     return found
 
 
@@ -60,7 +60,7 @@ def opened_query(engine: Engine, query: str, view: Callable[[list[DataFile], Pat
     for table in tables:
         place = _place(table)
         if place not in views:
-            views[place] = view(find_files(place, "table"), place)
+            views[place] = view(find_files(place), place)
         _rename(table, views[place])
     modifiers = tree["statements"][0]["node"]["modifiers"]
     ordered = [each for each in modifiers if each["type"] == "ORDER_MODIFIER"]

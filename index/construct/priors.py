@@ -83,7 +83,7 @@ class PriorTable:
         """
         try:
             with engine() as duck:
-                table = read_table(duck, find_files(self.path, "table"), _columns, str(self.path))
+                table = read_table(duck, find_files(self.path), _columns, str(self.path))
                 table.refuse_rejected()
                 columns = [name for name in table.kinds if name != LABEL_COLUMN]
                 table.find_types(columns)

@@ -110,7 +110,7 @@ class Read:
 def read(engine: Engine, path: Path) -> Read:
     """Read every column of a file as it is stored."""
     try:
-        table = read_table(engine, find_files(path, "table"), all_columns, str(path))
+        table = read_table(engine, find_files(path), all_columns, str(path))
     except DataError as error:
         return Read([], [], str(error))
     found = table.arrow([*table.kinds])

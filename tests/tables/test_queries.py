@@ -157,7 +157,7 @@ def test_paths_in_a_query_are_changed_and_nothing_else() -> None:
 
 
 def test_files_behind_a_query() -> None:
-    files = files_behind(["SELECT * FROM 'days' JOIN 'my log.csv' USING (item)", Path("Käufer.parquet")], "auto")
+    files = files_behind(["SELECT * FROM 'days' JOIN 'my log.csv' USING (item)", Path("Käufer.parquet")])
     assert [file.name for file in files] == [
         "days/day=007/a.parquet", "days/day=008/a.parquet", "my log.csv", "Käufer.parquet",
     ]  # fmt: skip

@@ -177,12 +177,6 @@ def test_what_is_wrong_with_versions_is_said(tmp_path: Path, change: dict[str, A
         ("", '{ name = "user", kind = "id", from = "row" }', TAIL, "neither a history nor the query's own id"),
         ("", '{ name = "seen", kind = "history", from = "row" }', TAIL, "neither a history nor the query's own id"),
         ("", TIER, TAIL.replace("kind", 'from = "row", kind'), "expected from = 'table', received 'row'"),
-        (
-            'format = "lists"\n',
-            CONTEXT,
-            TAIL,
-            r"recipe: data\.format: expected parquet, csv or tsv with features of from =",
-        ),
         ("", '{ name = "a", kind = "id", form = "row" }', TAIL, "expected one of name, kind, column, from,"),
         ("", TIER, f"{TAIL}[loss]\nimpressions = 1\n", "expected data.impressions, their column"),
     ],

@@ -228,17 +228,6 @@ def test_columns_that_cannot_be_displayed_are_refused_before_training(
         load(train, labels=labels, display=display)
 
 
-def test_xmc_rows_are_queries_with_their_features(tmp_path: Path) -> None:
-    for name, content in {"train": "2 4 3\n0 1:2\n1,2 3:1\n", "test": "1 4 3\n2 0:5\n"}.items():
-        (tmp_path / f"{name}.txt").write_text(content)
-
-    dataset = load(tmp_path / "train.txt", test=tmp_path / "test.txt", format="xmc")
-
-    assert named(dataset, dataset.train) == ["train-0-0", "train-1-1", "train-1-2"]
-    assert named(dataset, dataset.test) == ["test-0-2"]
-    assert dataset.query_table["features"].to_pylist() == [[(1, 2.0)], [(3, 1.0)], [(0, 5.0)]]
-
-
 def test_text_columns_of_a_csv_feature_table_keep_their_zeros(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text("query_id,label_id\na,x\nb,y\n")
     (tmp_path / "users.csv").write_text("query_id,zip,age\na,007,30\nb,7,40\n")

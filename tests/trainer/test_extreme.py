@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from longtail.trainer.config import load_recipe
@@ -15,6 +17,7 @@ LARGE = KNOWN[1:]
 TINY = replace(extreme.DELICIOUS, train=2, test=1, features=5, labels=4)
 """Delicious, as if it had three rows."""
 
+LIMITS = "of labels below 4, features below 5 and finite values"
 TRAIN, TEST = "2 5 4\n0,3 1:2\n1 4:0.5\n", "1 5 4\n2 0:3\n"
 LAYOUTS = {
     "new": {"train.txt": TRAIN, "test.txt": TEST},
@@ -61,6 +64,49 @@ def test_every_layout_gives_the_same_tables(tmp_path: Path, files: dict[str, str
 def test_files_that_are_not_there_are_named(tmp_path: Path, files: dict[str, str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         TINY.read(write(tmp_path, files))
+
+
+ROWS: dict[str, tuple[str, list[list[int]], list[list[tuple[int, float]]]]] = {
+    "Windows": ("1,2 3:4\r\n 4:6\r\n", [[1, 2], []], [[(3, 4)], [(4, 6)]]),
+    "blanks": ("1,2  3:4 \n\t4:6\t0:8 \n\n \n", [[1, 2], []], [[(3, 4)], [(4, 6), (0, 8)]]),
+    "no last newline": ("1 3:4\n2 4:6", [[1], [2]], [[(3, 4)], [(4, 6)]]),
+    "an empty row": ("\n2 4:6\n", [[], [2]], [[], [(4, 6)]]),
+    "labels twice": ("3,0,3,3,2 1:1 1:2\n003\n", [[3, 0, 2], [3]], [[(1, 1), (1, 2)], []]),
+    "empty labels": (",3,\n2 1:1e-2\n", [[3], [2]], [[], [(1, np.float32(0.01))]]),
+}
+
+
+@pytest.mark.parametrize(("lines", "labels", "features"), ROWS.values(), ids=ROWS)
+def test_rows(tmp_path: Path, lines: str, labels: list[list[int]], features: list[list[tuple[int, float]]]) -> None:
+    tables = TINY.read(write(tmp_path, {"train.txt": f"2 5 4\n{lines}", "test.txt": TEST}))
+
+    pairs = [(f"train-{row}", str(label)) for row, of_row in enumerate(labels) for label in of_row]
+    assert list(zip(*tables["train"].to_pydict().values(), strict=True)) == pairs
+    assert tables["rows"]["features"].to_pylist()[:2] == features
+    assert tables["rows"].schema.field("features").type == pa.map_(pa.int32(), pa.float32())
+
+
+BAD = {
+    "empty": (b"", "expected the first line `2 5 4` "),
+    "other sizes": (b"1,2 3:4\n", "expected the first line `2 5 4` .*, found '1,2 3:4'"),
+    "fewer rows": (b"2 5 4\n1 3:4\n", "expected 2 rows as its header says, found 1"),
+    "more rows after a blank one": (b"2 5 4\n1 3:4\n1 3:4\n\n2\n", "expected 2 rows as its header says, found 4"),
+} | {
+    f"{line!r}": (b"2 5 4\n0 1:1\n" + line + b"\n", f"line 3: expected `label,label feature:value …` {LIMITS}, found")
+    for line in (
+        b"1 5:1", b"1 99999999999:1", b"1 -3:1", b"4 1:1", b"-3 4:1", b"1.5 4:1", b"one 4:1", b"4:1 0:2", b"1 3:4 2",
+        b"1 3:", b"1 3:4:5", b"1 3:x", b"1 3:nan", b"1 3:-inf", b"1 3:1e39", b"1 3.5:1",
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), BAD.values(), ids=BAD)
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes, message: str) -> None:
+    folder = write(tmp_path, {"test.txt": TEST})
+    (folder / "train.txt").write_bytes(content)
+
+    with pytest.raises(DataError, match=f"train.txt: {message}"):
+        TINY.read(folder)
 
 
 @pytest.mark.parametrize("known", LARGE, ids=lambda known: known.name)

@@ -90,12 +90,10 @@ def test_a_url_is_read_through_fsspec(logs: Path, memory: fsspec.AbstractFileSys
     for path in logs.rglob("*"):
         if path.is_file():
             memory.pipe(f"/shop/{path.relative_to(logs)}", path.read_bytes())
-    memory.pipe("/shop/lists/a.txt", b"u 1 2\n")
 
     assert load("memory://shop/").fingerprint() == load(logs).fingerprint()
     assert named(load("memory://shop/day=1/*/*.parquet")) == ["a-2", "b-1"]
     assert named(load(["memory://shop/day=2", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
-    assert named(load("memory://shop/lists/a.txt", format="lists")) == ["u-1", "u-2"]
     with pytest.raises(DataError, match=r"memory://shop/gone\.csv: expected a csv file, found none"):
         load("memory://shop/gone.csv")
 
@@ -204,7 +202,6 @@ REFUSED = {
     ),
     "no places": ({"train": []}, r"expected at least one path or URL, received \[\]"),
     "a number": ({"train": 7}, "expected a path or a URL, or a list of them, received 7"),
-    "columns of lists": ({"format": "lists", "filter": [["a", "=", 1]]}, "expected format parquet"),
 }
 
 

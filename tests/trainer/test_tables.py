@@ -8,7 +8,6 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from longtail.tables.files import kind_of
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.dataset import load_dataset
 from longtail.trainer.data.sources.lists import read_lists
@@ -89,15 +88,15 @@ def test_times_are_numbers_or_microseconds(tmp_path: Path, times: list[object], 
 def test_lists(tmp_path: Path) -> None:
     path = text(tmp_path, "train.txt", "u1 7 8\nlonely\r\n\n  u2\t9  7 \n")
 
-    found = {"query": ["u1", "u1", "u2", "u2"], "label": ["7", "8", "9", "7"]}
-    assert read_lists(path).to_pydict() == found
-    assert interactions(path, format="lists") == found
-
-
-@pytest.mark.parametrize(("name", "expected"), [("a.parquet", "parquet"), ("a.csv", "csv"), ("b.tsv", "tsv")])
-def test_the_format_goes_by_the_ending(name: str, expected: str) -> None:
-    assert kind_of(name, "auto") == expected
-    assert kind_of(name, "lists") == "lists"
+    assert read_lists(path).to_pydict() == {"query": ["u1", "u1", "u2", "u2"], "label": ["7", "8", "9", "7"]}
+    for name, content, message in (
+        ("latin.txt", "1 é\n".encode("latin-1"), "expected UTF-8 text, found other bytes"),
+        ("gone.txt", None, "expected a text file, found none"),
+    ):
+        if content is not None:
+            text(tmp_path, name, content)
+        with pytest.raises(DataError, match=f"{name}: {message}"):
+            read_lists(tmp_path / name)
 
 
 BAD_TABLES = {
@@ -156,14 +155,7 @@ BAD_FILES = {
         "a.dat",
         b"user,item\na,b\n",
         {},
-        "expected an ending among .parquet, .csv, .tsv, .jsonl, .ndjson, or data.format",
-    ),
-    "empty lists": ("a.txt", b"\n\n", {"format": "lists"}, "expected at least one interaction, found none"),
-    "lists in latin-1": (
-        "a.txt",
-        "1 é\n".encode("latin-1"),
-        {"format": "lists"},
-        "expected UTF-8 text, found other bytes",
+        "expected an ending among .parquet, .csv, .tsv, .jsonl, .ndjson, received '.dat'",
     ),
 }
 
@@ -179,10 +171,7 @@ def test_a_file_that_cannot_be_read(
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [("a.parquet", {}), ("a.csv", {}), ("a.txt", {"format": "lists"}), ("a.txt", {"format": "xmc"})],
-)
-def test_a_file_that_is_missing(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_a_file_that_is_missing(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=f"{name}: expected a .*file, found none"):
-        interactions(tmp_path / name, **changes)
+        interactions(tmp_path / name)

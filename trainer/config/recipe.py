@@ -139,11 +139,6 @@ class Recipe(Section):
 
     def _problems_of_data(self) -> Iterator[str]:
         data, loss, training = self.data, self.loss, self.training
-        if data.format in ("lists", "xmc") and (self.context_columns or data.impressions or data.valid_from):
-            yield (
-                "data.format: expected parquet, csv or tsv with features of from = 'row', impressions or valid_from, "
-                f"received {data.format!r}"
-            )
         if loss.impressions and not data.impressions:
             yield f"loss.impressions: expected data.impressions, their column, with {loss.impressions}, received none"
         if training.replay < 1 and (data.timestamp is None or data.reduction == "sample"):

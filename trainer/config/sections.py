@@ -49,10 +49,6 @@ class DataConfig(Section):
     train: Places
     valid: Places | None = None
     test: Places | None = None
-    format: Literal["auto", "parquet", "csv", "tsv", "lists", "xmc"] = "auto"
-    """`auto` goes by the file's ending. `lists`: one line per query, `query label label …`, oldest first.
-    `xmc`: header `rows features labels`, then `label,label feature:value …`; every row is a query whose
-    features become the bag column `features`."""
     query_id: str = "query_id"
     label_id: str = "label_id"
     timestamp: str | None = None
@@ -114,8 +110,6 @@ class DataConfig(Section):
     def _problems(self) -> Iterator[str]:
         if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
             yield "since and events.half_life: expected data.timestamp with them, received none"
-        if self.format in ("lists", "xmc") and (self.filter or self.events or self.since):
-            yield f"filter, since and events: expected format parquet, csv or tsv, received {self.format!r}"
 
 
 class OptimizerConfig(Section):

@@ -34,7 +34,6 @@ from longtail.trainer.data.likeness import example_of
 from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
-from longtail.trainer.data.xmc import read_xmc
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 20
@@ -265,18 +264,14 @@ class _Loading:
         files: dict[str, list[DataFile]] = {}
         for name, place in places.items():
             try:
-                files[name] = find_files(place, data.format)
+                files[name] = find_files(place)
             except DataError as error:
                 errors.append(str(error))
         tables: dict[str, IdTable | None] = {"query": None, "label": None}
-        if data.format == "xmc":
-            if errors:
-                raise DataError("\n".join(errors))
-            files, tables["query"] = _read_xmc(self.engine, files)
         log = read_log(self.engine, files, data, report, errors, now=self.read_at, context=context)
         sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
         for side, table_places, id_column in sides:
-            if table_places is None or (side == "query" and data.format == "xmc"):
+            if table_places is None:
                 continue
             try:
                 tables[side] = read_feature_table(
@@ -299,7 +294,7 @@ class _Loading:
         for side in of_side:
             rows = f"SELECT {log.column(side)} AS text, rowid AS place FROM {log.table.name} WHERE {log.alive}"
             texts[side] = IdTexts.of(engine, rows, listed.get(side))
-            if (table := tables[side]) is not None and table.source is not None:
+            if (table := tables[side]) is not None:
                 table = self._canonical(table, texts[side], listed[side])
                 try:
                     tables[side] = (
@@ -520,24 +515,3 @@ def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
             )
         if name in RESERVED_COLUMNS:
             raise DataError(f"data.display: expected names other than {', '.join(RESERVED_COLUMNS)}, received {name!r}")
-
-
-def _read_xmc(engine: Engine, files: dict[str, list[DataFile]]) -> tuple[dict[str, list[DataFile]], IdTable]:
-    """Return pairs by split, as tables that DuckDB knows, and all rows' features."""
-    every = [file for of_split in files.values() for file in of_split]
-    stems = [Path(file.path).stem for file in every]
-    if len(set(stems)) < len(stems):
-        raise DataError(f"data: expected files of distinct names, which name their rows, received {', '.join(stems)}")
-    made, features = {}, []
-    for split, of_split in files.items():
-        read = [read_xmc(Path(file.path)) for file in of_split]
-        if not any(rows.pairs.num_rows for rows in read):
-            raise DataError(f"{of_split[0].name}: expected at least one interaction, found none")
-        text = pa.schema([("query", pa.string()), ("label", pa.string())])
-        made[split] = [
-            replace(file, kind="arrow", path=engine.register(rows.pairs.cast(text)))
-            for file, rows in zip(of_split, read, strict=True)
-        ]
-        features += [rows.queries for rows in read]
-    table = pa.concat_tables(features)
-    return made, IdTable(table["query"].combine_chunks(), table.select(["features"]))

@@ -122,8 +122,6 @@ def _columns(
     opened: Opened, data: DataConfig, split: str, context: Sequence[str]
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
     """Return what is read of a file, by name, and what a report says of all of its rows."""
-    if opened.file.kind in ("lists", "arrow"):
-        return {name: (text_of(*opened.column(name)), "VARCHAR") for name in ("query", "label")}, []
     file, names = opened.file, opened.names
     feedback = is_feedback(names)
     sources = sources_of(data, [data.query_id, *context], names) if feedback else {}

@@ -87,12 +87,9 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
     """Return name, size and version of every file that a recipe or its queries name."""
-    data, found = recipe.data, []
-    tables = [(places, "table") for places in (data.queries, data.labels)]
-    for places, kind in [*((getattr(data, split), data.format) for split in _SPLITS), *tables]:
-        for file in [] if places is None else files_behind(places, kind):
-            found.append((file.name, *file.version()))
-    return found
+    places = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
+    files = [file for of in places if of is not None for file in files_behind(of)]
+    return [(file.name, *file.version()) for file in files]
 
 
 def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:

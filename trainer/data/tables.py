@@ -32,18 +32,18 @@ class IdTable:
 
     Attributes:
         ids: strings; of `data.valid_from` each as often as it has versions.
+        places: the number of each row among those of all files, for messages.
+        source: the rows of all files.
         since: from when each row holds, float64; None without `data.valid_from`.
         dates: whether these are dates, in microseconds.
-        places: the number of each row among those of all files, for messages.
-        source: the rows of all files; None of a table without files.
     """
 
     ids: pa.Array
     table: pa.Table
+    places: pa.Array
+    source: Table
     since: pa.Array | None = None
     dates: bool = False
-    places: pa.Array | None = None
-    source: Table | None = None
 
     def filter(self, kept: Bools) -> IdTable:
         """Return some of the rows."""
@@ -54,8 +54,6 @@ class IdTable:
 
     def where(self, row: int) -> tuple[str, int]:
         """Return the file of a row, and its number there."""
-        assert self.source is not None
-        assert self.places is not None
         return self.source.where(self.places[row].as_py())
 
     def aligned(self, ids: pa.Array) -> pa.Table:
@@ -91,7 +89,7 @@ def read_feature_table(
             names = [id_column, *columns]
         return made | {f"{_COLUMN}{name}": opened.column(name) for name in dict.fromkeys(names)}
 
-    table = read_table(engine, find_files(places, "table"), wanted, where)
+    table = read_table(engine, find_files(places), wanted, where)
     table.find_types([name for name in table.kinds if name.startswith(_COLUMN)])
     return _good_rows(table, id_column, data, report, where, valid_from)
 

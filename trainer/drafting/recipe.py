@@ -75,7 +75,7 @@ def draft_recipe(
     places = [clicks] if isinstance(clicks, Path) else list(clicks)
     where = named([*places])
     files: dict[bool, list[DataFile]] = {False: [], True: []}
-    for each in find_files([*places], "table"):
+    for each in find_files([*places]):
         files[is_feedback(names_in(each))].append(each)
     log = read_table(files[False] or files[True], where)
     choices = read_table(files[True], where, [EVENT, IMPRESSIONS]) if files[True] else None
@@ -85,7 +85,7 @@ def draft_recipe(
         log = log.drop_columns([*{*OWN} & {*columns} - {TIME, query_id, timestamp, event}])
     given = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
     beside = {"queries": queries, "labels": labels}
-    tables = {key: read_table(find_files(path, "table"), str(path)) for key, path in beside.items() if path is not None}
+    tables = {key: read_table(find_files(path), str(path)) for key, path in beside.items() if path is not None}
     names = {key: tables[key].column_names if key in tables else [] for key in beside}
     roles = roles_of(log, where, given, query_columns=names["queries"], label_columns=names["labels"])
     for key, name in (("queries", roles.query_id), ("labels", roles.label_id)):

@@ -176,7 +176,7 @@ def read_shares(path: Path) -> tuple[pa.Array, Float64]:
         known = ", ".join(NAMED)
         raise DataError(f"target prior: expected {known}, or a file with columns label and share, received {path}")
     with engine() as reader:
-        table = read_table(reader, find_files(path, "table"), _shares_in, str(path))
+        table = read_table(reader, find_files(path), _shares_in, str(path))
         found = table.arrow(["label", "share"])
     shares: Float64 = found["share"].combine_chunks().to_numpy(zero_copy_only=False)
     if not (np.isfinite(shares).all() and (shares >= 0).all()):

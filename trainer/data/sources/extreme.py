@@ -1,20 +1,27 @@
-"""Data sets of the extreme classification repository (Bhatia et al. 2016), in every layout it publishes them in."""
+"""Data sets of the extreme classification repository (Bhatia et al. 2016), in every layout it publishes them in.
+
+Its sparse format has a first line `rows features labels`, then a line per row: `label,label feature:value …`.
+
+Legend: `R` rows.
+"""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int64
+from longtail.tables import DataFile
+from longtail.tables.engine import engine, read_lines
 from longtail.trainer.data.sources.downloads import Download, Source, listing
-from longtail.trainer.data.xmc import XmcRows, read_xmc
 from longtail.trainer.errors import DataError
 
 _PAGE = "http://manikvarma.org/downloads/XC/XMLRepository.html"
+_ROW = r"(\d*,)*\d*([ \t]+\d+:[^ \t:]+)*[ \t\r]*"
 
 
 @dataclass(frozen=True)
@@ -49,48 +56,91 @@ class ExtremeDataset:
         Reads `train.txt` and `test.txt`; or `STEM_train.txt` and `STEM_test.txt`; or `NAME_data.txt` with the first
         column of `STEM_trSplit.txt` and `STEM_tstSplit.txt`, rows counted from 1. Rows are named `train-0`, `test-0`.
         """
-        for prefix in ("", f"{self.stem}_"):
-            if (folder / f"{prefix}train.txt").is_file():
-                parts = {part: self._read(folder / f"{prefix}{part}.txt", part) for part in ("train", "test")}
-                break
+        whole = folder / f"{self.name}_data.txt"
+        prefix = next((each for each in ("", f"{self.stem}_") if (folder / f"{each}train.txt").is_file()), None)
+        if prefix is not None:
+            parts = {
+                part: self._rows(folder / f"{prefix}{part}.txt", rows)
+                for part, rows in (("train", self.train), ("test", self.test))
+            }
+        elif whole.is_file():
+            rows = self.train + self.test
+            chosen = {
+                part: _split(folder / f"{self.stem}_{ending}.txt", rows)
+                for part, ending in (("train", "trSplit"), ("test", "tstSplit"))
+            }
+            every = self._rows(whole, rows)
+            parts = {part: every.take(of_part) for part, of_part in chosen.items()}
         else:
-            if not (folder / f"{self.name}_data.txt").is_file():
-                raise DataError(
-                    f"{folder}: expected train.txt and test.txt, {self.stem}_train.txt and {self.stem}_test.txt, or "
-                    f"{self.name}_data.txt and its splits, found {listing(folder)}. Get {self.source.by_hand}"
-                )
-            parts = self._read_split(folder)
-        rows = pa.concat_tables([part.queries for part in parts.values()])
-        return {name: _pairs(part.pairs, self.label) for name, part in parts.items()} | {
-            "rows": rows.rename_columns(["row_id", "features"])
-        }
+            raise DataError(
+                f"{folder}: expected train.txt and test.txt, {self.stem}_train.txt and {self.stem}_test.txt, or "
+                f"{self.name}_data.txt and its splits, found {listing(folder)}. Get {self.source.by_hand}"
+            )
+        tables, names = {}, []
+        for part, of_part in parts.items():
+            ids = pc.binary_join_element_wise(part, pa.array(np.arange(len(of_part))).cast(pa.string()), "-")
+            of_pairs = pc.list_parent_indices(of_part["labels"])
+            labels = pc.list_flatten(of_part["labels"]).cast(pa.string())
+            tables[part] = pa.table({"row_id": ids.take(of_pairs.combine_chunks()), self.label: labels})
+            names.append(pa.table({"row_id": ids, "features": of_part["features"]}))
+        return tables | {"rows": pa.concat_tables(names)}
 
-    def _read(self, path: Path, part: str) -> XmcRows:
-        """Return a file whose header says the published sizes; refused before its rows are read if it does not."""
+    def _rows(self, path: Path, rows: int) -> pa.Table:
+        """Read `labels`, lists of int32, and `features`, maps from int32 to float32, of a file with so many rows.
+
+        A row may lack labels (its line starts with a blank) or features; a label that it names twice counts once.
+        """
         if not path.is_file():
             raise DataError(f"{path}: expected a text file, found none")
         with path.open("rb") as file:
             found = file.readline(100).decode("utf-8", "backslashreplace").strip()
-        expected = f"{self.train if part == 'train' else self.test} {self.features} {self.labels}"
+        expected = f"{rows} {self.features} {self.labels}"
         if found.split() != expected.split():
             raise DataError(
-                f"{path}: expected the first line `{expected}` (rows, features, labels), as {_PAGE} has the {part} "
-                f"rows of {self.name}, found {found!r}"
+                f"{path}: expected the first line `{expected}` (rows, features, labels), as {_PAGE} has the rows of "
+                f"{self.name}, found {found!r}"
             )
-        return read_xmc(path, name=part)
-
-    def _read_split(self, folder: Path) -> dict[str, XmcRows]:
-        """Train and test rows of one file, cut by the first of its published splits."""
-        header, *lines = (folder / f"{self.name}_data.txt").read_text(encoding="utf-8").splitlines()
-        parts = {}
-        with tempfile.TemporaryDirectory() as scratch:
-            for part, ending in (("train", "trSplit"), ("test", "tstSplit")):
-                chosen = _split(folder / f"{self.stem}_{ending}.txt", len(lines))
-                cut = Path(scratch, f"{part}.txt")
-                sizes = " ".join([str(len(chosen)), *header.split()[1:]])
-                cut.write_text("\n".join([sizes, *(lines[row] for row in chosen), ""]), encoding="utf-8")
-                parts[part] = self._read(cut, part)
-        return parts
+        file = DataFile(str(path), str(path), "text")
+        with engine() as reader, reader.reading(file):
+            query = f"""
+                WITH split AS (
+                    SELECT line, string_split_regex(rtrim(line, ' \t\r'), '[ \t]+') AS words
+                    FROM (SELECT coalesce(line, '') AS line FROM {read_lines(reader, file, skip=1)})
+                ), parsed AS (
+                    SELECT
+                        line,
+                        list_transform(
+                            list_filter(string_split(words[1], ','), lambda x: x <> ''),
+                            lambda x: TRY_CAST(x AS INTEGER)
+                        ) AS labels,
+                        list_transform(words[2:], lambda x: TRY_CAST(split_part(x, ':', 1) AS INTEGER)) AS features,
+                        list_transform(words[2:], lambda x: TRY_CAST(split_part(x, ':', 2) AS FLOAT)) AS numbers
+                    FROM split
+                )
+                SELECT
+                    list_filter(labels, lambda x, i: list_position(labels, x) = i) AS labels,
+                    features,
+                    numbers,
+                    CASE WHEN NOT regexp_full_match(line, '{_ROW}')
+                        OR len(list_filter(labels, lambda x: x IS NULL OR x >= {self.labels})) > 0
+                        OR len(list_filter(features, lambda x: x IS NULL OR x >= {self.features})) > 0
+                        OR len(list_filter(numbers, lambda x: x IS NULL OR NOT isfinite(x))) > 0
+                    THEN line[:80] END AS wrong
+                FROM parsed"""
+            table = reader.arrow(query).combine_chunks()
+        wrong = table["wrong"].is_valid().index(True).as_py()
+        if wrong >= 0:
+            raise DataError(
+                f"{path}: line {wrong + 2}: expected `label,label feature:value …` of labels below {self.labels}, "
+                f"features below {self.features} and finite values, found {table['wrong'][wrong].as_py()!r}"
+            )
+        used = pc.or_(*(pc.greater(pc.list_value_length(table[name]), 0) for name in ("labels", "features")))
+        if len(table) < rows or pc.any(used[rows:]).as_py():
+            raise DataError(f"{path}: expected {rows} rows as its header says, found {len(table)}")
+        table = table[:rows].combine_chunks()
+        keys, numbers = (table[name].combine_chunks() for name in ("features", "numbers"))
+        features = pa.MapArray.from_arrays(keys.offsets, keys.flatten(), numbers.flatten())
+        return pa.table({"labels": table["labels"], "features": features})
 
 
 def _split(path: Path, rows: int) -> Int64:
@@ -105,11 +155,6 @@ def _split(path: Path, rows: int) -> Int64:
     if len(outside):
         raise DataError(f"{path}: expected rows from 1 to {rows}, found {outside[0] + 1}")
     return chosen
-
-
-def _pairs(pairs: pa.Table, label: str) -> pa.Table:
-    plain = pa.schema([("query", pa.string()), ("label", pa.string())])
-    return pairs.cast(plain).rename_columns(["row_id", label])
 
 
 DELICIOUS = ExtremeDataset(

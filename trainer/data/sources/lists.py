@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from longtail.tables import find_files
-from longtail.tables.engine import engine
+from longtail.tables import DataFile
+from longtail.tables.engine import engine, read_lines
 from longtail.tables.table import all_columns, read_table
 from longtail.trainer.data.sources.downloads import Download, Source
 from longtail.trainer.errors import DataError
@@ -95,13 +95,18 @@ def read_amazon(category: str, folder: Path) -> dict[str, pa.Table]:
 
 def read_lists(path: Path) -> pa.Table:
     """Return pairs of `query` and `label` from a file of a line for each query, `query label label …`."""
-    return _read(path, "lists")
+    if not path.is_file():
+        raise DataError(f"{path}: expected a text file, found none")
+    words, file = "string_split_regex(trim(line, ' \t\r'), '[ \t]+')", DataFile(str(path), str(path), "text")
+    with engine() as reader, reader.reading(file):
+        lines = f"SELECT {words} AS words FROM {read_lines(reader, file)}"
+        return reader.arrow(f"SELECT words[1] AS query, unnest(words[2:]) AS label FROM ({lines})")
 
 
 def _read(path: Path, kind: str, names: Sequence[str] = ()) -> pa.Table:
     """Return columns of a file, all if none are named; DataError for a line that is no row."""
     with engine() as reader:
-        table = read_table(reader, find_files(path, kind), all_columns, str(path))
+        table = read_table(reader, [DataFile(str(path), str(path), kind)], all_columns, str(path))
         if lines := table.parts[0].rejected:
             raise DataError(f"{path}: line {lines[0].line}: expected {lines[0].expected}, found {lines[0].found}")
         return table.arrow(names or [*table.kinds])
