@@ -92,8 +92,8 @@ class ExtremeDataset:
         """
         if not path.is_file():
             raise DataError(f"{path}: expected a text file, found none")
-        with path.open("rb") as file:
-            found = file.readline(100).decode("utf-8", "backslashreplace").strip()
+        with path.open("rb") as content:
+            found = content.readline(100).decode("utf-8", "backslashreplace").strip()
         expected = f"{rows} {self.features} {self.labels}"
         if found.split() != expected.split():
             raise DataError(
