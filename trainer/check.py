@@ -35,40 +35,19 @@ _QUERIES = 20_000
 """Queries, evenly drawn, whose features are looked at."""
 _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
 """Shares from which on there is a warning."""
-
-
-@dataclass(frozen=True)
-class SplitFigures:
-    """One split: counts of pairs, queries and labels, those that training has not, and the times it spans."""
-
-    pairs: int
-    distinct: int
-    queries: int
-    labels: int
-    new_queries: int
-    new_labels: int
-    on_new_labels: int
-    first: str | None
-    last: str | None
-    to_find: HeldOut | None = None
-
-
-@dataclass(frozen=True)
-class FeatureFigures:
-    """One feature: its table and the rows of it, and shares of values that are unknown ids or missing."""
-
-    tower: str
-    name: str
-    kind: str
-    table: str | None
-    rows: int | None
-    unknown: float | None
-    empty: float | None
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, `rows` left out, and figures."""
+    """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, `rows` left out, and figures.
+
+    Attributes:
+        splits: by name, counts of pairs, queries and labels, those that training has not, and the times it spans.
+        buckets: by name, labels and training pairs.
+        features: the table of each and its rows, and shares of values that are unknown ids or missing.
+        cost: bytes of memory without the training framework's, by what takes them.
+    """
 
     name: str
     problems: list[str] = field(default_factory=list)
@@ -76,9 +55,10 @@ class Check:
     rows: list[str] = field(default_factory=list)
     queries: int = 0
     labels: int = 0
-    splits: dict[str, SplitFigures] = field(default_factory=dict)
-    buckets: dict[str, dict[str, int]] = field(default_factory=dict)
-    features: list[FeatureFigures] = field(default_factory=list)
+    splits: dict[str, Row] = field(default_factory=dict)
+    buckets: dict[str, Row] = field(default_factory=dict)
+    features: list[Row] = field(default_factory=list)
+    steps: dict[str, int] = field(default_factory=dict)
     cost: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -96,69 +76,64 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
         dataset = read_dataset(made)
     except (TrainerError, DataError) as error:
         return Check(name, str(error).split("\n"))
-    problems, features, cost = [], [], {}
+    problems, features, steps, cost = list[str](), list[Row](), dict[str, int](), dict[str, int]()
     try:
         check_display(made, dataset)
         check_sizes(made, dataset)
         check_choice(made, dataset)
         encoding = Encoding.fit(made, dataset)
-        features, cost = _features(made, dataset, encoding), cost_of(made, dataset, encoding)
+        features = _features(made, dataset, encoding)
+        steps, cost = cost_of(made, dataset, encoding)
     except (TrainerError, DataError) as error:
         problems.append(str(error))
     splits, counts_L = _splits(made, dataset), dataset.label_counts()
-    buckets_L, buckets = buckets_for(made.evaluation, counts_L).assign(counts_L), {}
+    buckets_L, buckets = buckets_for(made.evaluation, counts_L).assign(counts_L), dict[str, Row]()
     for at, bucket in enumerate(BUCKET_NAMES):
         of = counts_L[buckets_L == at]
-        buckets[bucket] = {"labels": len(of), "pairs": int(of.sum()), "without a pair": int((of == 0).sum())}
+        share = float(of.sum() / max(counts_L.sum(), 1))
+        buckets[bucket] = {"labels": len(of), "training pairs": int(of.sum()), "share": share}
+    warnings = [*_warnings(made, splits, features), *filter(None, [warn_of_future(dataset)])]
     return Check(
-        name=name,
-        problems=problems,
-        warnings=[*_warnings(made, splits, features), *filter(None, [warn_of_future(dataset)])],
-        rows=dataset.report.lines(),
-        queries=len(dataset.query_ids),
-        labels=len(dataset.label_ids),
-        splits=splits,
-        buckets=buckets,
-        features=features,
-        cost=cost,
-    )
+        name, problems, warnings, dataset.report.lines(), len(dataset.query_ids), len(dataset.label_ids), splits,
+        buckets, features, steps, cost,
+    )  # fmt: skip
 
 
-def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, SplitFigures]:
-    labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
-    made: dict[str, SplitFigures] = {}
-    known = dataset.train.take(slice(0))
+def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, Row]:
+    labels, made, known = len(dataset.label_ids), dict[str, Row](), dataset.train.take(slice(0))
     label_new_L, query_new_Q = np.ones(labels, bool), np.ones(len(dataset.query_ids), bool)
     label_new_L[dataset.train.labels] = query_new_Q[dataset.train.queries] = False
     for name in ("train", "valid", "test"):
         pairs: Pairs = getattr(dataset, name)
         if not len(pairs):
             continue
-        found = None
+        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
+        made[name] = {
+            "pairs": len(pairs),
+            "distinct": len(distinct(pair_keys(pairs, labels))),
+            "queries": len(queries),
+            "labels": len(of_labels),
+        }
+        if pairs.times is not None:
+            ends = (float(pairs.times.min()), float(pairs.times.max()))
+            made[name] |= dict(zip(("first", "last"), (in_words(at, dataset.report.unit) for at in ends), strict=True))
         if name != "train":
             found = HeldOut.of(
-                pairs, known, labels=labels, exclude_seen=exclude_seen, request_queries=dataset.request_queries
-            )
-        queries, of_labels = distinct(pairs.queries), distinct(pairs.labels)
-        ends = [] if pairs.times is None else [float(pairs.times.min()), float(pairs.times.max())]
-        first, last = [in_words(at, dataset.report.unit) for at in ends] or (None, None)
-        made[name] = SplitFigures(
-            pairs=len(pairs),
-            distinct=len(distinct(pair_keys(pairs, labels))),
-            queries=len(queries),
-            labels=len(of_labels),
-            new_queries=int(query_new_Q[queries].sum()),
-            new_labels=int(label_new_L[of_labels].sum()),
-            on_new_labels=int(label_new_L[pairs.labels].sum()),
-            first=first,
-            last=last,
-            to_find=found,
-        )
+                pairs, known, labels=labels, exclude_seen=recipe.evaluation.exclude_seen,
+                request_queries=dataset.request_queries,
+            )  # fmt: skip
+            made[name] |= {
+                "new queries": int(query_new_Q[queries].sum()),
+                "new labels": int(label_new_L[of_labels].sum()),
+                "on new labels": int(label_new_L[pairs.labels].sum()),
+                "seen": found.seen,
+                "to find": found.measured,
+            }
         known = known.followed_by(pairs)
     return made
 
 
-def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[FeatureFigures]:
+def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]:
     """Compute figures of both towers' features, over some thousands of the queries with training pairs."""
     rows = distinct(dataset.train.request_rows)
     looked = rows[:: max(len(rows) // _QUERIES, 1)].astype(np.int32)
@@ -175,10 +150,16 @@ def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Feat
                 empty = float(pc.mean(pc.is_null(table[feature.source], nan_is_null=True)).as_py())
                 if unknown is not None and tower == "label" and empty < 1:
                     unknown = max(unknown - empty, 0.0) / (1 - empty)  # a missing id reads that row, too
-            name, hashed = feature.table_name, feature.hash_rows if feature.kind == "text" else None
-            size = encoding.vocabulary_rows.get(name, hashed)
+            size = encoding.vocabulary_rows.get(feature.table_name, feature.table_rows)
             made.append(
-                FeatureFigures(tower, feature.name, feature.kind, None if size is None else name, size, unknown, empty)
+                {
+                    "feature": f"{tower} {feature.name}",
+                    "kind": feature.kind,
+                    "table": None if size is None else feature.table_name,
+                    "rows": size,
+                    "unknown": unknown,
+                    "missing": empty,
+                }
             )
     return made
 
@@ -196,31 +177,33 @@ def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float
     return unknown, empty
 
 
-def _warnings(recipe: Recipe, splits: dict[str, SplitFigures], features: list[FeatureFigures]) -> Iterator[str]:
+def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> Iterator[str]:
     """Yield what to look at before hours of training."""
     train = splits["train"]
-    if (repeats := train.pairs - train.distinct) > _MANY_REPEATS * train.pairs:
-        yield f'train: {repeats:,} of {train.pairs:,} pairs are repeats (data.repeats = "drop" keeps each once)'
+    if (repeats := train["pairs"] - train["distinct"]) > _MANY_REPEATS * train["pairs"]:
+        yield f'train: {repeats:,} of {train["pairs"]:,} pairs are repeats (data.repeats = "drop" keeps each once)'
     for name, split in splits.items():
-        if (held := split.to_find) is None:
+        if name == "train":
             continue
-        if held.seen > _MOSTLY_SEEN * held.distinct:
-            yield f"{name}: evaluation.exclude_seen leaves out {held.seen:,} of {held.distinct:,} distinct pairs"
-        if not held.measured:
+        if split["seen"] > _MOSTLY_SEEN * split["distinct"]:
+            of = f"{split['distinct']:,} distinct pairs"
+            yield f"{name}: evaluation.exclude_seen leaves out {split['seen']:,} of {of}"
+        if not split["to find"]:
             yield f"{name}: no pair is left to find"
-        if (share := split.on_new_labels / split.pairs) > _SOME_NEW:
-            yield f"{name}: {split.on_new_labels:,} pairs ({share:.1%}) are of labels without a training pair"
+        if (share := split["on new labels"] / split["pairs"]) > _SOME_NEW:
+            yield f"{name}: {split['on new labels']:,} pairs ({share:.1%}) are of labels without a training pair"
     for each in features:
-        empty = None if each.kind == "history" else each.empty
-        for found, words in ((each.unknown or 0, "unknown ids"), (empty or 0, "missing")):
+        missing = 0 if each["kind"] == "history" else each["missing"]
+        for found, words in ((each["unknown"] or 0, "unknown ids"), (missing or 0, "missing")):
             if found > _MOSTLY_UNKNOWN:
-                yield f"{each.tower} feature {each.name!r}: {found:.0%} of its values are {words}"
+                tower, name = each["feature"].split(" ", 1)
+                yield f"{tower} feature {name!r}: {found:.0%} of its values are {words}"
     if recipe.data.timestamp is None and any(feature.kind == "history" for feature in recipe.query.features):
         yield "query: histories without data.timestamp hold what came after a pair as well as what came before"
 
 
-def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> dict[str, int]:
-    """Compute steps, bytes of memory without the training framework's, and multiplications of a step's logits.
+def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> tuple[dict[str, int], dict[str, int]]:
+    """Count steps, and bytes of memory without the training framework's.
 
     `data` is of pairs, feature tables, the labels' inputs, and lists of retrieved negatives and of neighbours; `batch`
     of the logits of a step's part, and of the cosines that neighbours are contrasted in.
@@ -232,19 +215,16 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> dict[str, i
     retrieved, near = recipe.loss.retrieved_negatives, recipe.loss.neighbours
     negatives = labels if sampler.name == "full" else sampler.negatives or 0
     negatives += (0 if retrieved is None else retrieved.negatives) + (part if sampler.of_the_batch else 0)
-    sides = () if near is None else near.sides
-    contrasted = negatives + part * len(sides)
     tables = {}  # rows and width, by name
     for feature in (*recipe.query.features, *recipe.label.features):
         name = feature.entry_table if feature.reads_label_tower else feature.table_name
-        if name in encoding.vocabulary_rows:
-            tables[name] = encoding.vocabulary_rows[name], feature.dim
-        elif feature.kind == "text":
-            tables[feature.table_name] = feature.hash_rows, feature.dim
+        rows = encoding.vocabulary_rows.get(name or "", feature.table_rows)
+        if name is not None and rows is not None:
+            tables[name] = rows, feature.dim
     if recipe.model.label_bias:
         tables["label bias"] = labels + 1, 1
     numbers = sum(rows * width for rows, width in tables.values())
-    kept = {
+    state = {
         "adam": 2 * numbers,
         "adagrad": sum(rows for rows, _ in tables.values()),
         "adagrad_elementwise": numbers,
@@ -252,21 +232,24 @@ def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> dict[str, i
     }
     label_rows = {feature.table_name for feature in recipe.query.features if feature.reads_label_tower}
     pairs = (dataset.train, dataset.valid, dataset.test)
-    arrays: list[Any] = [array for each in pairs for array in (each.queries, each.labels, each.weights, each.times)]
+    arrays: list[Any] = [array for each in pairs for array in each.columns().values()]
     arrays += [dataset.query_table, dataset.label_table, *encoding.label_inputs.values(), encoding.audience]
     data = sum(array.nbytes for array in arrays if array is not None)
     data += 0 if retrieved is None else 4 * retrieved.depth * len(distinct(dataset.train.request_rows))
-    data += sum(4 * near.k * {"query": len(dataset.query_ids), "label": labels}[side] for side in sides) if near else 0
-    return {
+    data += (
+        sum(4 * near.k * {"query": len(dataset.query_ids), "label": labels}[side] for side in near.sides) if near else 0
+    )
+    steps = {
         "batch_size": batch,
         "negatives": negatives,
         "steps_per_epoch": visits // batch,
         "steps": visits // batch * recipe.training.epochs,
+    }
+    return steps, {
         "tables": 4 * (numbers + len(label_rows) * (labels + 1) * recipe.model.dim),
-        "optimizer": 4 * kept.get(recipe.optimizer.embeddings, 0),
+        "optimizer": 4 * state.get(recipe.optimizer.embeddings, 0),
         "data": data,
-        "batch": 4 * _COPIES * part * contrasted,
-        "products": 3 * 2 * batch * contrasted * recipe.model.dim,
+        "batch": 4 * _COPIES * part * (negatives + part * len(near.sides if near else ())),
     }
 
 
@@ -276,13 +259,16 @@ def show(check: Check, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    def table(columns: str, rows: Sequence[Sequence[Any]]) -> None:
+    def table(first: str, rows: Sequence[Row]) -> None:
+        columns = list(dict.fromkeys(name for row in rows for name in row))
         made = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 0, 0))
-        for at, column in enumerate(columns.split("|")):
-            made.add_column(column, justify="left" if at == 0 else "right", no_wrap=True)
+        for column in columns:
+            head = column.replace("new ", "new\n") if column.startswith("new ") else column
+            made.add_column(head, justify="left" if column == first else "right", no_wrap=True)
         for row in rows:
+            cells = (row.get(column) for column in columns)
             made.add_row(*(f"{it:,}" if isinstance(it, int) else f"{it:.1%}" if isinstance(it, float) else it or ""
-                           for it in row))  # fmt: skip
+                           for it in cells))  # fmt: skip
         if rows:
             console.print("", made)
 
@@ -290,24 +276,18 @@ def show(check: Check, console: Console) -> None:
         say(f"[bold]{check.name}[/]: {check.queries:,} queries × {check.labels:,} labels")
     for line in check.rows:
         say(escape(line))
-    splits = check.splits.items()
-    counts = [(name, it.pairs, it.distinct, it.queries, it.labels,
-               *((it.new_queries, it.new_labels, it.to_find.measured) if it.to_find else ()))
-              for name, it in splits]  # fmt: skip
-    table("split|pairs|distinct|queries|labels|new\nqueries|new\nlabels|to find", counts)
-    table("split|from|to", [(name, it.first, it.last) for name, it in splits if it.first])
-    pairs = sum(bucket["pairs"] for bucket in check.buckets.values()) or 1
-    buckets = [(name, it["labels"], it["pairs"], it["pairs"] / pairs) for name, it in check.buckets.items()]
-    table("bucket|labels|training pairs|share", buckets)
-    features = [(f"{e.tower}: {e.name}", e.kind, e.table, e.rows, e.unknown, e.empty) for e in check.features]
-    table("feature|kind|table|rows|unknown|missing", features)
-    if cost := check.cost:
-        bytes_of = {name: cost[name] for name in ("tables", "optimizer", "data", "batch")}
+    hidden = ("first", "last", "on new labels", "seen")
+    splits = [{"split": name, **split} for name, split in check.splits.items()]
+    table("split", [{key: value for key, value in split.items() if key not in hidden} for split in splits])
+    table("split", [{key: each[key] for key in ("split", "first", "last")} for each in splits if "first" in each])
+    table("bucket", [{"bucket": name, **bucket} for name, bucket in check.buckets.items()])
+    table("feature", check.features)
+    if steps := check.steps:
         say(
-            f"\n{cost['steps_per_epoch']:,} steps an epoch, {cost['steps']:,} in all, of {cost['batch_size']:,} pairs "
-            f"× {cost['negatives']:,} negatives: {cost['products'] / 1e9:.2g} GFLOP of logits a step\n"
-            f"About {_bytes(sum(bytes_of.values()))} without the framework's own: "
-            f"{', '.join(f'{name} {_bytes(size)}' for name, size in bytes_of.items())}"
+            f"\n{steps['steps_per_epoch']:,} steps an epoch, {steps['steps']:,} in all, "
+            f"of {steps['batch_size']:,} pairs × {steps['negatives']:,} negatives\n"
+            f"About {_bytes(sum(check.cost.values()))} without the framework's own: "
+            f"{', '.join(f'{name} {_bytes(size)}' for name, size in check.cost.items())}"
         )
     for line in check.warnings:
         say(f"[yellow]Look at[/] {escape(line)}")

@@ -400,7 +400,7 @@ def test_values_joined_in_text_are_those_values(tmp_path: Path, form: str) -> No
     joined = [form.format(genres[row % 4], genres[row // 4 % 4]) for row in range(90)]
     draft_recipe(dirty(tmp_path), tmp_path / "r.toml", labels=described(tmp_path, genres=joined))
 
-    (rows,) = [feature.rows for feature in check(tmp_path / "r.toml").features if feature.name == "genres"]
+    (rows,) = [each["rows"] for each in check(tmp_path / "r.toml").features if each["feature"] == "label genres"]
     assert rows == 1 + len(genres), "one of what is unknown"
 
 
