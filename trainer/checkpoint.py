@@ -34,7 +34,7 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
         settings["own_rows"] = recipe.own_rows
     if warm_start is not None:
         settings["warm_start"] = warm_start
-    content = json.dumps(settings, sort_keys=True) + dataset.fingerprint()
+    content = json.dumps(settings, sort_keys=True) + dataset.fingerprint
     return hashlib.sha256(content.encode()).hexdigest()
 
 

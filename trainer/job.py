@@ -36,7 +36,7 @@ from longtail.trainer.export.trial import try_own_layers
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import check_choice, warn_of_future
 from longtail.trainer.progress import Reporter
-from longtail.trainer.temperature import chosen_before, with_temperature
+from longtail.trainer.temperature import with_temperature
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import prepare_run, train
 from longtail.trainer.trained import Trained
@@ -103,50 +103,42 @@ def fit(
     describe(recipe, dataset, reporter)
     if weights is not None:
         weights.warn_of_learnt(dataset, reporter)
-    with alone_in(work_directory(out)) as work:
-        return _trained_bundle(recipe, dataset, weights, out, work, reporter, callbacks, track)
-
-
-def _trained_bundle(
-    recipe: Recipe, dataset: Dataset, weights: WarmStart | None, out: Path, work: Path, reporter: Reporter,
-    callbacks: Sequence[keras.callbacks.Callback], track: Sequence[str],
-) -> Bundle:  # fmt: skip
-    """Choose the temperature, train, choose λ and μ, refit, and write the bundle."""
-    recipe, temperatures = with_temperature(recipe, dataset, work, reporter, weights)
-    trained = train(
-        recipe,
-        dataset,
-        epochs=recipe.training.epochs,
-        work=work / "select",
-        logs=work / "logs" / "select",
-        reporter=reporter,
-        warm_start=weights,
-        callbacks=callbacks,
-        track=track,
-    )
-    found = found_by_label(trained)
-    dial = choose_dial(trained, dataset, found)
-    warn_of_floor(recipe.evaluation, dial, reporter)
-    say_of_prior(trained, reporter)
-    compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    selection = replace(trained.history, temperatures=temperatures)
-    if recipe.training.refit and len(dataset.valid):
-        reporter.say(f"Refit on train + valid for {trained.history.best_epoch:g} epochs, {dial.default}")
+    with alone_in(out.with_name(f"{out.name}.work")) as work:
+        recipe, temperatures = with_temperature(recipe, dataset, work, reporter, weights)
         trained = train(
             recipe,
-            dataset.refit(),
-            epochs=trained.history.best_epoch,
-            work=work / "refit",
-            logs=work / "logs" / "refit",
+            dataset,
+            epochs=recipe.training.epochs,
+            work=work / "select",
+            logs=work / "logs" / "select",
             reporter=reporter,
             warm_start=weights,
+            callbacks=callbacks,
+            track=track,
         )
-    bundle = finish(trained, dataset, dial, selection, reporter, out, compared, found)
-    for stage in ("select", "refit") if is_first() else ():
-        shutil.rmtree(work / stage, ignore_errors=True)
-    wait_for_all("the end")
-    reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
-    return bundle
+        found = found_by_label(trained)
+        dial = choose_dial(trained, dataset, found)
+        warn_of_floor(recipe.evaluation, dial, reporter)
+        say_of_prior(trained, reporter)
+        compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
+        selection = replace(trained.history, temperatures=temperatures)
+        if recipe.training.refit and len(dataset.valid):
+            reporter.say(f"Refit on train + valid for {trained.history.best_epoch:g} epochs, {dial.default}")
+            trained = train(
+                recipe,
+                dataset.refit(),
+                epochs=trained.history.best_epoch,
+                work=work / "refit",
+                logs=work / "logs" / "refit",
+                reporter=reporter,
+                warm_start=weights,
+            )
+        bundle = finish(trained, dataset, dial, selection, reporter, out, compared, found)
+        for stage in ("select", "refit") if is_first() else ():
+            shutil.rmtree(work / stage, ignore_errors=True)
+        wait_for_all("the end")
+        reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
+        return bundle
 
 
 def export_checkpoint(
@@ -161,7 +153,7 @@ def export_checkpoint(
     refuse_existing(out)
     weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
-    recipe, temperatures = chosen_before(recipe, dataset, work, weights)
+    recipe, temperatures = with_temperature(recipe, dataset, work, reporter, weights, search=False)
     run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
     if run.epoch == run.step == 0:
         raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
@@ -220,8 +212,11 @@ def finish(
     facts |= {f"{split.capitalize()} pairs": str(found) for split, found in measured.items()}
     if lines_of_rows := dataset.report.lines()[:1]:
         facts["Rows"] = lines_of_rows[0]
+    figures = dial.bias_removal.model_dump(mode="json")
+    figures["held_out"] = {split: asdict(found) for split, found in measured.items()}
+    figures |= ({"objectives": objectives} if objectives else {}) | (compared.record() if compared else {})
     reports = {
-        "metrics.json": _figures(dial, measured, compared, objectives),
+        "metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode(),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
         "recipe.json": recipe.model_dump_json(
             indent=1,
@@ -238,11 +233,6 @@ def finish(
         made = to_bundle(trained, distinct(held_out.request_rows), dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)
-
-
-def work_directory(out: Path) -> Path:
-    """Return the directory of a job's checkpoints and logs, `OUT.work`."""
-    return out.with_name(out.name + ".work")
 
 
 @contextmanager
@@ -297,17 +287,6 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
             words += f"; {metric} {point.metrics[metric].value:.4f} of {there.measured:,} {split} pairs"
         found[name]["in_words"] = words
     return found
-
-
-def _figures(
-    dial: Dial, measured: dict[str, HeldOut], compared: Comparison | None, objectives: dict[str, dict[str, Any]]
-) -> bytes:
-    """metrics.json: the curve, what there was to find, the objectives, and the baselines."""
-    content = dial.bias_removal.model_dump(mode="json")
-    content["held_out"] = {split: asdict(found) for split, found in measured.items()}
-    content |= {"objectives": objectives} if objectives else {}
-    content |= compared.record() if compared else {}
-    return json.dumps(content, indent=1, ensure_ascii=False).encode()
 
 
 def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:

@@ -27,11 +27,13 @@ _FILE = "temperatures.json"
 
 
 def with_temperature(
-    recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
-) -> tuple[Recipe, dict[float, float]]:
+    recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None, *,
+    search: bool = True,
+) -> tuple[Recipe, dict[float, float]]:  # fmt: skip
     """Replace `auto` by a number; also return what valid found by temperature.
 
-    Temperatures next to the best are tried until both are worse; a killed search goes on where it was.
+    Temperatures next to the best are tried until both are worse; a killed search goes on where it was. Without
+    `search` it must have ended.
     """
     if recipe.model.temperature != "auto":
         return recipe, {}
@@ -40,6 +42,8 @@ def with_temperature(
         return with_number(recipe, warm_start.temperature), {}
     file, identity = work / _FILE, identity_of(recipe, dataset)
     tried: dict[float, float] = _read(file, identity)
+    if not search and _next(tried) is not None:
+        raise CheckpointError(f"{work}: expected a job that has chosen its temperature, found none of this recipe")
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
         place, name = work / "temperatures", f"{temperature:g}"
@@ -58,22 +62,9 @@ def with_temperature(
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
             shutil.rmtree(place, ignore_errors=True)
     best = max(tried, key=tried.__getitem__)
-    reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
+    if search:
+        reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
     return with_number(recipe, best), tried
-
-
-def chosen_before(
-    recipe: Recipe, dataset: Dataset, work: Path, warm_start: WarmStart | None
-) -> tuple[Recipe, dict[float, float]]:
-    """Return what `with_temperature` returned to an unfinished job; raises CheckpointError if it had not."""
-    if recipe.model.temperature != "auto":
-        return recipe, {}
-    if warm_start is not None:
-        return with_number(recipe, warm_start.temperature), {}
-    tried = _read(work / _FILE, identity_of(recipe, dataset))
-    if _next(tried) is not None:
-        raise CheckpointError(f"{work}: expected a job that has chosen its temperature, found none of this recipe")
-    return with_number(recipe, max(tried, key=tried.__getitem__)), tried
 
 
 def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe:

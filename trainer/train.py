@@ -14,7 +14,6 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from longtail.bundle import CurvePoint
 from longtail.trainer import backend
 from longtail.trainer.callbacks import callbacks_of
 from longtail.trainer.checkpoint import Checkpoints, identity_of
@@ -98,7 +97,11 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    checkpoints = _checkpoints_of(recipe, work, f"{identity}-{epochs}")
+    checkpoints = Checkpoints(work, f"{identity}-{epochs}")
+    if recipe.training.devices == "all":
+        from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax comes with JAX alone
+
+        checkpoints = ShardedCheckpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, replay, carried)
@@ -158,9 +161,15 @@ def train(
         )
 
     def validate(epoch: int, step: int, total: float) -> float:
-        """Return the metric after some steps of an epoch; the best so far is kept."""
+        """Return the metric after some steps of an epoch, the best of λ = 0, ½ and 1; the best so far is kept."""
         with train_step.updates.averaged():
-            curve = _validate(trained)
+            curve = trained.curve(
+                dataset.valid,
+                dataset.train,
+                trained.noise().quick(),
+                features=trained.encoding.query,
+                max_queries=VALID_QUERIES,
+            )
         best = best_of(curve, recipe.evaluation.metric)
         metric = best.metrics[recipe.evaluation.metric].value
         at = epoch + 1 if step == steps else round(epoch + step / steps, 6)
@@ -246,25 +255,6 @@ def train(
         history.best_epoch = min(len(history.losses), epochs)
     train_step.updates.take_averages()
     return trained
-
-
-def _checkpoints_of(recipe: Recipe, work: Path, identity: str) -> Checkpoints:
-    if recipe.training.devices == "one":
-        return Checkpoints(work, identity)
-    from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax comes with JAX alone
-
-    return ShardedCheckpoints(work, identity)
-
-
-def _validate(trained: Trained) -> list[CurvePoint]:
-    """Measure valid at 0, ½ and 1 of the dial that moves, on at most `VALID_QUERIES` queries."""
-    return trained.curve(
-        trained.dataset.valid,
-        trained.dataset.train,
-        trained.noise().quick(),
-        features=trained.encoding.query,
-        max_queries=VALID_QUERIES,
-    )
 
 
 def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:

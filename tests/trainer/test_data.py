@@ -258,7 +258,7 @@ def test_a_fingerprint_is_the_same_however_many_ids_it_reads_at_once(
 ) -> None:
     """Checkpoints and proposals of earlier versions are found by it."""
     monkeypatch.setattr("longtail.trainer.data.dataset._IDS_AT_ONCE", at_once)
-    found = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint()
+    found = tiny.dataset(tiny.pairs((0, 0), (1, 1), (2, 2)), queries=5, labels=3).fingerprint
     assert found == "cd2878303865225f163d0e86f9b8559ad493cedf8cb4a6b0b6b80a7a8bdb1d3d"
 
 

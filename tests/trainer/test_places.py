@@ -57,7 +57,7 @@ def test_a_directory_is_all_its_files_by_name(logs: Path) -> None:
     dataset = load(logs)
 
     assert named(dataset) == ["a-2", "b-1", "d-2", "c-1"]
-    assert dataset.fingerprint() == load(f"{logs}/").fingerprint()
+    assert dataset.fingerprint == load(f"{logs}/").fingerprint
 
 
 def test_a_list_keeps_its_order_and_a_glob_goes_by_name(logs: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_url_is_read_through_fsspec(logs: Path, memory: fsspec.AbstractFileSys
         if path.is_file():
             memory.pipe(f"/shop/{path.relative_to(logs)}", path.read_bytes())
 
-    assert load("memory://shop/").fingerprint() == load(logs).fingerprint()
+    assert load("memory://shop/").fingerprint == load(logs).fingerprint
     assert named(load("memory://shop/day=1/*/*.parquet")) == ["a-2", "b-1"]
     assert named(load(["memory://shop/day=2", f"{logs}/day=1"])) == ["c-1", "a-2", "b-1"]
     with pytest.raises(DataError, match=r"memory://shop/gone\.csv: expected a csv file, found none"):
@@ -260,7 +260,7 @@ def test_a_query_is_written_as_it_is_read(shop: Path, tmp_path: Path) -> None:
     again = load_recipe(tmp_path / "again" / "recipe.toml")
     plain = Recipe.model_validate_json(recipe.model_dump_json(by_alias=True))
     for other in (again, plain):
-        assert load_dataset(other.data, seed=0).fingerprint() == load_dataset(recipe.data, seed=0).fingerprint()
+        assert load_dataset(other.data, seed=0).fingerprint == load_dataset(recipe.data, seed=0).fingerprint
 
 
 def test_bad_lines_below_a_query_are_refused_like_others(shop: Path) -> None:

@@ -117,13 +117,13 @@ def test_what_is_mapped_is_what_was_read(rich: Path, monkeypatch: pytest.MonkeyP
     assert sorted(path.name for path in folder.parent.iterdir()) == [folder.name]
     for dataset in (first, again):
         assert same(read, dataset)
-        assert dataset.fingerprint() == read.fingerprint()
+        assert dataset.fingerprint == read.fingerprint
         assert dataset.report.lines() == read.report.lines()
         assert isinstance(dataset.train.queries.base, np.memmap)
     assert again.read_at == first.read_at
-    assert again.refit().fingerprint() == read.refit().fingerprint() != read.fingerprint()
-    untested = [dataclasses.replace(each, test=each.test.take(slice(0))).fingerprint() for each in (read, again)]
-    assert untested[0] == untested[1] != read.fingerprint()
+    assert again.refit().fingerprint == read.refit().fingerprint != read.fingerprint
+    untested = [dataclasses.replace(each, test=each.test.take(slice(0))).fingerprint for each in (read, again)]
+    assert untested[0] == untested[1] != read.fingerprint
 
 
 def test_jobs_after_the_first_read_no_interactions(rich: Path, monkeypatch: pytest.MonkeyPatch) -> None:

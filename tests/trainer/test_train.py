@@ -12,7 +12,7 @@ from longtail.trainer import fit, load_recipe
 from longtail.trainer.data.batches import made_ahead
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError, DataError, RecipeError
-from longtail.trainer.job import alone_in, work_directory
+from longtail.trainer.job import alone_in
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
@@ -133,10 +133,13 @@ def test_batches_made_ahead_are_the_same_and_say_what_went_wrong() -> None:
 
 def test_a_second_job_on_a_folder_is_refused_before_it_trains(tmp_path: Path) -> None:
     recipe, out = tiny.write_job(tmp_path), tmp_path / "out"
-    with alone_in(work_directory(out)), pytest.raises(CheckpointError, match="expected no other job here, found one"):
+    with (
+        alone_in(out.with_name("out.work")),
+        pytest.raises(CheckpointError, match="expected no other job here, found one"),
+    ):
         fit(recipe, out)
     assert not out.exists()
-    with alone_in(work_directory(out)):  # the lock went with the job
+    with alone_in(out.with_name("out.work")):  # the lock went with the job
         pass
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -61,30 +62,23 @@ class QueryFeatures:
         moments: Moments | None = None,
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._known, self._ordered, self._events = known, ordered, events
-        self._requests, self._query_id, self._moments = requests, query_id, moments
-        self._offsets, ticks = known.offsets(queries), None if moments is None else moments.of_pairs
-        self._histories = {name: Histories.of(known, self._offsets, events.get(name), ticks) for name in history_ids}
+        self._queries, self._ordered, self._events = queries, ordered, events
+        self._requests, self._query_id = requests, query_id
+        self.has_sequences = any(feature.encoder is not None for feature in features)
+        self._read(known, moments)
+
+    def _read(self, known: Pairs, moments: Moments | None) -> None:
+        self._known, self._moments = known, moments
+        offsets, ticks = known.offsets(self._queries), None if moments is None else moments.of_pairs
+        self._histories = {
+            name: Histories.of(known, offsets, self._events.get(name), ticks) for name in self._history_ids
+        }
 
     def with_history(self, known: Pairs, held_out: Pairs | None = None) -> QueryFeatures:
         """These features with histories read from other pairs, of queries of some held-out pairs."""
-        return QueryFeatures(
-            self._features,
-            self._encoded,
-            self._history_ids,
-            known,
-            queries=len(self._offsets) - 1,
-            ordered=self._ordered,
-            requests=self._requests,
-            query_id=self._query_id,
-            events=self._events,
-            moments=None if self._moments is None else Moments.of(known, self._moments.unit, held_out),
-        )
-
-    @property
-    def has_sequences(self) -> bool:
-        """Return whether a history is read as a sequence."""
-        return any(feature.encoder is not None for feature in self._features)
+        made = copy(self)
+        made._read(known, None if self._moments is None else Moments.of(known, self._moments.unit, held_out))
+        return made
 
     def chosen(self, feature: str) -> Int32:
         """Return label rows of all entries of a history, int32 [n]."""

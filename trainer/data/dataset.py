@@ -25,7 +25,7 @@ from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
 from longtail.tables.engine import Engine, engine
 from longtail.trainer.config import DataConfig
-from longtail.trainer.config.rows import Places, shown
+from longtail.trainer.config.rows import shown
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.ids import IdTexts
@@ -125,13 +125,9 @@ class Dataset:
             return "date"
         return "number" if self.report.unit is None else cast("TimeUnit", self.report.unit)
 
-    def fingerprint(self) -> str:
-        """Return hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
-        return self.computed_fingerprint
-
     @cached_property
-    def computed_fingerprint(self) -> str:
-        """Compute `fingerprint` once."""
+    def fingerprint(self) -> str:
+        """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -193,12 +189,10 @@ def load_dataset(
 
     Ids match by their text: the integer 7 of one file is the `7` of another.
     """
-    read_at = datetime.now(UTC)
-    places = {name: place for name in _SPLITS if (place := getattr(data, name)) is not None}
-    if data.split and len(places) == 3:
+    if data.split and data.valid and data.test:
         raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
     with engine(folder, None if folder is None else data.memory // 2) as made:
-        return _Loading(made, data, read_at, folder).dataset(places, columns, context, seed, objectives)
+        return _Loading(made, data, columns, context, folder).dataset(seed, objectives)
 
 
 class _Loading:
@@ -209,21 +203,23 @@ class _Loading:
             `weight`, `event`, `objective`, `request` and `shown`; `tie` orders pairs of one time.
     """
 
-    def __init__(self, engine: Engine, data: DataConfig, read_at: datetime, folder: Path | None) -> None:
-        self.engine, self.data, self.read_at, self.folder = engine, data, read_at, folder
-        self.report = RowReport()
+    def __init__(
+        self, engine: Engine, data: DataConfig, columns: Mapping[str, Sequence[str]] | None, context: Sequence[str],
+        folder: Path | None,
+    ) -> None:  # fmt: skip
+        self.engine, self.data, self.table_columns, self.context, self.folder = engine, data, columns, context, folder
+        self.places = {name: place for name in _SPLITS if (place := getattr(data, name)) is not None}
+        self.read_at, self.report, self.errors = datetime.now(UTC), RowReport(), list[str]()
+        self.files: dict[str, list[DataFile]] = {}
         self.pairs = ""
 
-    def dataset(
-        self, places: dict[str, Places], columns: Mapping[str, Sequence[str]] | None, context: Sequence[str], seed: int,
-        objectives: Sequence[int] | None,
-    ) -> Dataset:  # fmt: skip
+    def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
         """Take every step."""
         engine, data, report = self.engine, self.data, self.report
-        log, tables = self._read(places, columns, context)
+        log, tables = self._read()
         rows = self._encode(log, tables)
         query_ids, label_ids = rows["query"], rows["label"]
-        requests, contexts, attributes = self._requests(tables["query"], query_ids, context)
+        requests, contexts, attributes = self._requests(tables["query"], query_ids)
         if objectives is not None and "event" in self._columns():
             listed = f"list_extract({[*objectives]}, event + 1)::INTEGER"
             self._replace(f"SELECT *, {listed} AS objective FROM {self.pairs}")
@@ -232,14 +228,13 @@ class _Loading:
             self.pairs, label_ids = keep_smallest_label(engine, self.pairs, label_ids, listed_ids)
         impressions = self._impressions(label_ids)
         if data.split:
-            self.pairs = cut(
-                engine, self.pairs, data.split, given={*places}, seed=seed, bounded=self.folder is not None
-            )
+            given, bounded = {*self.places}, self.folder is not None
+            self.pairs = cut(engine, self.pairs, data.split, given=given, seed=seed, bounded=bounded)
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
         if data.repeats == "drop":
             self.pairs, report.repeats = without_repeats(engine, self.pairs)
-        splits = {name: self._split(name, places) for name in _SPLITS}
+        splits = {name: self._split(name) for name in _SPLITS}
         label_table = tables["label"]
         return Dataset(
             query_ids=query_ids,
@@ -256,19 +251,16 @@ class _Loading:
             **splits,
         )
 
-    def _read(
-        self, places: dict[str, Places], columns: Mapping[str, Sequence[str]] | None, context: Sequence[str]
-    ) -> tuple[Log, dict[str, IdTable | None]]:
+    def _read(self) -> tuple[Log, dict[str, IdTable | None]]:
         """Read the log as texts, and the feature tables by side."""
-        data, report, errors = self.data, self.report, list[str]()
-        files: dict[str, list[DataFile]] = {}
-        for name, place in places.items():
+        data, report, errors, columns = self.data, self.report, self.errors, self.table_columns
+        for name, place in self.places.items():
             try:
-                files[name] = find_files(place)
+                self.files[name] = find_files(place)
             except DataError as error:
                 errors.append(str(error))
         tables: dict[str, IdTable | None] = {"query": None, "label": None}
-        log = read_log(self.engine, files, data, report, errors, now=self.read_at, context=context)
+        log = read_log(self.engine, self.files, data, report, errors, now=self.read_at, context=self.context)
         sides = (("query", data.queries, data.query_id), ("label", data.labels, data.label_id))
         for side, table_places, id_column in sides:
             if table_places is None:
@@ -281,12 +273,11 @@ class _Loading:
                 )  # fmt: skip
             except DataError as error:
                 errors.append(str(error))
-        self._errors, self._files = errors, files
         return log, tables
 
     def _encode(self, log: Log, tables: dict[str, IdTable | None]) -> dict[str, pa.Array]:
         """Number ids by first occurrence, and check every row; return the ids."""
-        engine, data, report, errors = self.engine, self.data, self.report, self._errors
+        engine, data, report, errors = self.engine, self.data, self.report, self.errors
         listed = {side: self._listed(table) for side, table in tables.items() if table is not None}
         if not log.table.rows:
             self._refuse(log, tables)
@@ -346,13 +337,13 @@ class _Loading:
 
     def _refuse(self, log: Log, tables: dict[str, IdTable | None]) -> None:
         """Raise DataError for all that is wrong with the data."""
-        data, report, errors = self.data, self.report, self._errors
+        data, report, errors = self.data, self.report, self.errors
         rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
         left: set[str] = set()
         if self.pairs:
             found = self.engine.rows(f"SELECT DISTINCT file FROM {self.pairs}")
             left = {log.splits[at] for (at,) in found}
-        empty = [of_split for split, of_split in self._files.items() if split not in left]
+        empty = [of_split for split, of_split in self.files.items() if split not in left]
         if not errors and empty and not any(problem.fatal for problem in report.problems):
             errors = [nothing_in(of_split, report) for of_split in empty]
         settle(report, data, list(dict.fromkeys(errors)), rows=rows)
@@ -361,13 +352,13 @@ class _Loading:
         _check_display(data, tables["label"])
 
     def _requests(
-        self, table: IdTable | None, query_ids: pa.Array, context: Sequence[str]
+        self, table: IdTable | None, query_ids: pa.Array
     ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
         """Number the distinct requests; return them, their contexts, and the attributes of queries."""
         engine, contexts, keys = self.engine, None, ["query"]
         attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
-        if context:
-            contexts = self._contexts(context)
+        if self.context:
+            contexts = self._contexts(self.context)
             keys.append("context")
         if table is not None and table.since is not None:
             attributes = self._versions(table, query_ids)
@@ -467,10 +458,10 @@ class _Loading:
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Bags(offsets, found["label"].to_numpy(), np.ones(len(found), np.float32))
 
-    def _split(self, name: str, places: Mapping[str, Places]) -> Pairs:
+    def _split(self, name: str) -> Pairs:
         """Return the pairs of a split, sorted."""
         engine, there, at = self.engine, self._columns(), _SPLITS.index(name)
-        left_out = "shown" if name == "test" and name in places else ""
+        left_out = "shown" if name == "test" and name in self.places else ""
         of = {column: kind for column, kind in _ARRAYS.items() if column in there and column != left_out}
         (count,) = engine.row(f"SELECT count(*) FROM {self.pairs} WHERE split = {at}")
         arrays = {}

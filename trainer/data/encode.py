@@ -130,6 +130,7 @@ class Encoding:
             for feature in recipe.label.features
             if feature.kind == "audience"
         }
+        types = list(data.events.weights) if data.events else []
         queries = QueryFeatures(
             recipe.query.features,
             encoded_queries,
@@ -139,7 +140,11 @@ class Encoding:
             ordered=dataset.ordered,
             requests=requests,
             query_id=data.query_id,
-            events=_event_codes(recipe),
+            events={
+                feature.name: [types.index(name) for name in feature.events]
+                for feature in recipe.query.features
+                if feature.events
+            },
             moments=(
                 Moments.of(train, dataset.time_unit)
                 if any(feature.reads_times for feature in recipe.query.features)
@@ -186,13 +191,6 @@ def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
-
-
-def _event_codes(recipe: Recipe) -> dict[str, list[int]]:
-    """Codes of the event types of every history that is made of some."""
-    types = list(recipe.data.events.weights) if recipe.data.events else []
-    return {feature.name: [types.index(name) for name in feature.events] for feature in recipe.query.features
-            if feature.events}  # fmt: skip
 
 
 def _path(places: Places | None) -> str | None:

@@ -117,7 +117,7 @@ def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) ->
         "repeats": dataset.repeats,
         "read_at": dataset.read_at.isoformat(),
         "report": asdict(dataset.report),
-        "fingerprint": dataset.fingerprint(),
+        "fingerprint": dataset.fingerprint,
         "sizes": {path.name: path.stat().st_size for path in folder.iterdir()},
     }
     (folder / _MANIFEST).write_text(json.dumps(manifest, ensure_ascii=False), encoding="utf-8")
@@ -161,7 +161,7 @@ def _read(folder: Path) -> Dataset:
         **{split: part(Pairs, split) for split in _SPLITS},
         **tables,
     )
-    vars(dataset)["computed_fingerprint"] = manifest["fingerprint"]  # of what was written
+    vars(dataset)["fingerprint"] = manifest["fingerprint"]  # of what was written
     return dataset
 
 

@@ -75,7 +75,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         bias_removal=dial.bias_removal,
         popularity=dial.popularity,
         training_data={
-            "fingerprint": dataset.fingerprint(),
+            "fingerprint": dataset.fingerprint,
             "read_at": dataset.read_at.isoformat(),
             "pairs": len(dataset.train),
             "queries": len(dataset.query_ids),

@@ -256,7 +256,7 @@ class _Search:
         tree = self.ranges.recipe.model_dump(mode="json", by_alias=True, exclude={"name": True, "data": places})
         tree["tune"] = self.ranges.tune.model_dump(mode="json", exclude={"trials"})
         own = {f"own.{name}": json.dumps(origin) for name, origin in self.ranges.recipe.own_rows.items()}
-        return dict(flattened(tree)) | own | {"data": self._dataset.fingerprint()}
+        return dict(flattened(tree)) | own | {"data": self._dataset.fingerprint}
 
     def conclude(self) -> TuneResult:
         """Choose the best trial, write what was found, and say so.
