@@ -20,8 +20,7 @@ from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.likeness import lookalikes
 from longtail.trainer.drafting.columns import look_at
-from longtail.trainer.drafting.events import rejects
-from longtail.trainer.drafting.recency import half_life_of
+from longtail.trainer.drafting.events import half_life_of, rejects
 from longtail.trainer.drafting.recipe import draft_recipe
 from longtail.trainer.errors import DataError, RecipeError
 from tests.trainer import tiny

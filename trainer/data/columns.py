@@ -166,20 +166,18 @@ def encode_column(
     feature: FeatureConfig,
     source: FeatureTable,
     vocabularies: Mapping[str, Vocabulary],
-    training_rows: npt.NDArray[np.integer],
     exported: Feature | None = None,
 ) -> Encoded:
     """Return one feature of every row of a table.
 
     Args:
         feature: what to encode; any kind but `history` and `audience`.
-        training_rows: rows that means, ranges and the latest date are taken of, int [n].
         exported: what a bundle says of the feature, to encode as it does.
     """
     if feature.kind == "id":
         return vocabularies[feature.table_name].encode(strings_of(feature, source))
     if feature.kind in ("number", "vector", "date"):
-        return encode_measured(feature, source, training_rows, exported)
+        return encode_measured(feature, source, exported)
     offsets, keys, weights = bags_of(feature, source)
     if feature.kind == "bag":
         return Bags(offsets, _rows_of(vocabularies[feature.table_name], keys), weights)

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from longtail.bundle.arrays import Int64
 from longtail.tables.engine import Engine
 from longtail.tables.values import double
 from longtail.trainer.config import SplitConfig
@@ -23,18 +22,17 @@ _BUCKETS = 1 << 20
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
 
-def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int, bounded: bool) -> str:
+def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int) -> str:
     """Cut the training pairs of a table into `train`, `valid` and `test`; return the table that says so.
 
     Args:
         split: the strategy, and the shares that are held out.
         given: splits that have a file of their own, for which nothing is cut off.
-        bounded: whether what is as long as the pairs has to lie in files.
     """
     shares = [0.0 if name in given else share for name, share in (("test", split.test), ("valid", split.valid))]
     train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
     if split.strategy.startswith("random"):
-        train = _shuffled(engine, pairs, seed, bounded)
+        train = _shuffled(engine, pairs, seed)
     if split.strategy == "temporal":
         number = _latest(engine, pairs, shares)
     elif split.strategy == "random":
@@ -66,16 +64,14 @@ def _counts(engine: Engine, pairs: str, shares: list[float]) -> tuple[int, int]:
     return tests, tests + valids
 
 
-def _shuffled(engine: Engine, pairs: str, seed: int, bounded: bool) -> str:
+def _shuffled(engine: Engine, pairs: str, seed: int) -> str:
     """Return a query of the training pairs with `tie`, their places in NumPy's permutation of them."""
     (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
 
-    def empty(name: str) -> Int64:
-        if not bounded or not count:
-            return np.empty(count, np.int64)
-        return np.memmap(engine.folder / engine.name(name), np.int64, "w+", shape=(count,)).view(np.ndarray)
-
-    order, tie = empty("order"), empty("tie")
+    order, tie = (  # as long as the pairs, and so in files
+        np.memmap(engine.folder / engine.name(name), np.int64, "w+", shape=(max(count, 1),))[:count].view(np.ndarray)
+        for name in ("order", "tie")
+    )
     order[:] = np.arange(count)
     np.random.default_rng(seed).shuffle(order)
     tie[order] = np.arange(count)

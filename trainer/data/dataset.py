@@ -228,8 +228,7 @@ class _Loading:
             self.pairs, label_ids = keep_smallest_label(engine, self.pairs, label_ids, listed_ids)
         impressions = self._impressions(label_ids)
         if data.split:
-            given, bounded = {*self.places}, self.folder is not None
-            self.pairs = cut(engine, self.pairs, data.split, given=given, seed=seed, bounded=bounded)
+            self.pairs = cut(engine, self.pairs, data.split, given={*self.places}, seed=seed)
         else:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
         if data.repeats == "drop":

@@ -98,9 +98,7 @@ class Encoding:
         label = FeatureTable(dataset.label_ids, dataset.label_table, data.label_id, _path(data.labels), every_label)
         vocabularies = vocabularies or build_vocabularies(recipe, dataset, query, context, label)
         encoded_labels = {
-            f.name: encode_column(f, label, vocabularies, every_label)
-            for f in recipe.label.features
-            if f.kind != "audience"
+            f.name: encode_column(f, label, vocabularies) for f in recipe.label.features if f.kind != "audience"
         }
         encoded_queries: dict[str, Encoded] = {}
         for feature in recipe.query.features:
@@ -113,7 +111,7 @@ class Encoding:
                     else None
                 )
                 encoded_queries[feature.name] = by_label or encode_column(
-                    feature, source, vocabularies, source.training_rows, of_model.get(feature.name)
+                    feature, source, vocabularies, of_model.get(feature.name)
                 )
         numbers = {
             name: (column.mean, column.std)

@@ -133,21 +133,17 @@ class Dates:
 Measured = Numbers | Ranges | Vectors | VectorsOfLabels | Dates
 
 
-def encode_measured(
-    feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer], exported: Feature | None
-) -> Measured:
-    """Return a number, vector or date of every row of a table.
+def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Measured:
+    """Return a number, vector or date of every row of a table, as `exported` says if a bundle has it.
 
-    Args:
-        training_rows: rows that means, ranges and the latest date are taken of, int [n].
-        exported: what a bundle says of the feature, to encode as it does.
+    Means, ranges and the latest date are those of the table's training rows.
     """
     if feature.kind == "vector":
         return _vectors(feature, source)
     if feature.kind == "date":
-        return _dates(feature, source, training_rows, exported)
+        return _dates(feature, source, exported)
     values = _numbers_of(feature, source)
-    known = values[training_rows]
+    known = values[source.training_rows]
     known = known[~np.isnan(known)].astype(np.float64)
     if feature.in_buckets:
         found = boundaries_of(known, feature.buckets) if exported is None else exported.boundaries or []
@@ -245,11 +241,9 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
     return Vectors(values, 1 - given.astype(np.float32))
 
 
-def _dates(
-    feature: FeatureConfig, source: FeatureTable, training_rows: npt.NDArray[np.integer], exported: Feature | None
-) -> Dates:
+def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Dates:
     seconds = _seconds_of(feature, source)
-    known = seconds[training_rows]
+    known = seconds[source.training_rows]
     latest = int(known.max(initial=MISSING_DATE))
     reference = datetime.fromtimestamp(0 if latest == MISSING_DATE else latest, UTC)
     if exported is not None and exported.reference is not None:

@@ -36,8 +36,7 @@ class Replay:
             share: of the old pairs, that an epoch visits.
             newest: time of the last pair that the bundle has learnt from, in the pairs' unit.
         """
-        if train.times is None:
-            raise DataError(f"training.replay = {share:g}: expected data.timestamp, to tell new pairs, received none")
+        assert train.times is not None  # a recipe with a share needs data.timestamp
         is_new = train.times > newest
         if not is_new.any():
             raise DataError(

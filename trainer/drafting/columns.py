@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from longtail.bundle.arrays import Bools, Float64
 from longtail.bundle.ids import parts_of
-from longtail.trainer.drafting.reading import times_in
+from longtail.tables.engine import engine
+from longtail.trainer.data.times import Clock, time_in
 from longtail.trainer.errors import DataError
 
 KINDS = {
@@ -49,6 +52,14 @@ class Column(NamedTuple):
     nulls: int
     separator: str | None = None
     dims: int | None = None
+
+
+class Times(NamedTuple):
+    """Times of a column: float64 [N], NaN for what is none; which are plausible, bool [N]; and their unit."""
+
+    values: Float64
+    plausible: Bools
+    unit: str | None
 
 
 def spelled(name: str) -> list[str]:
@@ -148,6 +159,23 @@ def _words(texts: pa.Array | pa.ChunkedArray) -> float:
 def is_text(kind: pa.DataType) -> bool:
     """Tell whether values of a type are strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def times_in(column: pa.ChunkedArray) -> Times | None:
+    """Return the times that a column holds, [N]: numbers, or dates in microseconds; None for a column of no times."""
+    with engine() as reader:
+        source = reader.register(pa.table({"value": column, "place": np.arange(len(column))}))
+        kind = reader.rows(f"DESCRIBE SELECT value FROM {source}")[0][1]
+        if (time_and_dates := time_in(reader, source, "value", kind)) is None:
+            return None
+        time, _ = time_and_dates
+        clock = Clock.of(reader, time, source, "true", datetime.now(UTC))
+        plausible = f"isfinite({time})" if clock.unit is None else clock.plausible(time, clock.unit)
+        found = reader.arrow(
+            f"SELECT {time} AS time, coalesce({plausible}, false) AS good FROM {source} ORDER BY place"
+        )
+    values: Float64 = found["time"].to_numpy()
+    return Times(values, found["good"].to_numpy(), clock.unit) if np.isfinite(values).any() else None
 
 
 class Roles(NamedTuple):

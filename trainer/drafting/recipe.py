@@ -19,6 +19,8 @@ import tomlkit
 from longtail.bundle.filterable import filter_kind
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.tables import DataFile, find_files
+from longtail.tables.engine import Opened, engine
+from longtail.tables.table import all_columns, read_table
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.dataset import Dataset
@@ -35,11 +37,10 @@ from longtail.trainer.drafting.columns import (
     look_at,
     roles_of,
     spelled,
+    times_in,
     words_of,
 )  # fmt: skip
-from longtail.trainer.drafting.events import draft_events, draft_ratings
-from longtail.trainer.drafting.reading import names_in, read_table, times_in
-from longtail.trainer.drafting.recency import half_life_of
+from longtail.trainer.drafting.events import draft_events, draft_ratings, half_life_of
 from longtail.trainer.errors import DataError, RecipeError
 
 _WIDTH = 64
@@ -74,18 +75,19 @@ def draft_recipe(
         raise RecipeError(f"{out}: expected a directory {out.parent}, found none")
     places = [clicks] if isinstance(clicks, Path) else list(clicks)
     where = named([*places])
-    files: dict[bool, list[DataFile]] = {False: [], True: []}
-    for each in find_files([*places]):
-        files[is_feedback(names_in(each))].append(each)
-    log = read_table(files[False] or files[True], where)
-    choices = read_table(files[True], where, [EVENT, IMPRESSIONS]) if files[True] else None
-    if not files[False]:
+    files = find_files([*places])
+    with engine() as reader:
+        exports = [file for file in files if is_feedback(Opened(reader, file).names)]
+    logs = [file for file in files if file not in exports]
+    log = _table(logs or exports, where)
+    choices = _table(exports, where, [EVENT, IMPRESSIONS]) if exports else None
+    if not logs:
         columns = log.column_names
         label_id = label_id or ("label_id" if "label_id" in columns else columns[columns.index("answer") - 1])
         log = log.drop_columns([*{*OWN} & {*columns} - {TIME, query_id, timestamp, event}])
     given = {"query_id": query_id, "label_id": label_id, "timestamp": timestamp, "event": event}
     beside = {"queries": queries, "labels": labels}
-    tables = {key: read_table(find_files(path), str(path)) for key, path in beside.items() if path is not None}
+    tables = {key: _table(find_files(path), str(path)) for key, path in beside.items() if path is not None}
     names = {key: tables[key].column_names if key in tables else [] for key in beside}
     roles = roles_of(log, where, given, query_columns=names["queries"], label_columns=names["labels"])
     for key, name in (("queries", roles.query_id), ("labels", roles.label_id)):
@@ -98,6 +100,20 @@ def draft_recipe(
         file.write(text)
     load_recipe(out)  # what is written is a recipe
     return roles
+
+
+def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = None) -> pa.Table:
+    """Return columns of some files with their types; None returns all."""
+
+    def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
+        return all_columns(opened, number) if names is None else {name: opened.column(name) for name in names}
+
+    with engine() as reader:
+        table = read_table(reader, files, wanted, where)
+        if not table.rows:
+            raise DataError(f"{where}: expected at least one row, found none")
+        table.find_types()
+        return table.arrow([*table.kinds])
 
 
 def _read(data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles) -> Dataset:
@@ -261,14 +277,11 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
     lines = [f"display = {_toml(shown[:_MOST_SHOWN])}  # in answers, and what requests filter by"] if shown else []
     for look in looks:
         words = " ".join(spelled(look.name))
-        if _SINCE.search(words) and not _UNTIL.search(words) and _is_time(look, table[look.name]):
+        if not _SINCE.search(words) or _UNTIL.search(words):
+            continue
+        if look.holds == "date" or ((times := times_in(table[look.name])) is not None and times.unit is not None):
             lines.append(f"# By its name, {look.name} in {where} is since when a label is there.")
     return lines
-
-
-def _is_time(look: Column, column: pa.ChunkedArray) -> bool:
-    times = times_in(column) if look.holds != "date" else None
-    return look.holds == "date" or (times is not None and times.unit is not None)
 
 
 def _split(
