@@ -20,7 +20,6 @@ import typer
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int32
 from longtail.trainer import Recipe, load_recipe
-from longtail.trainer.baseline_report import before_test
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
@@ -29,6 +28,7 @@ from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
+from longtail.trainer.job import before_test
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ import keras
 import numpy as np
 
 from longtail.trainer import backend
-from longtail.trainer.callbacks import callbacks_of
+from longtail.trainer.backend import Tensor
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.pairs import Replay
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.task import VALID_QUERIES
@@ -255,6 +255,40 @@ def train(
         history.best_epoch = min(len(history.losses), epochs)
     train_step.updates.take_averages()
     return trained
+
+
+class TwoTowers(keras.Model):
+    """Both towers as one Keras model, which callbacks see as `callback.model`.
+
+    `get_weights`, `set_weights`, `save_weights` and `stop_training` work as on any Keras model. It is not compiled:
+    rates are the recipe's, so that callbacks which change `model.optimizer` have nothing to change.
+
+    Attributes:
+        query, label: the towers, `keras.Model` of named inputs.
+    """
+
+    def __init__(self, model: TwoTower) -> None:
+        super().__init__(name="two_towers")
+        self.query, self.label = model.towers.query, model.towers.label
+        self.stop_training = False
+        self.built = True
+
+    def call(self, inputs: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Embed `{"query": inputs, "label": inputs}` by tower, float32 [B, D]."""
+        return {side: {"query": self.query, "label": self.label}[side](columns) for side, columns in inputs.items()}
+
+
+def callbacks_of(
+    callbacks: Sequence[keras.callbacks.Callback], model: TwoTower, *, epochs: int, steps: int
+) -> keras.callbacks.CallbackList:
+    """Create Keras' list of callbacks over a two-tower model; epochs are counted from 0, batches are not reported."""
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            raise TypeError(f"callbacks: expected keras.callbacks.Callback, received {type(callback).__name__}")
+    return keras.callbacks.CallbackList(
+        list(callbacks), add_history=False, add_progbar=False, model=TwoTowers(model), epochs=epochs, steps=steps,
+        verbose=0,
+    )  # fmt: skip
 
 
 def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:

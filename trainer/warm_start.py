@@ -29,8 +29,7 @@ from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.pairs import Pairs, Replay
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower

@@ -15,8 +15,7 @@ from rich.console import Console
 from longtail.trainer import fit, load_recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.pairs import Pairs, Replay
 from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 

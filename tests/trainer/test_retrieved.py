@@ -20,8 +20,7 @@ from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Requests
-from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.pairs import Replay, Requests
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
 from longtail.trainer.methods.brought import Retrieved

@@ -28,9 +28,8 @@ from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import shown
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
-from longtail.trainer.data.ids import IdTexts
+from longtail.trainer.data.ids import IdTexts, example_of
 from longtail.trainer.data.interactions import Log, check_log, read_log
-from longtail.trainer.data.likeness import example_of
 from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table

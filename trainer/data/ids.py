@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtail.tables.engine import Engine
 from longtail.tables.values import WHOLE, literal, matches
@@ -13,6 +14,8 @@ from longtail.trainer.data.problems import Check
 
 NO_IDS = ("", "undefined", "null", "none", "nan", "nil", "n/a", "na", "unknown", "\\n")
 """What looks like a placeholder, in lower case, without blanks around it."""
+_REWRITES = ((r"[\s\p{Z}\x{feff}\x{200b}]+", ""), (r"(.)\.0+$", r"\1"), (r"^0+(.)", r"\1"))
+"""Blanks, a trailing `.0` and leading zeros, which likeness does without."""
 
 
 @dataclass(frozen=True)
@@ -115,3 +118,35 @@ def _odd(name: str, condition: str, text: str, placeholders: Sequence[str]) -> C
 def like_placeholders(values: pa.Array) -> list[str]:
     """Return the strings that look like ids that name nothing."""
     return [text for text in values.to_pylist() if text is not None and text.strip().lower() in NO_IDS]
+
+
+def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
+    """Pair the first unlisted id with a listed one that a person takes for it: `007` and `7`, `39.0` and `39`.
+
+    Args:
+        ids, listed: distinct strings without nulls.
+
+    Example:
+        >>> lookalikes(pa.array(["a", "39.0"]), pa.array(["a", "39"]))
+        ('39.0', '39')
+    """
+    ids, listed = ids.cast(pa.large_string()), listed.cast(pa.large_string())
+    others = ids.filter(pc.invert(pc.is_in(ids, value_set=listed)))
+    rows = pc.index_in(_bare(others), value_set=_bare(listed))
+    found = pc.index(pc.is_valid(rows), True).as_py()
+    return None if found < 0 else (others[found].as_py(), listed[rows[found].as_py()].as_py())
+
+
+def example_of(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
+    """Describe an id without a row, and a row that looks like its own, or any where `nothing` matches."""
+    pair = lookalikes(ids, pc.unique(listed))
+    if pair is None and not (nothing and len(listed)):
+        return ""
+    one, other = pair or (ids[0].as_py(), listed[0].as_py())
+    return f", such as {one!r}, where it has {other!r}"
+
+
+def _bare(ids: pa.Array) -> pa.Array:
+    for pattern, instead in _REWRITES:
+        ids = pc.replace_substring_regex(ids, pattern, instead)
+    return ids

@@ -6,7 +6,7 @@ Legend: `N` rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -34,12 +34,17 @@ from longtail.tables.values import (
 )
 from longtail.trainer.config import DataConfig
 from longtail.trainer.config.rows import Condition, seconds_of
-from longtail.trainer.data.feedback import IMPRESSIONS, WEIGHT, is_feedback, sources_of
 from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.problems import Check, RowReport, find_problems
 from longtail.trainer.data.times import UNITS, Clock
 from longtail.trainer.data.times import in_words as time_in_words
 
+WEIGHT, IMPRESSIONS, TIME, EVENT = "debiased_weight", "impressions", "time", "event"
+OWN = (
+    "answer", "idempotency_key", EVENT, "weight", "propensity", WEIGHT, "position", "bias_removal", "popularity",
+    "release", "source", TIME, "arm", "run", "unit", IMPRESSIONS,
+)  # fmt: skip
+"""What the service knows of a choice. A query's feature of such a name is the column `feature_NAME`."""
 CONTEXT = "context:"
 """Before the name of a column that a query feature is read from."""
 _LACKING = {
@@ -116,6 +121,29 @@ def read_log(
         except DataError as error:
             errors.append(str(error))
     return log
+
+
+def is_feedback(names: Collection[str]) -> bool:
+    """Return whether a file of these columns is an export of feedback."""
+    return {"answer", "propensity", "source", WEIGHT, EVENT, TIME, IMPRESSIONS} <= set(names)
+
+
+def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]) -> dict[str, str]:
+    """Return the column of an export that is read for each column a recipe names, where that is another.
+
+    Args:
+        features: columns that the recipe reads a query's id and features from.
+        names: the export's columns.
+    """
+    roles = {
+        data.label_id: "label_id",
+        data.timestamp: TIME,
+        data.weight: WEIGHT,
+        data.impressions: IMPRESSIONS,
+        data.events.column if data.events else None: EVENT,
+    }
+    found = {name: own for name, own in roles.items() if name is not None and name not in names}
+    return found | {name: f"feature_{name}" for name in features if name in OWN and name not in roles}
 
 
 def _columns(

@@ -24,8 +24,8 @@ from longtail.tables.table import all_columns, read_table
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.feedback import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.ids import like_placeholders
+from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import UNITS, in_words
 from longtail.trainer.drafting.columns import (

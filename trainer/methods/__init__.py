@@ -8,7 +8,7 @@ from __future__ import annotations
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.pairs import Replay
 from longtail.trainer.losses.method import Method
 from longtail.trainer.methods.brought import Impressions, Retrieved
 from longtail.trainer.methods.known import KnownPositives, known_among

@@ -24,8 +24,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.replay import Replay
+from longtail.trainer.data.pairs import Pairs, Replay
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, rank
