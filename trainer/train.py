@@ -21,7 +21,6 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Replay
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.task import VALID_QUERIES
@@ -47,7 +46,6 @@ class Run:
         steps_per_epoch: whole batches in what an epoch visits: the training pairs, or the training queries if
             one label is sampled for each.
         loss: sum of the losses of the epoch's steps so far.
-        replay: which pairs epochs visit; None where it is all.
         carried: what a fresh model took over by a warm start.
     """
 
@@ -58,7 +56,6 @@ class Run:
     epoch: int
     step: int
     loss: float
-    replay: Replay | None = None
     carried: CarriedOver | None = None
 
 
@@ -70,9 +67,7 @@ def prepare_run(
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
     sampled = recipe.data.reduction == "sample"
-    replay = None if warm_start is None else warm_start.replay(recipe, dataset.train)
-    chances_N = None if replay is None else replay.chances()
-    visits = dataset.training_queries() if sampled else len(dataset.train) if replay is None else replay.visits
+    visits = dataset.training_queries() if sampled else len(dataset.train)
     parts = recipe.training.accumulate
     batch_size = min(recipe.training.batch_size, visits) // parts * parts
     check_display(recipe, dataset)
@@ -84,10 +79,10 @@ def prepare_run(
         tree = tree_of(recipe, dataset, encoding, work / f"proposal-{identity[:16]}.npz")
     model = TwoTower(recipe, encoding, len(dataset.label_ids), None if tree is None else tree.proposal)
     carried = None if warm_start is None else warm_start.carry_over(model, encoding.vocabularies, dataset.label_ids)
-    methods = methods_of(recipe, dataset, encoding, replay)
+    methods = methods_of(recipe, dataset, encoding)
     train_step = TrainStep(
         model,
-        dataset.label_visits(one_label_per_query=sampled, chances_N=chances_N),
+        dataset.label_visits(one_label_per_query=sampled),
         weighted_L=dataset.label_visits(one_label_per_query=sampled, weighted=True),
         batch_size=batch_size,
         total_steps=round(epochs * steps_per_epoch),
@@ -104,13 +99,13 @@ def prepare_run(
         checkpoints = ShardedCheckpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
-        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, replay, carried)
+        return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
     metrics = {
         int(epoch) if epoch.isdigit() else float(epoch): metric for epoch, metric in state["history"]["metrics"].items()
     }
     history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out)
     trained = replace(trained, history=history)
-    return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"], replay)
+    return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
 
 
 def train(
@@ -139,18 +134,13 @@ def train(
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
     last_steps = round(epochs * steps)
     every = recipe.training.evaluate_every
-    visits = None if run.replay is None else run.replay.rows
-    if recipe.data.reduction == "sample":
-        visits = partial(one_per_query, dataset.train)
-
+    visits = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
     if backend.devices() > 1:
         processes = number_of_processes()
         each = "" if processes == 1 else f", {backend.devices() // processes} of each of {processes} processes"
         reporter.say(f"On {backend.devices()} devices{each}")
     for line in [] if run.carried is None else run.carried.lines():
         reporter.say(f"Warm start: {line}")
-    if run.replay is not None:
-        reporter.say(f"Warm start: {run.replay}")
     if history.tree_penalties:
         tried = ", ".join(f"{log_p:.4f} at {penalty:g}" for penalty, log_p in history.tree_penalties.items())
         reporter.say(f"Tree: λ_n by held-out log p_n, nats: {tried}")

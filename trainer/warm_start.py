@@ -27,9 +27,7 @@ from longtail.bundle.bundle import TABLES
 from longtail.bundle.mapped_table import read_table
 from longtail.trainer.arrays import assign, values_of
 from longtail.trainer.backend import ops
-from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs, Replay
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
@@ -105,18 +103,6 @@ class WarmStart:
         weights |= {f"tables/{name}": read_table(file) for name, file in bundle.tables.items()}
         temperature = float(f"{bundle.manifest.temperature:.6g}")  # a float32, to the digits that recipes have
         return cls(sha256, weights, ids, temperature, newest)
-
-    def replay(self, recipe: Recipe, train: Pairs) -> Replay | None:
-        """Return which pairs epochs visit; None for all of them."""
-        share = recipe.training.replay
-        if share == 1:
-            return None
-        if self.newest is None:
-            raise CheckpointError(
-                f"training.replay = {share:g}: expected a bundle whose manifest says training_data.newest, the time of "
-                "its last pair, found none: it was written before bundles did, or its pairs had no times"
-            )
-        return Replay.of(train, share=share, newest=self.newest)
 
     def warn_of_learnt(self, dataset: Dataset, reporter: Reporter) -> None:
         """Say how many held-out pairs the bundle has learnt from, going by their times."""

@@ -60,12 +60,6 @@ def test_an_epoch_is_the_binary_cross_entropy_of_its_queries(pairs: Pairs) -> No
     assert loss == pytest.approx(cross_entropy(logits_QL) + (each - 1) * positives, rel=1e-5)
 
 
-def test_what_an_epoch_visits_more_rarely_weighs_less() -> None:
-    pairs = tiny.pairs((0, 0), (0, 2), (1, 1), weights=[2, 1, 1])
-
-    assert pairs.weight_of_owner(np.array([0.25, 1, 0.5])).tolist() == [1.5, 1.5, 0.5]
-
-
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("hits", ["mask", "keep", "mask_known"])
 def test_sampled_negatives_are_divided_too(hits: str) -> None:
@@ -114,7 +108,7 @@ def test_the_optimum_is_the_share_of_queries_with_the_label(hits: str, of_share:
                     ops.take(rows[0], at), ops.broadcast_to(rows[0], (size, 3)), hits_BM, nothing[:size], nothing,
                     nothing[:size], nothing, rows={"log_pairs": np.log(np.full(size, size, np.float32))},
                 )  # fmt: skip
-                total = total + p * ops.sum(Objective("logistic", methods=(NegativesPerQuery(ONE, None),))(made))
+                total = total + p * ops.sum(Objective("logistic", methods=(NegativesPerQuery(ONE),))(made))
             return total, total
 
         _, (gradient_L,), _ = backend.value_and_gradients(expected, [ops.convert_to_tensor(np.float32(f_L))], [])
@@ -130,7 +124,7 @@ def test_batches_say_what_a_query_s_pairs_weigh() -> None:
 
     def first(*, sized: bool) -> dict[str, Any]:
         steps = epoch_batches(
-            data.train, features, [NegativesPerQuery(data.train, None)] * sized, batch_size=5, seed=0, epoch=0
+            data.train, features, [NegativesPerQuery(data.train)] * sized, batch_size=5, seed=0, epoch=0
         )
         return next(steps)[1]
 

@@ -20,7 +20,7 @@ from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Replay, Requests
+from longtail.trainer.data.pairs import Requests
 from longtail.trainer.errors import CheckpointError, DataError
 from longtail.trainer.evaluation.ranking import LabelSide, buckets_for
 from longtail.trainer.methods.brought import Retrieved
@@ -202,7 +202,7 @@ def test_a_run_that_was_killed_draws_from_the_lists_of_its_epoch_s_beginning(
         run(recipe, Path(without), epochs=4)
 
 
-def lists_of(recipe: Recipe, data: Dataset, folder: Path, replay: Replay | None = None) -> Retrieved:
+def lists_of(recipe: Recipe, data: Dataset, folder: Path) -> Retrieved:
     """A search of an untrained model, whose λ is of label counts."""
     model, counts = tiny.model(recipe, data, batch_size=2), data.label_counts()
     log_pn = np.log((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).astype(np.float32)
@@ -215,7 +215,7 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path, replay: Replay | None 
 
     query = Encoding.fit(recipe, data).query
     assert recipe.loss.retrieved_negatives is not None
-    found = Retrieved(recipe, recipe.loss.retrieved_negatives, data, replay)
+    found = Retrieved(recipe, recipe.loss.retrieved_negatives, data)
     embed = lambda rows: model.embed_queries(query.of_queries(rows))  # noqa: E731
     found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=False)
     return found
@@ -249,17 +249,6 @@ def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -
     found = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
     assert found.list_of_N.tolist() == [0, 1, 2, 2]
     assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
-
-
-def test_after_a_warm_start_only_queries_that_epochs_visit_are_searched_for(tmp_path: Path) -> None:
-    """Pairs 2 to 4 are new; what query 1 chose before is no negative of it all the same."""
-    train = tiny.pairs((0, 0), (1, 2), (1, 1), (2, 3), (2, 4))
-    data, recipe = tiny.dataset(train, queries=3, labels=5), tiny.recipe(loss={"retrieved_negatives": {"depth": 5}})
-    new = lists_of(recipe, data, tmp_path / "new", Replay(np.arange(2, 5), np.arange(2), drawn=0))
-    assert len(new.lists_AK) == 2
-    assert sets_of(new, [2, 3]) == [{0, 3, 4}, {0, 1, 2}]
-    some = lists_of(recipe, data, tmp_path / "some", Replay(np.arange(2, 5), np.arange(2), drawn=1))
-    assert sets_of(some, [0, 2, 3]) == [{1, 2, 3, 4}, {0, 3, 4}, {0, 1, 2}]
 
 
 def test_jobs_that_take_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from pathlib import Path
 
@@ -10,11 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from keras import ops
+from rich.console import Console
 
 from longtail.bundle import Bundle, Vocabulary
 from longtail.trainer import CheckpointError, fit, load_recipe
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
+from longtail.trainer.progress import Reporter
 from longtail.trainer.warm_start import WarmStart, dense_weights
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
@@ -136,3 +139,23 @@ def test_new_labels_join_and_vanished_ones_leave(finished: Finished, tmp_path: P
     bundle = fit(recipe, tmp_path / "out", overrides=["training.epochs=1"], warm_start=finished.out)
 
     assert set(bundle.labels.ids.to_pylist()) == {*map(str, range(15)), "16"}
+
+
+@pytest.mark.slow
+def test_a_daily_job_says_what_it_has_learnt_before(tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path)
+    table = pq.read_table(tmp_path / "interactions.parquet")
+    order = np.argsort(table["timestamp"].to_numpy(), kind="stable")
+    table = table.take(order).set_column(2, "timestamp", pa.array(np.arange(len(order)) + 1_700_000_000))
+    split = ["data.split={strategy='temporal', valid=0.1, test=0.0}", "training.refit=true", "training.epochs=1"]
+    pq.write_table(table[:200], tmp_path / "interactions.parquet")
+    yesterday = fit(load_recipe(recipe, split), tmp_path / "yesterday")
+    assert yesterday.manifest.training_data["newest"] == 1_700_000_000 + 199  # refitted on train and valid
+    pq.write_table(table, tmp_path / "interactions.parquet")
+
+    for out, shares, said in (("today", "valid=0.1, test=0.0", False), ("late", "valid=0.5, test=0.1", True)):
+        job = load_recipe(recipe, [*split, f"data.split={{strategy='temporal', {shares}}}"])
+        screen = io.StringIO()
+        fit(job, tmp_path / out, Reporter(Console(file=screen, width=200)), warm_start=tmp_path / "yesterday")
+        warning = "valid pairs are no newer than the last one that the bundle has learnt from"
+        assert (warning in screen.getvalue()) == said

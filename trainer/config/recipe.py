@@ -138,11 +138,9 @@ class Recipe(Section):
                     )
 
     def _problems_of_data(self) -> Iterator[str]:
-        data, loss, training = self.data, self.loss, self.training
+        data, loss = self.data, self.loss
         if loss.impressions and not data.impressions:
             yield f"loss.impressions: expected data.impressions, their column, with {loss.impressions}, received none"
-        if training.replay < 1 and (data.timestamp is None or data.reduction == "sample"):
-            yield "training.replay: expected data.timestamp, and no data.reduction = 'sample', with a share below 1"
         if data.valid_from and not (data.queries and data.timestamp):
             yield "data.valid_from: expected data.queries and data.timestamp with it"
         if loss.negatives_per == "query" and data.reduction == "sample":

@@ -182,9 +182,6 @@ class TrainingConfig(Section):
     backend, which `longtail-train` then chooses. A run may go on with another number of devices."""
     processes: int = Field(default=1, ge=1)
     """Processes that train together, one on each host, started alike (`longtail-train fit --coordinator`)."""
-    replay: float = Field(default=1.0, ge=0, le=1)
-    """After a warm start: share of the pairs that the bundle has learnt from which an epoch visits, drawn each epoch
-    with every newer pair. Needs `data.timestamp`. Histories, frequencies and seen labels are of all pairs."""
 
     def _problems(self) -> Iterator[str]:
         if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:

@@ -88,18 +88,15 @@ class Dataset:
         """Return the training pairs of every label, unweighted, int64 [L]."""
         return occurrences(self.train.labels, len(self.label_ids))
 
-    def label_visits(
-        self, *, one_label_per_query: bool, weighted: bool = False, chances_N: Float64 | None = None
-    ) -> Float64:
+    def label_visits(self, *, one_label_per_query: bool, weighted: bool = False) -> Float64:
         """Return expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
         labels is visited with one of them.
 
         Args:
             weighted: a visit counts as much as its pair weighs, as its loss does: what π is of. Batches, and so
                 negatives out of them, are of visits as such.
-            chances_N: expected visits of every pair, where not all are visited alike, float64 [N].
         """
-        pairs_N = chances_N
+        pairs_N: Float64 | None = None
         if one_label_per_query:
             pairs_N = 1.0 / np.bincount(self.train.queries)[self.train.queries]
         if weighted and self.train.weights is not None:

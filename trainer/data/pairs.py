@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32, Int64
-from longtail.trainer.errors import DataError
 
 _AT_ONCE = 1 << 24
 
@@ -82,15 +81,11 @@ class Pairs:
         """Get a number for each request, or for each request and objective, int64 [N]."""
         return self._of_objectives(self.request_rows)
 
-    def weight_of_owner(self, chances_N: Float64 | None = None) -> Float32:
-        """Return what the pairs of each pair's owner weigh together in an epoch, float32 [N]; 1 where that is nothing.
-
-        Args:
-            chances_N: float64, how often an epoch visits each pair; None: once.
-        """
+    def weight_of_owner(self) -> Float32:
+        """Return what the pairs of each pair's owner weigh together, float32 [N]; 1 where that is nothing."""
         owners = self.owner_keys
         weight_N = np.ones(len(self)) if self.weights is None else self.weights.astype(np.float64)
-        total_N = np.bincount(owners, weight_N if chances_N is None else weight_N * chances_N)[owners]
+        total_N = np.bincount(owners, weight_N)[owners]
         return np.where(total_N > 0, total_N, 1).astype(np.float32)
 
     def _of_objectives(self, rows_N: Int32) -> Int64:
@@ -154,54 +149,3 @@ def once_each(pairs: Pairs) -> Pairs:
     largest = np.zeros(len(distinct), np.float32)
     np.maximum.at(largest, inverse, pairs.weights[::-1])
     return replace(kept, weights=largest[order])
-
-
-@dataclass(frozen=True)
-class Replay:
-    """New pairs, all visited every epoch, and old ones, of which an epoch draws some.
-
-    Attributes:
-        new: rows of the training pairs, int64.
-        old: rows of the others, int64.
-        drawn: how many of the old ones an epoch visits.
-    """
-
-    new: Int64
-    old: Int64
-    drawn: int
-
-    @classmethod
-    def of(cls, train: Pairs, *, share: float, newest: float) -> Replay:
-        """Split the training pairs by time.
-
-        Args:
-            share: of the old pairs, that an epoch visits.
-            newest: time of the last pair that the bundle has learnt from, in the pairs' unit.
-        """
-        assert train.times is not None  # a recipe with a share needs data.timestamp
-        is_new = train.times > newest
-        if not is_new.any():
-            raise DataError(
-                f"training.replay = {share:g}: expected training pairs newer than {newest:.15g}, the newest that the "
-                f"bundle has learnt from, found {train.times.max():.15g} as the newest here"
-            )
-        old = np.flatnonzero(~is_new)
-        return cls(np.flatnonzero(is_new), old, round(share * len(old)))
-
-    @property
-    def visits(self) -> int:
-        """Return pairs that an epoch visits."""
-        return len(self.new) + self.drawn
-
-    def chances(self) -> Float64:
-        """Return expected visits of every pair in an epoch, float64 [N]."""
-        chances_N = np.ones(len(self.new) + len(self.old))
-        chances_N[self.old] = self.drawn / max(len(self.old), 1)
-        return chances_N
-
-    def rows(self, rng: np.random.Generator) -> Int64:
-        """Return rows in the order in which an epoch visits them, int64 [visits]."""
-        return rng.permutation(np.concatenate([self.new, rng.choice(self.old, self.drawn, replace=False)]))
-
-    def __str__(self) -> str:
-        return f"epochs visit {len(self.new):,} new pairs and {self.drawn:,} of the {len(self.old):,} old ones"

@@ -8,7 +8,6 @@ from __future__ import annotations
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
-from longtail.trainer.data.pairs import Replay
 from longtail.trainer.losses.method import Method
 from longtail.trainer.methods.brought import Impressions, Retrieved
 from longtail.trainer.methods.known import KnownPositives, known_among
@@ -19,7 +18,7 @@ from longtail.trainer.methods.top_k import HeldToTopK
 __all__ = ["KnownPositives", "known_among", "methods_of"]
 
 
-def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, replay: Replay | None = None) -> list[Method]:
+def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Method]:
     """Create the methods of a job, in the order in which they change the loss."""
     loss, train, made = recipe.loss, dataset.train, list[Method]()
     if loss.resolved_hits == "mask_known":
@@ -29,7 +28,7 @@ def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, replay: Rep
     if loss.pools:
         made.append(PooledPositives(loss.family.name, train, recipe.training.accumulate))
     if loss.negatives_per == "query":
-        made.append(NegativesPerQuery(train, None if replay is None else replay.chances()))
+        made.append(NegativesPerQuery(train))
     if loss.top_k is not None:
         made.append(HeldToTopK(recipe, loss.top_k, dataset))
     if encoding.audience is not None:
@@ -37,7 +36,7 @@ def methods_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, replay: Rep
     if loss.impressions:
         made.append(Impressions(loss.impressions, train, dataset.impressions))
     if loss.retrieved_negatives is not None:
-        made.append(Retrieved(recipe, loss.retrieved_negatives, dataset, replay))
+        made.append(Retrieved(recipe, loss.retrieved_negatives, dataset))
     if loss.neighbours is not None:
         made.append(Neighbours(loss.neighbours, dataset, encoding.query.of_queries))
     return made

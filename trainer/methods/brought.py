@@ -24,7 +24,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs, Replay
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, rank
@@ -87,21 +87,18 @@ class Retrieved(Brought):
     Lists are exact, over the whole catalogue, of every query as it stands after all its training pairs. Left out are
     its training positives, and labels that are no negatives.
 
-    Args:
-        replay: which pairs epochs visit; None where it is all.
-
     Attributes:
         lists_AK: label rows, best first, int32; −1 where a list ends early.
     """
 
     stream = 1
 
-    def __init__(self, recipe: Recipe, config: RetrievedConfig, dataset: Dataset, replay: Replay | None) -> None:
+    def __init__(self, recipe: Recipe, config: RetrievedConfig, dataset: Dataset) -> None:
         super().__init__("retrieved", config.weight)
         self._config, self._dataset = config, dataset
-        visited = dataset.train if replay is None or replay.drawn else dataset.train.take(replay.new)
-        self._rows_A = distinct(visited.request_rows)
-        weighed_L = np.bincount(visited.labels, visited.weights, minlength=len(dataset.label_ids))
+        train = dataset.train
+        self._rows_A = distinct(train.request_rows)
+        weighed_L = np.bincount(train.labels, train.weights, minlength=len(dataset.label_ids))
         self._negatives_L = (weighed_L > 0) | (not recipe.describes_labels)
         self._searched: int | None = None
         self.lists_AK = np.full((1, 1), -1, np.int32)
@@ -127,9 +124,7 @@ class Retrieved(Brought):
             self.lists_AK = self._search(embed_queries, label_side())
             checkpoints.save(self.name, [self.lists_AK], {"epoch": before})
         self._searched = before
-        # A pair that is not visited has any list.
-        rows_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).clip(max=len(self._rows_A) - 1)
-        self.list_of_N = rows_N.astype(np.int32)
+        self.list_of_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).astype(np.int32)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
         """Make `_retrieved`, int32 [B, S]: each list in S equal parts, and a label drawn of each.

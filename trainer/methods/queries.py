@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from longtail.bundle import Inputs
-from longtail.bundle.arrays import Float64, Int64
+from longtail.bundle.arrays import Int64
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.data.audience import Audience
@@ -48,18 +48,14 @@ class PooledPositives(Method):
 
 
 class NegativesPerQuery(Method):
-    """The negatives of a query count once for all its n training pairs, 1/n with each [METHODS §2.7].
-
-    `chances_N`, float64, is how often an epoch visits each pair; None: once.
-    """
+    """The negatives of a query count once for all its n training pairs, 1/n with each [METHODS §2.7]."""
 
     name = "negatives per query"
     needs = ("_pairs",)
 
-    def __init__(self, train: Pairs, chances_N: Float64 | None) -> None:
-        self._weight_N = train.weight_of_owner(chances_N)
+    def __init__(self, train: Pairs) -> None:
+        self._weight_N = train.weight_of_owner()
         weight_N = np.ones(len(train)) if train.weights is None else train.weights
-        weight_N = weight_N if chances_N is None else weight_N * chances_N
         self.pairs_per_query = float(weight_N.sum() / (weight_N / self._weight_N).sum())
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
