@@ -16,13 +16,11 @@ import numpy as np
 from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Float32, Int32
-from longtail.bundle.elapsed import NO_TIME
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text, parts_of, respelled
 from longtail.bundle.manifest import Feature
 from longtail.bundle.values import (
     feature_error,
-    read_ages,
     read_dates,
     read_number,
     read_numbers,
@@ -74,12 +72,8 @@ class FeatureReader:
             elif feature.kind == "date":
                 inputs[feature.name] = read_dates(feature, values_B)
             else:
-                if feature.times is not None:
-                    values_B, ages_B = read_ages(feature, values_B)
                 rows_BP, weights_BP = self._bags(feature, values_B, self.pad_to.get(feature.name))
                 inputs[feature.name], inputs[f"{feature.name}__weight"] = rows_BP, weights_BP
-                if feature.times is not None:
-                    inputs[f"{feature.name}__time"] = _padded_ages(ages_B, weights_BP)
         return inputs
 
     def example(self) -> dict[str, JsonValue]:
@@ -168,15 +162,6 @@ class FeatureReader:
         for row, weights in weighted:
             weights_BP[row, : len(weights)] = weights
         return rows_BP, weights_BP
-
-
-def _padded_ages(ages_B: Sequence[list[int] | None], weights_BP: Float32) -> Int32:
-    """Ages of each history's last entries, int32 [B, P]; `NO_TIME` of one without times."""
-    ages_BP = np.where(weights_BP > 0, np.int32(NO_TIME), np.int32(0))
-    for row, ages in enumerate(ages_B):
-        if ages is not None and (there := int(np.count_nonzero(weights_BP[row]))):
-            ages_BP[row, :there] = ages[-there:]
-    return ages_BP
 
 
 def _strings(values: list[JsonValue]) -> list[str] | int:

@@ -8,7 +8,6 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from longtail.bundle.dates import DatePart
-from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.frequency import Buckets
 
 SCHEMA_VERSION = 1
@@ -26,15 +25,6 @@ FEATURE_VALUE_TYPES = {
     "date": 'a date or time in ISO 8601, such as "2026-11-22T08:30:00Z"',
 }
 """What a request may give for a feature, in words, by `Feature.kind`."""
-TIME_VALUE_TYPES: dict[TimeUnit, str] = {
-    "date": FEATURE_VALUE_TYPES["date"],
-    "seconds": "a number of seconds since 1970",
-    "milliseconds": "a number of milliseconds since 1970",
-    "microseconds": "a number of microseconds since 1970",
-    "nanoseconds": "a number of nanoseconds since 1970",
-    "number": "a number, in the unit of the training data's times",
-}
-"""What a request may give for a time of a history, in words, by `Feature.times`."""
 
 
 class Record(BaseModel):
@@ -50,7 +40,6 @@ class Feature(Record):
     |---|---|---|
     | `id` | a string, a number or a boolean | `name` int32 [B] |
     | `history` | ids, oldest first; the last `max_length` count | `name` int32, `name__weight` float32 [B, P] |
-    | `history` with `times` | the same, or an object of `ids`, `times` and `now` | `name__time` int32 [B, P] besides |
     | `audience` | ids of queries that chose the label, all of which count | the same |
     | `bag` | a list of ids, an object id → weight, or a string of ids joined by `separator` | the same |
     | `text` | a string, split into words by `tokenize`, hashed | the same |
@@ -92,9 +81,6 @@ class Feature(Record):
     """What a date is read as, in this order; `bundle/dates.py` has the rows."""
     reference: datetime | None = None
     """The time that a date's `age` is counted from, UTC."""
-    times: TimeUnit | None = None
-    """Of a history whose tower reads when its entries were: what times are given in; `bundle/elapsed.py` has the ticks
-    that the tower gets."""
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
@@ -108,17 +94,12 @@ class Feature(Record):
                 self.name: ("float32", (None,) if self.kind == "number" else (None, self.dims))
             }
             return inputs | ({f"{self.name}__missing": ("float32", (None,))} if self.missing is None else {})
-        bag: dict[str, tuple[str, tuple[int | None, ...]]] = {
-            self.name: ("int32", (None, None)), f"{self.name}__weight": ("float32", (None, None)),
-        }  # fmt: skip
-        return bag | ({} if self.times is None else {f"{self.name}__time": ("int32", (None, None))})
+        return {self.name: ("int32", (None, None)), f"{self.name}__weight": ("float32", (None, None))}
 
     @property
     def expects(self) -> str:
         """What a request may give for it, in words."""
         value = FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
-        if self.times is not None:
-            value += f", or an object of such ids, as many times, each {TIME_VALUE_TYPES[self.times]}, and now"
         if self.separator is not None:
             value += f", or a string of ids with {self.separator!r} between them"
         return value if self.of_label is None else f"{value}, or a label's id (a string or a whole number)"
@@ -139,7 +120,6 @@ class Feature(Record):
         }
         allowed = {
             "of_label belongs to vector": (self.of_label, self.kind == "vector"),
-            "times belongs to history": (self.times, self.kind == "history"),
             "separator belongs to bag": (self.separator, self.kind == "bag"),
             "boundaries belongs to number": (self.boundaries, self.kind == "number"),
             "standardize belongs to text with a vocabulary": (self.standardize, text and self.vocabulary is not None),

@@ -1,11 +1,10 @@
-"""Numbers, vectors, dates and times of a request as tower inputs, and the errors about a feature's value.
+"""Numbers, vectors and dates of a request as tower inputs, and the errors about a feature's value.
 
 Legend: `B` queries (or labels) in the batch, `D` numbers of a vector.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -16,17 +15,12 @@ from pydantic import JsonValue
 
 from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.bundle.dates import MISSING_DATE, date_rows, seconds_of
-from longtail.bundle.elapsed import LONGEST_AGE, PER_TICK, TimeUnit
 from longtail.bundle.errors import FeatureError, describe
-from longtail.bundle.manifest import FEATURE_VALUE_TYPES, TIME_VALUE_TYPES, Feature
+from longtail.bundle.manifest import FEATURE_VALUE_TYPES, Feature
 
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _NUMBERS = {int, float}
 _DECIMAL = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASCII)
-_TIMED = ("ids", "times", "now")
-"""Keys of a history with times."""
-_LONGEST_KEY = 100
-"""Characters of such a key of the client's that an error repeats."""
 
 
 def bucket_rows(values: npt.NDArray[np.floating], boundaries: Sequence[float]) -> Int32:
@@ -68,21 +62,6 @@ def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
         except (AttributeError, ValueError, OverflowError):
             raise refused(row, feature.name, "date", value) from None
     return date_rows(seconds_B, feature.parts or (), feature.reference or datetime.fromtimestamp(0, UTC))
-
-
-def read_ages(feature: Feature, values_B: Sequence[JsonValue]) -> tuple[list[JsonValue], list[list[int] | None]]:
-    """The ids of a history with `times`, as they were given, and how many ticks before the request each entry was; None
-    of a history without times.
-    """
-    ids_B: list[JsonValue] = []
-    ages_B: list[list[int] | None] = []
-    for row, value in enumerate(values_B):
-        ids, ages = _timed(feature, value, row) if isinstance(value, dict) else (value, None)
-        if ids is not None and not isinstance(ids, list):
-            raise feature_error(row, feature.name, f"expected {feature.expects}, received {describe(ids)}")
-        ids_B.append(ids)
-        ages_B.append(ages)
-    return ids_B, ages_B
 
 
 def read_number(value: JsonValue, row: int, name: str) -> float:
@@ -143,46 +122,3 @@ def _vector(feature: Feature, value: JsonValue, row: int) -> Float32:
 
 def _flags(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
     return {f"{feature.name}__missing": np.array([value is None for value in values_B], np.float32)}
-
-
-def _timed(feature: Feature, value: dict[str, JsonValue], row: int) -> tuple[JsonValue, list[int]]:
-    """Ids and ages of one history; raises FeatureError."""
-    unit = feature.times or "number"
-    if unknown := [key for key in value if key not in _TIMED]:
-        name = f"{feature.name}.{unknown[0][:_LONGEST_KEY]}"
-        raise feature_error(row, name, f"expected one of {', '.join(_TIMED)}, received {describe(unknown[0])}")
-    ids, times, now = (value.get(key) for key in _TIMED)
-    if not isinstance(ids, list):
-        raise refused(row, f"{feature.name}.ids", "history", ids)
-    if not isinstance(times, list) or len(times) != len(ids):
-        message = f"expected a list of {len(ids)}, a time for each of the ids, received {describe(times)}"
-        raise feature_error(row, f"{feature.name}.times", message)
-    ticks = [_tick(time, unit, row, f"{feature.name}.times.{at}") for at, time in enumerate(times)]
-    for at in range(1, len(ticks)):
-        if ticks[at] < ticks[at - 1]:
-            given = f"{describe(times[at])} after {describe(times[at - 1])}"
-            message = f"expected times that do not fall, oldest first, received {given}"
-            raise feature_error(row, f"{feature.name}.times.{at}", message)
-    if now is None:
-        if unit == "number" and ticks:
-            message = f"expected {TIME_VALUE_TYPES[unit]}, since no clock says it, received null"
-            raise feature_error(row, f"{feature.name}.now", message)
-        at_request = math.floor(datetime.now(UTC).timestamp())
-    else:
-        at_request = _tick(now, unit, row, f"{feature.name}.now")
-        if ticks and at_request < ticks[-1]:
-            message = f"expected no time before the last entry's, {describe(times[-1])}, received {describe(now)}"
-            raise feature_error(row, f"{feature.name}.now", message)
-    return ids, [min(max(at_request - tick, 0), LONGEST_AGE) for tick in ticks]
-
-
-def _tick(value: JsonValue, unit: TimeUnit, row: int, name: str) -> int:
-    """A time as `ticks_of` has it; raises FeatureError."""
-    try:
-        if unit == "date" and isinstance(value, str):
-            return seconds_of(value)
-        if unit != "date" and isinstance(value, int | float) and not isinstance(value, bool):
-            return math.floor(float(value) / PER_TICK[unit])
-    except (ValueError, OverflowError):
-        pass
-    raise feature_error(row, name, f"expected {TIME_VALUE_TYPES[unit]}, received {describe(value)}")

@@ -206,15 +206,14 @@ def _value_of(feature: Feature) -> str:
     if feature.kind == "vector" and feature.of_label is None:
         return f"TRY_CAST({value} AS DOUBLE[])"
     if feature.kind in ("history", "audience", "bag"):
-        # An object holds ids as keys, each with its weight; of a history with times, the ids have a key of their own.
+        # An object holds ids as keys, each with its weight.
         joined = "NULL"
         if feature.separator is not None:
             separator = feature.separator.replace("'", "''")
             joined = f"[trim(part) FOR part IN string_split({text}, '{separator}') IF trim(part) <> '']"
-        ids = f"TRY_CAST(json_extract({value}, '$.ids') AS JSON[])"
         return (
             f"CASE json_type({value}) WHEN 'ARRAY' THEN {_ids(f'TRY_CAST({value} AS JSON[])')} "
-            f"WHEN 'OBJECT' THEN coalesce({_ids(ids)}, json_keys({value})) "
+            f"WHEN 'OBJECT' THEN json_keys({value}) "
             f"WHEN 'VARCHAR' THEN coalesce(TRY_CAST({text} AS VARCHAR[]), {joined}) END"
         )
     return _id(value) if feature.kind == "id" else text

@@ -315,7 +315,7 @@ def compare_with_baselines(
         )  # fmt: skip
         tuning = task, learnt_from(dataset.train, dataset.train)
     task = Task.of(held_out, known, config, labels=labels, seed=seed, request_queries=dataset.request_queries)
-    features, label_side = trained.encoding.query.with_history(known, held_out), trained.label_side()
+    features, label_side = trained.encoding.query.with_history(known), trained.label_side()
     (ours_NK,), _ = rank(
         task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
         task.seen_keys, [dial.default], k=task.k, queries_N=task.queries_N,

@@ -132,7 +132,7 @@ class Trained:
         watch: Watch | None = None,
     ) -> list[CurvePoint]:
         """Measure every metric at some settings; `known` gives seen labels and, without `features`, histories."""
-        read = self.encoding.query.with_history(known, held_out) if features is None else features
+        read = self.encoding.query.with_history(known) if features is None else features
         return bias_removal_curve(
             held_out,
             known,

@@ -100,7 +100,7 @@ class Bench:
         """A model on `valid` or `test`."""
         known = self.dataset.train if split == "valid" else self.dataset.train.followed_by(self.dataset.valid)
         pairs = self.dataset.valid if split == "valid" else self.dataset.test
-        features = trained.encoding.query.with_history(known, pairs)
+        features = trained.encoding.query.with_history(known)
         at_most = _VALID_QUERIES if split == "valid" else None
         return measure(
             self.held_out(pairs, known, trained.recipe, at_most),

@@ -53,7 +53,7 @@ class Measurement:
         """The bundle at its default λ and μ."""
         manifest = self.bundle.manifest
         encoding = Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
-        features = encoding.query.with_history(self._known, self.dataset.test)
+        features = encoding.query.with_history(self._known)
         session = onnx_session(self.bundle.query_model, "query_tower.onnx")
         dial = Setting(manifest.bias_removal.default, manifest.popularity.default)
         (top_NK,), _ = rank(

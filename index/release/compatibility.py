@@ -66,4 +66,4 @@ def _accepted(feature: Feature) -> set[str]:
     taken = _JSON_TYPES.get(feature.kind, {feature.expects})
     if feature.separator is not None:
         taken = taken | {f"string with {feature.separator!r}"}
-    return taken if feature.times is None else taken | {f"times: {feature.times}"}
+    return taken

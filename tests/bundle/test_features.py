@@ -1,7 +1,7 @@
 """Feature values to tower inputs, by hand. Vocabulary rows: out-of-vocabulary 0, north 1, east 2."""
 
 import zlib
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import numpy as np
@@ -145,89 +145,6 @@ def test_other_values_are_refused_by_row_and_feature(features: Features, field: 
     assert (caught.value.row, caught.value.field) == (2, field)
     assert caught.value.message.startswith(message)
     assert isinstance(caught.value, ValueError)
-
-
-TIMED = Feature(name="seen", kind="history", vocabulary="users", max_length=2, times="date")
-
-
-def aged(feature: Feature, *values: object) -> dict[str, list]:
-    reader = FeatureReader([feature], VOCABULARIES)
-    return {name: column.tolist() for name, column in reader.read([{"seen": value} for value in values]).items()}
-
-
-def test_a_history_may_say_when_its_entries_were() -> None:
-    """Whole seconds before `now`, of the last entries; -1 where ids came alone, 0 where there is no entry."""
-    times = ["2026-11-22T08:29:00Z", "2026-11-22T09:30:07.9+01:00", "2026-11-22T08:30:08"]
-    both = {"ids": ["north", "west", "east"], "times": times, "now": "2026-11-22T08:31:08Z"}
-    one = {"ids": ["east"], "times": ["2020-01-01"], "now": "2100-01-01"}
-    inputs = aged(TIMED, both, ["north"], one, None, {"ids": [], "times": []})
-    assert inputs["seen"] == [[0, 2], [1, 0], [2, 0], [0, 0], [0, 0]]
-    assert inputs["seen__weight"] == [[1, 1], [1, 0], [1, 0], [0, 0], [0, 0]]
-    assert inputs["seen__time"] == [[61, 60], [-1, 0], [2**31 - 1, 0], [0, 0], [0, 0]]
-    assert TIMED.inputs.keys() == inputs.keys()
-    just = (datetime.now(UTC) - timedelta(seconds=100)).isoformat()
-    ((age, _),) = aged(TIMED, {"ids": ["east", "east"], "times": [just, just]})["seen__time"]
-    assert 100 <= age < 160, "the clock says what now is"
-    ahead = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    assert aged(TIMED, {"ids": ["east"], "times": [ahead]})["seen__time"] == [[0]], "a clock may be behind"
-
-
-@pytest.mark.parametrize(
-    ("unit", "per_tick"),
-    [("seconds", 1), ("milliseconds", 1000), ("microseconds", 10**6), ("nanoseconds", 10**9), ("number", 1)],
-)
-def test_times_may_be_numbers(unit: str, per_tick: int) -> None:
-    now = 1_700_000_000 * per_tick
-    feature = TIMED.model_copy(update={"times": unit})
-    value = {"ids": ["north", "east"], "times": [now - 50 * per_tick, now - 7 * per_tick], "now": now}
-    assert aged(feature, value)["seen__time"] == [[50, 7]]
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "field", "message"),
-    [
-        ("north", "date", "", "expected a list of ids (strings, numbers or booleans), oldest first, or an object of "
-         'such ids, as many times, each a date or time in ISO 8601, such as "2026-11-22T08:30:00Z", and now, received '
-         '"north"'),
-        ({"ids": ["a"], "time": []}, "date", ".time", 'expected one of ids, times, now, received "time"'),
-        ({"times": []}, "date", ".ids",
-         "expected a list of ids (strings, numbers or booleans), oldest first, received null"),
-        ({"ids": ["a"]}, "date", ".times", "expected a list of 1, a time for each of the ids, received null"),
-        ({"ids": ["a"], "times": []}, "date", ".times",
-         "expected a list of 1, a time for each of the ids, received a list of 0"),
-        ({"ids": ["a", "b"], "times": ["2026-01-02", "2026-01-01"]}, "date", ".times.1",
-         'expected times that do not fall, oldest first, received "2026-01-01" after "2026-01-02"'),
-        ({"ids": ["a"], "times": ["2026-01-02"], "now": "2026-01-01"}, "date", ".now",
-         'expected no time before the last entry\'s, "2026-01-02", received "2026-01-01"'),
-        ({"ids": ["a"], "times": [1]}, "date", ".times.0",
-         'expected a date or time in ISO 8601, such as "2026-11-22T08:30:00Z", received 1'),
-        ({"ids": ["a"], "times": ["2026-13-01"]}, "date", ".times.0",
-         'expected a date or time in ISO 8601, such as "2026-11-22T08:30:00Z", received "2026-13-01"'),
-        ({"ids": ["a"], "times": ["2026-01-01"]}, "milliseconds", ".times.0",
-         'expected a number of milliseconds since 1970, received "2026-01-01"'),
-        ({"ids": ["a"], "times": [True]}, "seconds", ".times.0",
-         "expected a number of seconds since 1970, received true"),
-        ({"ids": ["a"], "times": [10**400]}, "seconds", ".times.0",
-         "expected a number of seconds since 1970, received an integer of 401 digits"),
-        ({"ids": ["a"], "times": [None]}, "seconds", ".times.0",
-         "expected a number of seconds since 1970, received null"),
-        ({"ids": ["a"], "times": [3]}, "number", ".now",
-         "expected a number, in the unit of the training data's times, since no clock says it, received null"),
-        ({"ids": [["a"]], "times": [3], "now": 3}, "number", ".0",
-         "expected an id (a string, number or boolean), received a list of 1"),
-    ],
-)  # fmt: skip
-def test_a_bad_time_is_refused_with_its_place(value: object, unit: str, field: str, message: str) -> None:
-    with pytest.raises(FeatureError) as caught:
-        aged(TIMED.model_copy(update={"times": unit}), ["north"], value)
-    assert (caught.value.message, caught.value.field, caught.value.row) == (message, f"features.seen{field}", 1)
-
-
-def test_times_are_of_histories_that_have_them() -> None:
-    with pytest.raises(FeatureError, match="expected a list of ids"):
-        read({"seen": {"ids": ["north"], "times": ["2026-01-01"]}})
-    with pytest.raises(ValueError, match="times belongs to history, and only to it"):
-        Feature(name="age", kind="number", times="date")
 
 
 def test_ids_of_requests_are_those_of_columns() -> None:

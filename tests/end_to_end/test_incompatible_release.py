@@ -158,10 +158,5 @@ def test_kinds_that_take_other_values() -> None:
         "expected a list of 8 finite numbers, as in the published release, found a list of 16"
         in refused(narrow, wide)[0]
     )
-    # A history with times takes ids alone, and times in its own unit.
-    dated, counted = (history.model_copy(update={"times": unit}) for unit in ("date", "seconds"))
-    assert refused(history, dated) == refused(dated, dated) == []
-    assert "found a list of ids (strings, numbers or booleans), oldest first" in refused(dated, history)[0]
-    assert "each a number of seconds since 1970" in refused(dated, counted)[0]
     # More features are no loss.
     assert refused_features(manifest.model_copy(update={"query_features": [user]}), manifest) == []

@@ -66,8 +66,8 @@ features = [
     { name = "interests", kind = "bag", dim = 4, max_length = 3, combiner = "sqrtn" },
     { name = "again", kind = "bag", table = "item_id", dim = 8, column = "recent", combiner = "attention" },
     { name = "about", kind = "text", dim = 4, hash_rows = 70000, max_length = 3, combiner = "sum" },
-    { name = "seen", kind = "history", table = "item_id", dim = 8, max_length = 6, encoder = { name = "hstu", layers = 1, time_buckets = 20 } },
-    { name = "bought", kind = "history", table = "item_id", dim = 8, events = ["purchase"], encoder = { name = "sasrec", layers = 1, time_buckets = 20 } },
+    { name = "seen", kind = "history", table = "item_id", dim = 8, max_length = 6, encoder = { name = "hstu", layers = 1 } },
+    { name = "bought", kind = "history", table = "item_id", dim = 8, events = ["purchase"], encoder = { name = "sasrec", layers = 1 } },
     { name = "recently", kind = "history", entries = "both", dim = 8, max_length = 4, half_life = 2, combiner = "sqrtn", weights = "symmetric" },
     { name = "device", from = "row", kind = "id", dim = 4 },
     { name = "hour", from = "row", kind = "cyclic", period = 24, missing = "flag" },
@@ -192,13 +192,11 @@ class Shop:
         user |= {"user_id": id_, "again": user.pop("recent"), "since": None}
         user |= {"joined": user["joined"] and user["joined"].isoformat(), "interests": dict(user["interests"] or {})}
         context["searched"] = context.pop("words")
-        now = datetime.fromtimestamp(float(train.times.max()) / 1e6, UTC).isoformat()
         for name, chosen in (("seen", train.events >= 0), ("bought", train.events == 1)):
             chosen = chosen & (train.queries == query)
-            times = [datetime.fromtimestamp(at / 1e6, UTC).isoformat() for at in train.times[chosen]]
-            user[name] = {"ids": [ids[label] for label in train.labels[chosen]], "times": times, "now": now}
+            user[name] = [ids[label] for label in train.labels[chosen]]
         del user["since"]
-        return user | context | {"recently": user["seen"]["ids"]}
+        return user | context | {"recently": user["seen"]}
 
     def scores(self, *features: dict[str, Any], **more: Any) -> list[dict[str, float]]:
         """Scores by label of queries over HTTP."""
@@ -264,27 +262,6 @@ def test_an_id_scores_as_its_picture_does_to_the_last_bit(shop: Shop) -> None:
     assert all(each == absent for each in others)
 
 
-def test_times_of_a_history_matter_and_may_be_left_out(shop: Shop) -> None:
-    row = next(row for row in range(ROWS) if len(shop.request(row)["bought"]["ids"]) > 1)
-    features = shop.request(row)
-    inputs = shop.encoding.query.of_queries(np.int32([row]))
-    unknown = {
-        f"{name}__time": np.where(inputs[f"{name}__weight"] > 0, -1, 0).astype(np.int32) for name in ("seen", "bought")
-    }
-    query_D = np.asarray(shop.model.embed_queries(inputs | unknown))[0]
-    expected_L = query_D @ np.asarray(shop.model.embed_labels()).T / shop.bundle.manifest.temperature
-    expected_L = expected_L + shop.bundle.labels.bias
-    untimed = features | {name: features[name]["ids"] for name in ("seen", "bought")}
-    later = features | {name: features[name] | {"now": "2026-12-01T00:00:00Z"} for name in ("seen", "bought")}
-
-    timed, bare, moved = shop.scores(features, untimed, later)
-
-    wanted = dict(zip(shop.bundle.labels.ids.to_pylist(), expected_L.tolist(), strict=True))
-    assert bare == pytest.approx(wanted, rel=1e-4, abs=1e-4)
-    assert max(abs(timed[id_] - bare[id_]) for id_ in timed) > 1e-3
-    assert max(abs(timed[id_] - moved[id_]) for id_ in timed) > 1e-3
-
-
 def test_what_is_missing_is_what_training_calls_unknown(shop: Shop) -> None:
     given = {"user_id": "u1", "tier": "gold", "recently": ["3"]}
     spelt_out = {"device": "a watch, never seen", "searched": "", "about": "", "interests": {}, "again": [], "seen": []}
@@ -333,14 +310,8 @@ BAD: dict[str, tuple[str, Any, str, str]] = {
     "a word for a number": ("income", "high", "", 'a finite number, received "high"'),
     "a word for a kind of one's own": ("hour", "noon", "", 'a finite number, received "noon"'),
     "a fraction for a picture": ("looked_at", 1.5, "", "or a label's id .* received 1.5"),
-    "a time that is no date": ("seen", {"ids": ["1"], "times": [5]}, ".times.0", "received 5"),
-    "times that fall": ("seen", {"ids": ["1", "2"], "times": ["2026-02-02", "2026-02-01"]}, ".times.1", "oldest first"),
-    "fewer times than ids": ("seen", {"ids": ["1", "2"], "times": ["2026-02-02"]}, ".times", "received a list of 1"),
-    "a request before its history": (
-        "seen", {"ids": ["1"], "times": ["2026-02-02"], "now": "2026-02-01"}, ".now", "no time before",
-    ),
-    "another key": ("seen", {"ids": [], "times": [], "weights": []}, ".weights", "expected one of ids, times, now"),
-}  # fmt: skip
+    "a history with weights": ("seen", {"1": 2.0}, "", "expected a list of ids"),
+}
 
 
 @pytest.mark.parametrize(("name", "value", "part", "message"), BAD.values(), ids=BAD)
@@ -360,7 +331,6 @@ def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:
     assert (said["taste"]["kind"], said["taste"]["dims"]) == ("vector", DIMS)
     assert said["taste"]["expects"] == "a list of 6 finite numbers"
     assert said["looked_at"]["expects"] == "a list of 6 finite numbers, or a label's id (a string or a whole number)"
-    assert "an object of such ids, as many times, each a date or time" in said["seen"]["expects"]
     assert said["hour"]["kind"] == "number"
     assert shop.scores(answer["example"])
     label = shop.http.get(f"/v1/labels/{ITEMS}").json()

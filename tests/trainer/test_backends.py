@@ -29,10 +29,8 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.methods.neighbours import Neighbours
 
 history = {"name": "seen", "kind": "history", "table": "item_id", "dim": 4, "unknown_rate": 0}
-of_times = {"time_buckets": 20, "without_times": 0}
 of_labels = {"name": "seen", "kind": "history", "entries": "both", "dim": 4, "damping": 2}
 encoders = {name: history | {"encoder": {"name": name, "heads": 2, "dropout": 0}} for name in ("sasrec", "hstu")}
-encoders["hstu"]["encoder"] |= of_times
 rows = [(0, 0), (0, 1), (1, 2), (1, 1), (2, 1), (2, 3), (3, 4), (3, 5)]
 results = {}
 descent = {"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "schedule": "cosine", "l2": 0.01}

@@ -93,7 +93,7 @@ def test_an_export_without_events_adds_nothing(tmp_path: Path) -> None:
 
     found, expected = load([clicks, exported], **settings), load(clicks, timestamp="timestamp")
     assert pairs(found) == pairs(expected)
-    assert found.time_unit == expected.time_unit == "seconds"
+    assert found.report.unit == expected.report.unit == "seconds"
     with pytest.raises(DataError, match=r"fb.parquet: expected at least one interaction, found none"):
         load(exported, **settings)
     with pytest.raises(DataError, match=r"fb.parquet: expected at least one row, found none"):
@@ -110,7 +110,7 @@ def test_columns_of_an_export_stand_for_those_that_the_recipe_names(tmp_path: Pa
 
     times = dict(zip(pairs(found), found.train.times, strict=True))
     assert times["500", "2"] == (START + timedelta(days=20)).timestamp()
-    assert found.time_unit == "seconds"
+    assert found.report.unit == "seconds"
     weights = dict(zip(pairs(found), found.train.weights, strict=True))
     assert weights["500", "2"] == 12
     assert sorted(found.train.weights)[:-2] == [2.0] * 300

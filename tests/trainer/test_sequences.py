@@ -58,10 +58,9 @@ def embedded(model: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
         return np.asarray(model.towers.query({name: batch[name] for name in model.towers.query.input}))
 
 
-@pytest.mark.parametrize("name", ["sasrec", pytest.param("hstu", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ENCODERS)
 def test_one_pass_over_packed_histories_is_a_pass_for_every_pair(name: str) -> None:
-    """Also of pairs in any order, of a part of a query's, and of queries without a history yet; `test_time_buckets` has
-    the same of hstu."""
+    """Also of pairs in any order, of a part of a query's, and of queries without a history yet."""
     recipe, dataset = job(history(name), tiny.USER), data()
     model, encoding = shaken(tiny.model(recipe, dataset, batch_size=4)), Encoding.fit(recipe, dataset)
 

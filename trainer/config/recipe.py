@@ -84,8 +84,6 @@ class Recipe(Section):
             yield f"{where}: expected events that data.events.weights weighs, {types or 'none'}, received {unknown}"
         if feature.encoder is not None and not self.data.ordered:
             yield f"{where}: expected data.timestamp, or a data.split by time per query, with an encoder"
-        if feature.reads_times and self.data.timestamp is None:
-            yield f"{where}: expected data.timestamp with encoder.time_buckets, received none"
         vectors = {each.name: each for each in self.label.features if each.kind == "vector"}
         if feature.of_label is not None and feature.of_label not in vectors:
             yield (

@@ -39,14 +39,6 @@ class EncoderConfig(Section):
     """Width of the feed-forward layers of `sasrec`; 4·`dim` unless given."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
     """Share of the coordinates of entries, and of what each layer adds to them, set to 0 in training."""
-    time_buckets: int | None = Field(default=None, ge=2, le=512)
-    """Ranges of elapsed time, equally wide in its logarithm up to 68 years in seconds, that the layers tell apart; by
-    default they know the order alone. `hstu`: a bias of the time from an entry to what follows the one that attends,
-    the request after the last. `sasrec`: an embedding of the time from an entry to what follows it. Needs
-    `data.timestamp`; requests may then give times."""
-    without_times: float = Field(default=0.05, ge=0, lt=1)
-    """Share of histories that a step reads without times, with `time_buckets`, so that requests may give ids alone; 0
-    where all give times."""
 
     @model_validator(mode="before")
     @classmethod
@@ -56,8 +48,6 @@ class EncoderConfig(Section):
     def _problems(self) -> Iterator[str]:
         if self.hidden is not None and self.name != "sasrec":
             yield f"encoder: expected hidden with 'sasrec' only, received {self.name!r}"
-        if self.time_buckets is None and "without_times" in self.model_fields_set:
-            yield f"encoder: expected without_times with time_buckets only, received {self.without_times:g}"
 
 
 class TowerChoice(Choice):
@@ -229,11 +219,6 @@ class FeatureConfig(Section):
         if self.has_flag:
             return f"{self.name}__missing", 1
         return (self.name, 0) if self.has_table else None
-
-    @property
-    def reads_times(self) -> bool:
-        """Return whether a tower sees when its entries were."""
-        return self.encoder is not None and self.encoder.time_buckets is not None
 
     @property
     def in_tree(self) -> bool:

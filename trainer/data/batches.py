@@ -1,8 +1,7 @@
 """Tower inputs of queries, and the batches of an epoch.
 
 Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
-[B, P] for histories, bags and texts, `name__time` int32 [B, P] for histories that tell times, `name` float32 [B] for
-numbers, [B, D] for vectors.
+[B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
 Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 """
@@ -20,10 +19,9 @@ import numpy.typing as npt
 
 from longtail.bundle import Inputs
 from longtail.bundle.arrays import Int32, Int64
-from longtail.bundle.elapsed import NO_TIME
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
-from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, Moments, pack
+from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, pack
 from longtail.trainer.data.pairs import Pairs, Requests
 
 if TYPE_CHECKING:
@@ -44,7 +42,6 @@ class QueryFeatures:
         requests: the ways in which queries are asked; None where there is one of each.
         query_id: name of the feature that is the query's own id, which is by query row whatever the version.
         events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
-        moments: of the known pairs and of requests; None where no feature reads times.
     """
 
     def __init__(
@@ -59,25 +56,21 @@ class QueryFeatures:
         requests: Requests | None = None,
         query_id: str = "",
         events: Mapping[str, Sequence[int]] = MappingProxyType({}),
-        moments: Moments | None = None,
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
         self._queries, self._ordered, self._events = queries, ordered, events
         self._requests, self._query_id = requests, query_id
         self.has_sequences = any(feature.encoder is not None for feature in features)
-        self._read(known, moments)
+        self._read(known)
 
-    def _read(self, known: Pairs, moments: Moments | None) -> None:
-        self._known, self._moments = known, moments
-        offsets, ticks = known.offsets(self._queries), None if moments is None else moments.of_pairs
-        self._histories = {
-            name: Histories.of(known, offsets, self._events.get(name), ticks) for name in self._history_ids
-        }
+    def _read(self, known: Pairs) -> None:
+        self._known, offsets = known, known.offsets(self._queries)
+        self._histories = {name: Histories.of(known, offsets, self._events.get(name)) for name in self._history_ids}
 
-    def with_history(self, known: Pairs, held_out: Pairs | None = None) -> QueryFeatures:
-        """These features with histories read from other pairs, of queries of some held-out pairs."""
+    def with_history(self, known: Pairs) -> QueryFeatures:
+        """These features with histories read from other pairs."""
         made = copy(self)
-        made._read(known, None if self._moments is None else Moments.of(known, self._moments.unit, held_out))
+        made._read(known)
         return made
 
     def chosen(self, feature: str) -> Int32:
@@ -119,9 +112,6 @@ class QueryFeatures:
                 ends_B = offsets[queries_B + 1]
                 starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
                 inputs |= self._history(feature, starts_B, ends_B, None)
-                if self._moments is not None and feature.reads_times:
-                    there_BP, now_B = inputs[f"{feature.name}__weight"] > 0, self._moments.of_requests(requests_B)
-                    inputs[f"{feature.name}__time"] = self._histories[feature.name].ages(starts_B, there_BP, now_B)
         return inputs
 
     def _static(self, requests_B: Int32) -> Inputs:
@@ -161,10 +151,8 @@ class QueryFeatures:
         """Return the histories of training pairs."""
         history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
-        moments, encoder = self._moments, feature.encoder
-        # A place that several pairs share, since none of them is in the history, cannot be asked for at several times.
-        if encoder is not None and packed and not (feature.reads_times and history.earlier is not None):
-            return self._packed_history(feature, starts_B, history.before(pairs_B), pairs_B, rng)
+        if feature.encoder is not None and packed:
+            return self._packed_history(feature, starts_B, history.before(pairs_B))
         if self._ordered:
             ends_B = history.before(pairs_B)
             starts_B = np.maximum(starts_B, ends_B - feature.max_length)
@@ -172,18 +160,11 @@ class QueryFeatures:
             spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
             starts_B = starts_B + rng.integers(0, spare_B + 1)
         if feature.sample is None:
-            inputs = self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
-            if encoder is None or not feature.reads_times or moments is None:
-                return inputs
-            there_BP, known_B = inputs[f"{feature.name}__weight"] > 0, rng.random(len(pairs_B)) >= encoder.without_times
-            ages_BP = history.ages(starts_B, there_BP, moments.of_pairs[pairs_B], known_B)
-            return inputs | {f"{feature.name}__time": ages_BP}
+            return self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
         ends_B = np.minimum(ends_B, starts_B + feature.max_length)
         return self._drawn(feature, starts_B, ends_B, pairs_B, rng)
 
-    def _packed_history(
-        self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
-    ) -> Inputs:
+    def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
         """Return histories in blocks, and where they are."""
         packing = pack(firsts_B, ends_B, length=feature.max_length)
         labels = self._histories[feature.name].bags.ids
@@ -191,13 +172,7 @@ class QueryFeatures:
         ids_SP = (
             np.where(there_SP, ids_L[labels[packing.entries_SP]], np.int32(0)) if len(labels) else packing.segments_SP
         )
-        times: Inputs = {}
-        if feature.encoder is not None and feature.reads_times and self._moments is not None:
-            ages_SP = packing.ages(self._moments.of_pairs, pairs_B)
-            known_G = rng.random(int(packing.segments_SP.max(initial=0)) + 1) >= feature.encoder.without_times
-            ages_SP = np.where(known_G[packing.segments_SP], ages_SP, np.int32(NO_TIME))
-            times = {f"{feature.name}__time": np.where(there_SP, ages_SP, np.int32(0))}
-        return times | {
+        return {
             feature.name: ids_SP,
             f"{feature.name}__weight": there_SP.astype(np.float32),
             f"_{feature.name}{SEGMENTS}": packing.segments_SP,

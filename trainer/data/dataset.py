@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
-from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
@@ -113,13 +112,6 @@ class Dataset:
     def training_queries(self) -> int:
         """Return distinct queries with training pairs."""
         return len(distinct(self.train.queries))
-
-    @property
-    def time_unit(self) -> TimeUnit:
-        """Return what the times of the pairs are in, as a bundle says it."""
-        if self.report.dates:
-            return "date"
-        return "number" if self.report.unit is None else cast("TimeUnit", self.report.unit)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Feature, Inputs, Vocabulary
 from longtail.bundle.arrays import Float32, Int32, Int64
-from longtail.bundle.elapsed import TimeUnit
 from longtail.bundle.sets import distinct
 from longtail.trainer.config import FeatureConfig, Recipe
 from longtail.trainer.config.rows import Places, shown
@@ -22,7 +21,6 @@ from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryFeatures, take_rows
 from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, bags_of, encode_column, strings_of
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.histories import Moments
 from longtail.trainer.data.measures import Numbers, Vectors, VectorsOfLabels
 from longtail.trainer.data.pairs import occurrences
 
@@ -143,11 +141,6 @@ class Encoding:
                 for feature in recipe.query.features
                 if feature.events
             },
-            moments=(
-                Moments.of(train, dataset.time_unit)
-                if any(feature.reads_times for feature in recipe.query.features)
-                else None
-            ),
         )
         pairs = {
             ("query", feature.name): _by_row(
@@ -167,13 +160,9 @@ class Encoding:
             pairs=pairs,
             label_inputs=take_rows(recipe.label.features, encoded_labels, every_label),
             query_features=[
-                _described(feature, encoded_queries.get(feature.name), dataset.time_unit)
-                for feature in recipe.query.features
+                _described(feature, encoded_queries.get(feature.name)) for feature in recipe.query.features
             ],
-            label_features=[
-                _described(feature, encoded_labels.get(feature.name), dataset.time_unit)
-                for feature in recipe.label.features
-            ],
+            label_features=[_described(feature, encoded_labels.get(feature.name)) for feature in recipe.label.features],
             numbers=numbers,
             entry_ids={
                 feature.table_name: vocabularies[feature.entry_table].encode(dataset.label_ids)
@@ -195,7 +184,7 @@ def _path(places: Places | None) -> str | None:
     return None if places is None else shown(places)
 
 
-def _described(feature: FeatureConfig, column: Encoded | None, unit: TimeUnit) -> Feature:
+def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
     """Return what a bundle's manifest says of a feature."""
     measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
@@ -206,7 +195,6 @@ def _described(feature: FeatureConfig, column: Encoded | None, unit: TimeUnit) -
         separator=feature.separator,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
         of_label=feature.of_label,
-        times=unit if feature.reads_times else None,
         **measured,
     )
 

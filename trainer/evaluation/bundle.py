@@ -129,7 +129,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
     held_out = dataset.test if split == "test" else dataset.valid
     encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies), bundle.manifest.query_features)
-    features = encoding.query.with_history(known, held_out)
+    features = encoding.query.with_history(known)
     session = onnx_session(bundle.query_model, "query_tower.onnx")
     training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
     known, held_out = _by_bundle_rows(known, rows_L), _by_bundle_rows(held_out, rows_L)

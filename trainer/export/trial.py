@@ -90,7 +90,7 @@ def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) ->
     padded = dict(few)
     for name in few:
         if f"{name}__weight" in few:
-            parts = (name, f"{name}__weight", f"{name}__time")
+            parts = (name, f"{name}__weight")
             more = many[name].shape[1] - few[name].shape[1]
             padded |= {part: np.pad(column, ((0, 0), (0, more))) for part, column in few.items() if part in parts}
     compiled = backend.compile_tower(tower)
@@ -118,7 +118,7 @@ def _inputs(tower: keras.Model, config: TowerConfig, longest: int) -> Inputs:
     lengths = {feature.name: min(longest, feature.max_length) for feature in config.features}
     inputs: Inputs = {}
     for name, spec in tower.input.items():
-        length = lengths[name.removesuffix("__weight").removesuffix("__time").removesuffix("__missing")]
+        length = lengths[name.removesuffix("__weight").removesuffix("__missing")]
         shape = [_BATCH, *(length if size is None else size for size in spec.shape[1:])]
         if spec.dtype == "int32":
             inputs[name] = rng.integers(0, _ROWS, shape).astype(np.int32)

@@ -91,9 +91,7 @@ class FeatureParts:
             encoder = SequenceEncoder(
                 table, feature.encoder, max_length=feature.max_length, feature=feature.name, precision=self.precision
             )
-            if not feature.reads_times:
-                return encoder(ids, weights)
-            return encoder(ids, weights, self._input(f"{feature.name}__time", (None,), "int32"))
+            return encoder(ids, weights)
         if feature.own is not None:
             return self._own(feature, feature.own, table(ids), weights)
         bag = WeightedBag(table, feature.combiner, name=f"{feature.name}_bag", damping=feature.damping)

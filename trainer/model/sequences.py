@@ -11,7 +11,6 @@ Legend: `S` blocks, or rows, `P` places of a block, `W` places that a block sees
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,6 @@ from typing import NamedTuple
 
 import keras
 
-from longtail.bundle.elapsed import LONGEST_AGE
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.config.towers import EncoderConfig
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS
@@ -48,8 +46,6 @@ class SequenceEncoder(keras.layers.Layer):
         self.table, self.feature = table, feature
         drawn = keras.initializers.RandomNormal(stddev=0.02)
         self.positions = self.add_weight(shape=(max_length, table.dim), initializer=drawn, name="positions")
-        buckets = config.time_buckets if config.name == "sasrec" else None
-        self.gaps = TimeTable(buckets, table.dim, name=f"{feature}_gaps") if buckets else None
         self.start = self.add_weight(shape=(table.dim,), initializer="zeros", name="start")
         self.drop = entry_dropout(config, table.dim, feature, f"{feature}_entries")
         block: Callable[..., keras.layers.Layer] = SelfAttention
@@ -63,12 +59,8 @@ class SequenceEncoder(keras.layers.Layer):
         self.built = True
         self._packed: Packed | None = None
 
-    def call(self, ids_SP: Tensor, weights_SP: Tensor, ages_SP: Tensor | None = None) -> Tensor:
-        """float32 [B, D], where B = S outside of `packed_histories`. Entries of weight 0 are none, others alike.
-
-        Ages, int32 ticks, are counted back from one time for each history: from the request, or where histories are
-        packed, from the last of theirs. `NO_TIME` is that of an entry without a time.
-        """
+    def call(self, ids_SP: Tensor, weights_SP: Tensor) -> Tensor:
+        """float32 [B, D], where B = S outside of `packed_histories`. Entries of weight 0 are none, others alike."""
         there_SP = ops.cast(ops.not_equal(weights_SP, 0), "int32")
         packed = self._packed
         if packed is None:
@@ -76,12 +68,8 @@ class SequenceEncoder(keras.layers.Layer):
             seen = Seen.of(there_SP, ops.maximum(counted_SP - 1, 0) * there_SP, before=False)
         else:
             seen = Seen.of(packed.segments_SP * there_SP, packed.positions_SP, before=True)
-        if ages_SP is not None:
-            seen = seen._replace(ages_SP=ages_SP, following_SP=_following(ages_SP, packed))
         scale = float(self.table.dim) ** 0.5
         x_SPD = scale * self.table(ids_SP) + ops.take(self.positions, seen.positions_SP, axis=0)
-        if self.gaps is not None:
-            x_SPD = x_SPD + self.gaps(seen.ages_SP, seen.following_SP)
         x_SPD = dropped(self.drop, x_SPD)
         for block in self.blocks:
             x_SPD = block(x_SPD, seen, before=packed is not None)
@@ -103,15 +91,11 @@ class Seen(NamedTuple):
     Attributes:
         positions_SP: int32, from 0.
         distances_SPW: int32, entries from a place that is seen to this one; below 0 where the mask is False.
-        ages_SP: int32, ticks from an entry to the time that its history's are counted from; None without times.
-        following_SP: int32, the same of what follows the entry: the next one, or the request.
     """
 
     positions_SP: Tensor
     mask_SPW: Tensor
     distances_SPW: Tensor
-    ages_SP: Tensor | None = None
-    following_SP: Tensor | None = None
 
     @classmethod
     def of(cls, segments_SP: Tensor, positions_SP: Tensor, *, before: bool) -> Seen:
@@ -130,34 +114,6 @@ def windows(blocks: Tensor, *, before: bool) -> Tensor:
         return blocks
     earlier = ops.concatenate([ops.zeros_like(blocks[:1]), blocks[:-1]])
     return ops.concatenate([earlier, blocks], axis=1)
-
-
-class TimeTable(keras.layers.Layer):
-    """A learned row for each range of elapsed time, equally wide in its log, and one for unknown times."""
-
-    def __init__(self, buckets: int, width: int, *, name: str) -> None:
-        super().__init__(name=name, dtype="float32")
-        self.buckets = buckets
-        self.rows = self.add_weight(shape=(1 + buckets, width), initializer="zeros", name="rows")
-        self.built = True
-
-    def call(self, ages: Tensor, until: Tensor) -> Tensor:
-        """float32 […, width], by the time from entries to something, as ages of both, int32."""
-        # Half a tick more, so that no whole number lies on the edge of a range, where backends may round apart.
-        elapsed = ops.cast(ops.maximum(ages - until, 0), "float32") + 0.5
-        ranges = ops.floor(ops.log(elapsed) * (self.buckets / math.log(1.0 + LONGEST_AGE)))
-        rows = 1 + ops.clip(ops.cast(ranges, "int32"), 0, self.buckets - 1)
-        made: Tensor = ops.take(self.rows, ops.where(ages < 0, 0, rows), axis=0)
-        return made
-
-
-def _following(ages_SP: Tensor, packed: Packed | None) -> Tensor:
-    """Ages of what follows each entry, int32 [S, P]: of the next one of its history, or 0, which is the request."""
-    if packed is None:
-        return ops.concatenate([ages_SP[:, 1:], ops.zeros_like(ages_SP[:, :1])], axis=1)
-    ages_T, segments_T = (ops.reshape(numbers, (-1,)) for numbers in (ages_SP, packed.segments_SP))
-    next_T, of_T = (ops.concatenate([each[1:], ops.zeros_like(each[:1])]) for each in (ages_T, segments_T))
-    return ops.reshape(ops.where(ops.equal(of_T, segments_T), next_T, 0), ops.shape(ages_SP))
 
 
 class SelfAttention(keras.layers.Layer):
@@ -190,7 +146,7 @@ class SelfAttention(keras.layers.Layer):
 
 class PointwiseAttention(keras.layers.Layer):
     """A block of HSTU: x + f(norm(Σ_w silu(q·k + bias)/max_length · v) ⊙ u), where u, v, q, k are silu of a linear map
-    of norm x, and the bias is of the distance, with times also of the time (Zhai et al. 2024, eq. 1–3); [S, P, D]. No
+    of norm x, and the bias is of the distance (Zhai et al. 2024, eq. 1–3); [S, P, D]. No
     softmax: how many entries matter counts."""
 
     def __init__(
@@ -208,7 +164,6 @@ class PointwiseAttention(keras.layers.Layer):
         self.out = keras.layers.Dense(dim, dtype=precision)
         self.out.build((None, None, dim))
         self.bias = self.add_weight(shape=(max_length,), initializer="zeros", name="distance_bias")
-        self.of_time = TimeTable(config.time_buckets, 1, name=f"{name}_time_bias") if config.time_buckets else None
         self.drop = entry_dropout(config, dim, feature, f"{name}_attended")
         self.built = True
 
@@ -218,9 +173,6 @@ class PointwiseAttention(keras.layers.Layer):
         keys, values = (windows(each, before=before) for each in (keys, values))
         distances_SPW = ops.clip(seen.distances_SPW, 0, self.max_length - 1)
         bias_SPW = ops.take(self.bias, distances_SPW, axis=0)
-        if self.of_time is not None and seen.ages_SP is not None and seen.following_SP is not None:
-            ages_S1W = windows(seen.ages_SP, before=before)[:, None]
-            bias_SPW = bias_SPW + self.of_time(ages_S1W, seen.following_SP[..., None])[..., 0]
         bias_SPW = ops.where(seen.mask_SPW, bias_SPW, 0.0)
         logits_SHPW = ops.cast(ops.einsum("sphc,swhc->shpw", queries, keys), "float32") + bias_SPW[:, None]
         mask_S1PW = ops.cast(seen.mask_SPW, "float32")[:, None]
