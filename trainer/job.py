@@ -24,7 +24,6 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import Cluster, first_before_others, is_first, sibling_folder, take_part, wait_for_all
-from longtail.trainer.dial_selection import choose_dial, found_by_label
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
@@ -41,7 +40,7 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import with_temperature
 from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import prepare_run, train
-from longtail.trainer.trained import Trained
+from longtail.trainer.trained import Trained, choose_dial, found_by_label
 from longtail.trainer.warm_start import WarmStart
 
 _OF_THE_MACHINE = {*PLACES, "memory"}

@@ -11,11 +11,10 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.devices import is_first, wait_for_all
-from longtail.trainer.dial_selection import choose_dial, found_by_label
 from longtail.trainer.errors import CheckpointError, DivergedError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
-from longtail.trainer.trained import Trained
+from longtail.trainer.trained import Trained, choose_dial, found_by_label
 from longtail.trainer.warm_start import WarmStart
 
 TEMPERATURES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8)

@@ -1,4 +1,4 @@
-"""What training gives: a model with what is needed to evaluate and export it.
+"""What training gives: a model with what is needed to evaluate and export it, and its λ and μ, chosen on valid.
 
 Legend: `B` queries, `L` labels.
 """
@@ -12,15 +12,16 @@ from functools import cached_property
 import keras
 import numpy as np
 
-from longtail.bundle import CurvePoint
+from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.evaluation.dial import Noise, Setting
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by
 from longtail.trainer.evaluation.ranking import LabelSide, Watch, bias_removal_curve, buckets_for, log_proposal_of
+from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import log_frequencies_of
 from longtail.trainer.losses.implied_noise import (
@@ -152,3 +153,56 @@ class Trained:
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Return embeddings of queries by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
+
+
+def found_by_label(trained: Trained) -> FoundByLabel:
+    """Return what `choose_dial` fills with what valid's lists find, at the k of the recipe's metric."""
+    recipe, label_ids, theory = trained.recipe, trained.dataset.label_ids, dict[str, Setting]()
+    if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
+        theory["train"] = Setting(trained.theoretical_bias_removal())
+        removed = theory["train"].bias_removal
+        theory["uniform"] = Setting(removed, -trained.slope) if trained.noise().apart else Setting(0.0)
+    k = min(int(recipe.evaluation.k), len(label_ids))
+    return FoundByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
+
+
+def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Dial:
+    """Choose the λ, and the μ at that λ, of the best metric on valid, with the curve there.
+
+    Where the recipe names a target prior, those of the best recall under it, of the curve's and of μ < 0. Without
+    valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
+
+    Args:
+        found: of `found_by_label`; filled with what is found at every setting.
+    """
+    found = found or found_by_label(trained)
+    config, noise = trained.recipe.evaluation, trained.noise()
+    curve: list[CurvePoint] = []
+    if len(dataset.valid):
+        why = chosen_by(config)
+
+        def measure(settings: list[Setting]) -> list[CurvePoint]:
+            return trained.curve(dataset.valid, dataset.train, settings, watch=found.see)
+
+        best, curve = best_dial(measure, config, noise)
+        of_curve = [Setting.of(point) for point in curve]
+        found.keep(of_curve)
+        beyond = settings_beyond(of_curve, apart=noise.apart)
+        measured = measure(beyond) if beyond else []
+        if config.target_prior is not None:
+            best, _ = found.best(config.target_prior)
+            why = f"target prior {config.target_prior} and valid recall@{found.k}"
+            curve += [point for point in measured if Setting.of(point) == best]
+    elif config.default_bias_removal is not None:
+        why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
+    else:
+        why, best = "theory, for want of validation data", Setting(trained.theoretical_bias_removal())
+    bias_removal = BiasRemoval(
+        default=best.bias_removal,
+        minimum=0.0 if trained.model.proposal is not None else -1.0,
+        noise=noise.name,
+        chosen_by=why,
+        curve_split="valid" if curve else "none",
+        curve=curve,
+    )
+    return Dial(bias_removal, Popularity(default=best.popularity))

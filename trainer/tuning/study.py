@@ -21,7 +21,6 @@ from longtail.trainer.config import PLACES, Recipe, load_recipe, recipe_toml
 from longtail.trainer.config.tune import maximised
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.prepared import read_dataset, settings_of
-from longtail.trainer.dial_selection import choose_dial
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.export.trial import try_own_layers
@@ -31,6 +30,7 @@ from longtail.trainer.metric_registry import k_of
 from longtail.trainer.progress import Reporter
 from longtail.trainer.trackers import flattened
 from longtail.trainer.train import train
+from longtail.trainer.trained import choose_dial
 from longtail.trainer.tuning.ranges import Ranges
 
 try:
