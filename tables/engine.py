@@ -386,7 +386,6 @@ def _read_csv(text: _Text, rejects: str | None = None) -> str:
 
 
 def _refuse_broken(path: str, file: DataFile) -> None:
-    """Raise DataError for the first line that is no object of JSON."""
     with open(path, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             try:
@@ -445,7 +444,6 @@ def _with_plain_breaks(engine: Engine, path: str, within: bool) -> str:
 
 
 def _content(file: DataFile) -> IO[bytes]:
-    """Open the unpacked bytes of a file."""
     raw: IO[bytes] = open(file.path, "rb") if file.system is None else file.system.open(file.path, "rb")  # noqa: SIM115
     ending = Path(file.path).suffix
     if ending not in PACKED:

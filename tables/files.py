@@ -116,7 +116,6 @@ def _ending(name: str) -> str | None:
 
 
 def _local(place: Path) -> list[DataFile]:
-    """Return files of a path or a glob of this machine."""
     files: list[DataFile] = []
     names: list[str] = []
     if place.exists():
@@ -223,7 +222,6 @@ def _listed(paths: Iterable[str], top: str) -> list[str]:
 
 
 def _partition(file: DataFile) -> dict[str, str | None]:
-    """Return the columns that the folders of a file name."""
     if file.kind in ("sql", "delta", "iceberg"):
         return {}
     found = re.findall(r"(?<=/)([^/=]+)=([^/]*)(?=/)", f"/{file.path}")

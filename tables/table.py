@@ -246,5 +246,4 @@ def _kinds(columns: Sequence[dict[str, tuple[str, str]]], where: str) -> dict[st
 
 
 def _cells(columns: dict[str, tuple[str, str]], kinds: dict[str, str]) -> list[str]:
-    """Return expressions of the columns of a file, of the types of all files."""
     return [as_type(*columns[name], kind) if name in columns else "NULL" for name, kind in kinds.items()]

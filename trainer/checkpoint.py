@@ -84,7 +84,6 @@ class Checkpoints:
         """Wait until everything is written."""
 
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
-        """Return the newest checkpoint of a kind, and its state."""
         found = self._numbered(kind)
         if not found:
             return None

@@ -118,7 +118,6 @@ class LazySGD:
 
 
 def _slot(table: Table, kind: str) -> keras.Variable:
-    """Zeros [rows, D] beside a table."""
     return backend.rows_variable(table.rows, table.dim, name=f"{table.name}_{kind}")
 
 

@@ -87,7 +87,6 @@ def _problem(problem: ErrorDetails) -> str:
 
 
 def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
-    """Return the keys of the section that holds this one."""
     section: type[BaseModel] = Recipe
     for name in location[:-1]:
         if isinstance(name, str) and name in section.model_fields:  # else the name of an objective

@@ -145,7 +145,6 @@ class Recipe(Section):
             yield "loss.negatives_per: expected 'pair' with data.reduction = 'sample', which visits one pair of a query"
 
     def _problems_of_objectives(self, objectives: dict[str, ObjectiveConfig]) -> Iterator[str]:
-        """Yield why objectives do not share out the types of events."""
         names, events = list(objectives), self.data.events
         if len(names) == 1:
             yield f"objectives: expected at least two, or no [objectives] at all, received {names}"
@@ -159,7 +158,6 @@ class Recipe(Section):
             yield "objectives: expected some export > 0, received only zeros"
 
     def _problems_of_batches(self) -> Iterator[str]:
-        """Yield what a batch could not hold together."""
         loss, parts = self.loss, self.training.accumulate
         if parts > 1 and loss.resolved_hits == "mask_known":
             yield f"training.accumulate: expected 1 with loss.hits 'mask_known', of whole batches, received {parts}"
@@ -178,7 +176,6 @@ class Recipe(Section):
                 )
 
     def _problems_of_scores(self) -> Iterator[str]:
-        """Yield what is not defined for the model's scores."""
         model, loss, evaluation = self.model, self.loss, self.evaluation
         cosine = model.similarity == "cosine"
         bounded = cosine and not (model.learn_temperature or model.label_bias)

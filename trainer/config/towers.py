@@ -264,7 +264,6 @@ class FeatureConfig(Section):
 
     @property
     def _changed(self) -> set[str]:
-        """Return names of the fields that are not as they are by default."""
         return set(self.model_dump(exclude_defaults=True, by_alias=False)) - {"name", "kind"}
 
     def _problems(self) -> Iterator[str]:

@@ -148,7 +148,6 @@ class QueryFeatures:
     def _history_of_pairs(
         self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
     ) -> Inputs:
-        """Return the histories of training pairs."""
         history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         if feature.encoder is not None and packed:
@@ -165,7 +164,6 @@ class QueryFeatures:
         return self._drawn(feature, starts_B, ends_B, pairs_B, rng)
 
     def _packed_history(self, feature: FeatureConfig, firsts_B: Int64, ends_B: Int64) -> Inputs:
-        """Return histories in blocks, and where they are."""
         packing = pack(firsts_B, ends_B, length=feature.max_length)
         labels = self._histories[feature.name].bags.ids
         ids_L, there_SP = self._history_ids[feature.name], packing.segments_SP > 0

@@ -239,7 +239,6 @@ class _Loading:
         )
 
     def _read(self) -> tuple[Log, dict[str, IdTable | None]]:
-        """Read the log as texts, and the feature tables by side."""
         data, report, errors, columns = self.data, self.report, self.errors, self.table_columns
         for name, place in self.places.items():
             try:
@@ -446,7 +445,6 @@ class _Loading:
         return Bags(offsets, found["label"].to_numpy(), np.ones(len(found), np.float32))
 
     def _split(self, name: str) -> Pairs:
-        """Return the pairs of a split, sorted."""
         engine, there, at = self.engine, self._columns(), _SPLITS.index(name)
         left_out = "shown" if name == "test" and name in self.places else ""
         of = {column: kind for column, kind in _ARRAYS.items() if column in there and column != left_out}

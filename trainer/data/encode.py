@@ -185,7 +185,6 @@ def _path(places: Places | None) -> str | None:
 
 
 def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
-    """Return what a bundle's manifest says of a feature."""
     measured = {} if column is None or isinstance(column, np.ndarray | Bags) else column.described()
     return Feature(
         name=feature.name,

@@ -351,7 +351,6 @@ def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
 
 
 def _weight_checks(log: Log, data: DataConfig) -> Iterator[Check]:
-    """Yield what may be wrong with weights and event types."""
     if name := data.weight:
         yield Check(name, "NOT isfinite(given) OR given IS NULL", "finite numbers", raw=name, of_text="numbers")
         yield Check(name, "given < 0", "weights >= 0", value="given")
@@ -419,7 +418,6 @@ def matches_whole(text: str) -> bool:
 
 
 def _utc(day: date) -> datetime:
-    """Return a date or time as UTC without a zone."""
     if not isinstance(day, datetime):
         return datetime(day.year, day.month, day.day)
     return day if day.tzinfo is None else day.astimezone(UTC).replace(tzinfo=None)

@@ -93,7 +93,6 @@ def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
 
 
 def _arrays_of(dataset: Dataset) -> Iterator[tuple[str, Array]]:
-    """Yield the arrays that the data set has, by file name."""
     parts: dict[str, Pairs | Requests | Bags | None] = {split: getattr(dataset, split) for split in _SPLITS}
     for part, values in (parts | {"asked": dataset.requests, "impressions": dataset.impressions}).items():
         for field in fields(values) if values is not None else ():
@@ -124,7 +123,6 @@ def _write(dataset: Dataset, folder: Path, files: list[tuple[str, int, int]]) ->
 
 
 def _read(folder: Path) -> Dataset:
-    """Return the data set of a folder, mapped."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
         for name, size in manifest["sizes"].items():

@@ -152,7 +152,6 @@ def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Colum
 
 
 def _words(texts: pa.Array | pa.ChunkedArray) -> float:
-    """Compute the mean number of words."""
     return float(pc.mean(pc.list_value_length(pc.utf8_split_whitespace(texts))).as_py() or 0)
 
 
@@ -258,7 +257,6 @@ def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
 
 
 def _event_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
-    """Find the column of event types: few different strings, and a name that says so."""
     names: list[str] = log.column_names
     for name in names:
         fits = name not in taken and is_text(log.schema.field(name).type) and words_of(name) & _EVENT

@@ -309,7 +309,6 @@ def _split(
 def _events(
     log: pa.Table, choices: pa.Table | None, roles: Roles, half_life: tuple[float, float] | None
 ) -> list[str]:  # fmt: skip
-    """Draft weights of pairs by the column of events and by age."""
     lines: list[str] = []
     events: dict[str, Any] = {}
     if roles.event is not None:

@@ -251,7 +251,6 @@ class _Search:
         return theirs
 
     def _settings(self) -> dict[str, str]:
-        """Get everything that figures depend on: settings by dotted key, as JSON, and the data's fingerprint."""
         places = {*PLACES, "memory"}
         tree = self.ranges.recipe.model_dump(mode="json", by_alias=True, exclude={"name": True, "data": places})
         tree["tune"] = self.ranges.tune.model_dump(mode="json", exclude={"trials"})
