@@ -8,7 +8,7 @@ Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -45,7 +45,6 @@ class AddedLabels:
         buckets: int8 [M]; a new label is new, whatever the version of the bundle.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
-        vectors: float32 [M, dims] of the label features that the bundle keeps vectors of, by name; NaN without one.
         priors: float32 [M, P], values of the release's priors; None if it has none.
     """
 
@@ -58,7 +57,6 @@ class AddedLabels:
     buckets: Int8
     bias: Float32 | None
     display: list[dict[str, JsonValue]]
-    vectors: Mapping[str, Float32] = field(default_factory=dict)
     priors: Float32 | None = None
 
     def __len__(self) -> int:
@@ -125,7 +123,7 @@ class LabelAdder:
         try:
             _ = self._tower if records else None
         except FixedLabelsError as error:
-            return self._additions([], [], [], []), {record.id: str(error) for record in records}
+            return self._additions([], [], []), {record.id: str(error) for record in records}
         added, refused = self._add(records)
         return added, {id_: f"{error.field}: {error.message}" for id_, error in refused.items()}
 
@@ -133,7 +131,6 @@ class LabelAdder:
         """`add` of a bundle that embeds labels; priors that it lacks, given under another release, are left out."""
         added: list[Upsert] = []
         embeddings: list[Float32] = []
-        vectors: list[dict[str, Float32]] = []
         display: list[dict[str, JsonValue]] = []
         refused: dict[str, InputError] = {}
 
@@ -143,7 +140,7 @@ class LabelAdder:
                 if self._priors is not None:
                     for record in part:
                         self._priors.check(record.priors)
-                embedded, kept = self._embed(part)
+                embedded = self._embed(part)
             except InputError as error:
                 if len(part) == 1:
                     refused[part[0].id] = error
@@ -152,20 +149,18 @@ class LabelAdder:
                     one_by_one([record])
                 return
             embeddings.append(embedded)
-            vectors.append(kept)
             added.extend(part)
             display.extend(shown)
 
         for start in range(0, len(records), _BATCH):
             one_by_one(records[start : start + _BATCH])
-        return self._additions(added, embeddings, display, vectors), refused
+        return self._additions(added, embeddings, display), refused
 
     def _additions(
         self,
         records: Sequence[Upsert],
         embeddings: Sequence[Float32],
         display: list[dict[str, JsonValue]],
-        vectors: Sequence[dict[str, Float32]],
     ) -> AddedLabels:
         labels = self._bundle.labels
         rows_M = np.array([self._rows.get(record.id, NEW_LABEL) for record in records], np.int64)
@@ -182,10 +177,6 @@ class LabelAdder:
             np.where(known_M, labels.buckets[rows_M], np.int8(NEW)),
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
-            {
-                name: np.concatenate([np.empty((0, kept.shape[1]), np.float32), *(part[name] for part in vectors)])
-                for name, kept in self._bundle.label_vectors.items()
-            },
             None if self._priors is None else self._priors.of_added(rows_M, [record.priors for record in records]),
         )
 
@@ -206,10 +197,9 @@ class LabelAdder:
         manifest = bundle.manifest
         return Tower(model, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
 
-    def _embed(self, records: Sequence[Upsert]) -> tuple[Float32, dict[str, Float32]]:
-        """Label embeddings, float32 [B, D], and the vectors that are kept, as `AddedLabels.vectors`."""
-        inputs = self._tower.read([self._features(record) for record in records])
-        embeddings_BD = self._tower.embed(inputs)
+    def _embed(self, records: Sequence[Upsert]) -> Float32:
+        """Label embeddings, float32 [B, D]."""
+        embeddings_BD = self._tower.embed(self._tower.read([self._features(record) for record in records]))
         if self._bundle.manifest.similarity == "cosine":
             off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > UNIT_NORM_TOLERANCE
             if off_B.any():
@@ -220,12 +210,7 @@ class LabelAdder:
                     row=row,
                     field="features",
                 )
-        none = np.float32(np.nan)
-        vectors = {
-            name: np.where(inputs[f"{name}__missing"][:, None] > 0, none, inputs[name])
-            for name in self._bundle.label_vectors
-        }
-        return embeddings_BD, vectors
+        return embeddings_BD
 
     def _features(self, record: Upsert) -> Features:
         own_id = self._bundle.manifest.own_id

@@ -32,7 +32,6 @@ QUERY_TOWER = "query_tower.onnx"
 LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
 VOCABULARIES = "vocabularies"
-LABEL_VECTORS = "label_vectors"
 TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
@@ -57,8 +56,6 @@ class Bundle:
         tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
             refer to them as `tables/NAME.npy`.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
-        label_vectors: float32 [L, dims] of the label features that queries give by label id, by name; NaN of a label
-            without a vector.
         reports: further files kept with the model (report.html, metrics.json), by name.
         priors: of the release that serves it, which keeps them: `write` does not; None without any.
         path: where it was loaded from; None before it is written.
@@ -73,7 +70,6 @@ class Bundle:
     tables: Mapping[str, Path] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
-    label_vectors: Mapping[str, Float32] = field(default_factory=dict)
     reports: Mapping[str, bytes] = field(default_factory=dict)
     priors: Priors | None = None
     path: Path | None = None
@@ -137,10 +133,6 @@ class Bundle:
                 (working / VOCABULARIES).mkdir()
             for name, vocabulary in self.vocabularies.items():
                 vocabulary.write(working / VOCABULARIES / f"{name}.arrow")
-            if self.label_vectors:
-                (working / LABEL_VECTORS).mkdir()
-            for name, vectors in self.label_vectors.items():
-                np.save(working / LABEL_VECTORS / f"{name}.npy", vectors, allow_pickle=False)
             for name, content in self.reports.items():
                 (working / name).write_bytes(content)
             files = {
@@ -184,7 +176,6 @@ class Bundle:
                 name: Vocabulary.read(path / file, verify=verify) for name, file in _in(VOCABULARIES, manifest)
             },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
-            label_vectors={name: read_table(path / file) for name, file in _in(LABEL_VECTORS, manifest)},
             path=path,
         )
         if verify:
@@ -221,7 +212,6 @@ def _check(bundle: Bundle) -> None:
             )
     _check_labels(bundle)
     _check_features(bundle)
-    _check_label_vectors(bundle)
     _check_tables(bundle)
     if bundle.proposal is not None:
         _check_proposal(bundle)
@@ -260,38 +250,6 @@ def _check_features(bundle: Bundle) -> None:
     names = {feature.vocabulary for feature in features if feature.vocabulary}
     found = sorted(bundle.vocabularies)
     require("every feature's vocabulary is in vocabularies/", names <= set(found), sorted(names), found)
-
-
-def _check_label_vectors(bundle: Bundle) -> None:
-    manifest, vectors = bundle.manifest, bundle.label_vectors
-    of_labels = {feature.name: feature for feature in manifest.label_features if feature.kind == "vector"}
-    readers = [feature for feature in manifest.query_features if feature.of_label is not None]
-    for feature in readers:
-        of_label = of_labels.get(str(feature.of_label))
-        require(
-            f"query feature {feature.name!r}: of_label names a vector of the same dims among the label features",
-            of_label is not None and of_label.dims == feature.dims,
-            f"one of dims {feature.dims} of {sorted(of_labels) or 'none'}",
-            str(feature.of_label) + ("" if of_label is None else f" of dims {of_label.dims}"),
-        )
-    twice = [feature.name for feature in manifest.label_features if feature.of_label is not None]
-    require("of_label is of query features only", not twice, "query features", twice)
-    names, found = sorted({str(feature.of_label) for feature in readers}), sorted(vectors)
-    invariant = "label_vectors/ has a file for each label feature that of_label names, and no other"
-    require(invariant, names == found, names, found)
-    for name in names:
-        shape = manifest.labels, of_labels[name].dims
-        _require_shape(f"label_vectors/{name}.npy is float32 [labels, dims]", vectors[name], shape)
-        for start in range(0, manifest.labels, _ROWS_AT_ONCE):
-            part = vectors[name][start : start + _ROWS_AT_ONCE]
-            bad = ~np.isfinite(part).all(axis=1) & ~np.isnan(part).all(axis=1)
-            first = int(bad.argmax())
-            require(
-                f"label_vectors/{name}.npy is finite, or NaN in a whole row",
-                not bad.any(),
-                "finite values, or NaN",
-                f"{part[first][:4]} in row {start + first}",
-            )
 
 
 def _check_tables(bundle: Bundle) -> None:

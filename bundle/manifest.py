@@ -46,7 +46,6 @@ class Feature(Record):
     | `text` with a vocabulary | a string, split at spaces after `standardize`, looked up | the same |
     | `number` | a number | `name` float32 [B]; with `boundaries`, its range, `name` int32 [B] |
     | `vector` | a list of `dims` numbers | `name` float32 [B, dims], `name__missing` float32 [B] |
-    | `vector` with `of_label` | the same, or a label's id | the same |
     | `date` | an ISO 8601 string | `name` int32 [B, parts] |
 
     A missing feature or null means: out-of-vocabulary row, empty bag, `missing`, or where that is null zeros, and 1
@@ -74,9 +73,6 @@ class Feature(Record):
     row 0 is missing."""
     dims: int | None = Field(default=None, ge=1)
     """Numbers in a vector."""
-    of_label: str | None = None
-    """Of a query's vector: the label feature whose vector it is of the label that a request gives the id of, as kept in
-    `label_vectors/`."""
     parts: list[DatePart] | None = Field(default=None, min_length=1)
     """What a date is read as, in this order; `bundle/dates.py` has the rows."""
     reference: datetime | None = None
@@ -102,7 +98,7 @@ class Feature(Record):
         value = FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
         if self.separator is not None:
             value += f", or a string of ids with {self.separator!r} between them"
-        return value if self.of_label is None else f"{value}, or a label's id (a string or a whole number)"
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -119,7 +115,6 @@ class Feature(Record):
             ),
         }
         allowed = {
-            "of_label belongs to vector": (self.of_label, self.kind == "vector"),
             "separator belongs to bag": (self.separator, self.kind == "bag"),
             "boundaries belongs to number": (self.boundaries, self.kind == "number"),
             "standardize belongs to text with a vocabulary": (self.standardize, text and self.vocabulary is not None),

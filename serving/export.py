@@ -203,7 +203,7 @@ def _value_of(feature: Feature) -> str:
     value, text = f"json_extract(features, '$.{feature.name}')", f"features ->> '$.{feature.name}'"
     if feature.kind == "number":
         return f"TRY_CAST({value} AS DOUBLE)"
-    if feature.kind == "vector" and feature.of_label is None:
+    if feature.kind == "vector":
         return f"TRY_CAST({value} AS DOUBLE[])"
     if feature.kind in ("history", "audience", "bag"):
         # An object holds ids as keys, each with its weight.

@@ -61,8 +61,6 @@ def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]
 
 
 def _accepted(feature: Feature) -> set[str]:
-    if feature.of_label is not None:
-        return _JSON_TYPES["id"] | {feature.model_copy(update={"of_label": None}).expects}
     taken = _JSON_TYPES.get(feature.kind, {feature.expects})
     if feature.separator is not None:
         taken = taken | {f"string with {feature.separator!r}"}

@@ -94,10 +94,6 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         ),
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
-        label_vectors={
-            name: np.concatenate([vectors, added.vectors[name]])[places]
-            for name, vectors in source.label_vectors.items()
-        },
         reports=_reports(source, bundle),
         path=None,
     ).write(out)

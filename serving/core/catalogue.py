@@ -9,8 +9,7 @@ was shown lately is kept as Python objects, for the head is shown again and agai
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,6 @@ _MAX_KEPT = 1 << 14
 class Catalogue:
     """Labels of one release, and those of an overlay on it.
 
-    Args:
-        vectors: float32 [L, dims] by label feature, as `Bundle.label_vectors`.
-
     Raises:
         BundleInvariantError: a display column that JSON cannot hold.
     """
@@ -51,12 +47,10 @@ class Catalogue:
         self,
         labels: Labels,
         embeddings_LD: Float32,
-        vectors: Mapping[str, Float32] = MappingProxyType({}),
         filterable: Sequence[str] | None = None,
     ) -> None:
         self.attributes = LabelAttributes(labels.display, filterable)
         self._labels = labels
-        self._vectors = vectors
         self._embeddings_LD = embeddings_LD
         self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
         self._column_bytes: dict[str, float] = {
@@ -185,16 +179,6 @@ class Catalogue:
         several = [value if isinstance(value, list) else [value] for value in shown]
         # NaN, which is no number, is not itself either.
         return [list(dict.fromkeys(one for one in values if one is not None and one == one)) for values in several]
-
-    def vector(self, feature: str, id_: str | int) -> Float32 | None:
-        """The vector, float32 [dims], that a label which is answered has in a label feature; None without one."""
-        row = self._row(str(id_))
-        if row is None or (self._overlay is not None and self._overlay.hides(row)):
-            return None
-        taken: Float32 = self._gather(
-            self._vectors[feature], lambda added, places: added.vectors[feature][places], np.array([row])
-        )[0]
-        return None if np.isnan(taken[0]) else taken
 
     def buckets(self, rows_N: Int64) -> Int8:
         """0 head, 1 torso, 2 tail or 3 new of every row, int8 [N]."""

@@ -16,11 +16,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from pydantic import JsonValue
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
 from longtail.bundle.arrays import Float32, Int64
-from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
@@ -97,8 +95,7 @@ class Retriever:
         self.manifest = bundle.manifest
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
-        self.catalogue = Catalogue(bundle.labels, bundle.embeddings, bundle.label_vectors, filterable)
-        self._of_labels = [feature for feature in bundle.manifest.query_features if feature.of_label is not None]
+        self.catalogue = Catalogue(bundle.labels, bundle.embeddings, filterable)
         tree = bundle.proposal is not None
         self._dials_of_queries = Dials.of_queries(bundle.manifest, bundle.priors, tree=tree)
         self._dials_of_labels = Dials.of_labels(bundle.manifest, bundle.priors, tree=tree)
@@ -211,28 +208,9 @@ class Retriever:
         return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """Return u of every query, float32 [B, D], and the tower's inputs.
-
-        Where a query gives a label's id for a feature `of_label`, the tower reads that label's vector; an id that no
-        answered label has, and a label without a vector, read as a vector that is missing.
-        """
+        """Return u of every query, float32 [B, D], and the tower's inputs."""
         try:
-            if not self._of_labels:
-                inputs = self._encoder.read(features_B)
-                return self._encoder.embed(inputs), inputs
-            others_B = [dict(given) for given in features_B]
-            ids = [
-                (row, feature, str(id_text(others.pop(feature.name))))
-                for feature in self._of_labels
-                for row, others in enumerate(others_B)
-                if _is_id(others.get(feature.name))
-            ]
-            inputs = self._encoder.read(others_B)
-            for row, feature, id_ in ids:
-                vector = self.catalogue.vector(str(feature.of_label), id_)
-                if vector is not None:
-                    inputs[feature.name][row] = vector
-                    inputs[f"{feature.name}__missing"][row] = 0
+            inputs = self._encoder.read(features_B)
             return self._encoder.embed(inputs), inputs
         except (InputError, TowerError):
             with serving_errors("queries"):
@@ -240,11 +218,9 @@ class Retriever:
 
     def check_features(self, features: Features, items: str) -> None:
         """Check the features that this release reads; raises InvalidRequestError about the first of `items`."""
-        of_labels = {feature.name for feature in self._of_labels}
         read = {feature.name for feature in self._encoder.features}
-        given = {name: value for name, value in features.items() if name in read}
         with serving_errors(items):
-            self._encoder.read([{name: of for name, of in given.items() if name not in of_labels or not _is_id(of)}])
+            self._encoder.read([{name: value for name, value in features.items() if name in read}])
 
     def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
         """Return a query's vector, float32 [D]; raises InvalidRequestError for one that this release cannot score."""
@@ -300,7 +276,7 @@ class Retriever:
         maximum = self.manifest.bias_removal.maximum
         self.retrieve(
             [
-                Query(features=self._example(), k=k, exclude=[""]),
+                Query(features=self._encoder.example(), k=k, exclude=[""]),
                 Query(features={}, k=k, bias_removal=maximum, popularity=0.0),
             ]
         )
@@ -334,13 +310,8 @@ class Retriever:
                 {"name": name, "kind": kind, "operators": operators(kind)}
                 for name, kind in self.catalogue.attributes.kinds.items()
             ],
-            "example": self._example(),
+            "example": self._encoder.example(),
         }
-
-    def _example(self) -> dict[str, JsonValue]:
-        """Features of a valid query; of vectors by label id, the first label's."""
-        first = self._bundle.labels.ids[0].as_py()
-        return self._encoder.example() | {feature.name: first for feature in self._of_labels}
 
     def _answer(
         self,
@@ -412,10 +383,3 @@ class Retriever:
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
-
-
-def _is_id(value: JsonValue) -> bool:
-    """Return whether a value is a label's id: text or a whole number."""
-    if isinstance(value, float):
-        return value.is_integer()
-    return isinstance(value, str | int) and not isinstance(value, bool)

@@ -72,7 +72,6 @@ features = [
     { name = "device", from = "row", kind = "id", dim = 4 },
     { name = "hour", from = "row", kind = "cyclic", period = 24, missing = "flag" },
     { name = "searched", column = "words", from = "row", kind = "text", dim = 4, hash_rows = 64 },
-    { name = "looked_at", kind = "vector", dims = 6, of_label = "picture", from = "row" },
 ]
 hidden = [16]
 cross = 2
@@ -163,7 +162,6 @@ def write_shop(folder: Path) -> None:
         "device": [None if row % 17 == 0 else ["phone", "web", "tv"][row % 3] for row in range(ROWS)],
         "hour": [None if row % 13 == 0 else float(row % 24) for row in range(ROWS)],
         "words": [["red shoe", "hat", "", "green hat small"][row % 4] for row in range(ROWS)],
-        "looked_at": [None if row % 9 == 0 else str(row % ITEMS) for row in range(ROWS)],
     }
     for name, table in tables.items():
         pq.write_table(pa.table(table), folder / f"{name}.parquet")
@@ -251,17 +249,6 @@ def test_http_scores_are_the_trained_models_row_by_row(shop: Shop, bias_removal:
     assert len({tuple(scores.values()) for scores in found}) == len(found), "features tell queries apart"
 
 
-def test_an_id_scores_as_its_picture_does_to_the_last_bit(shop: Shop) -> None:
-    pictures = pq.read_table(shop.root / "items.parquet")["picture"].to_pylist()
-    items = [item for item in range(ITEMS) if item != WITHOUT]
-    by_id = shop.scores(*({"looked_at": str(item)} for item in items))
-    by_value = shop.scores(*({"looked_at": pictures[item]} for item in items))
-    assert by_id == by_value
-    given = (None, "nobody", "", 10**30, str(WITHOUT))
-    absent, *others = shop.scores({}, *({"looked_at": each} for each in given))
-    assert all(each == absent for each in others)
-
-
 def test_what_is_missing_is_what_training_calls_unknown(shop: Shop) -> None:
     given = {"user_id": "u1", "tier": "gold", "recently": ["3"]}
     spelt_out = {"device": "a watch, never seen", "searched": "", "about": "", "interests": {}, "again": [], "seen": []}
@@ -309,7 +296,6 @@ BAD: dict[str, tuple[str, Any, str, str]] = {
     "a date of another form": ("joined", "1 May 2026", "", 'ISO 8601, such as "2026-.*", received "1 May'),
     "a word for a number": ("income", "high", "", 'a finite number, received "high"'),
     "a word for a kind of one's own": ("hour", "noon", "", 'a finite number, received "noon"'),
-    "a fraction for a picture": ("looked_at", 1.5, "", "or a label's id .* received 1.5"),
     "a history with weights": ("seen", {"1": 2.0}, "", "expected a list of ids"),
 }
 
@@ -330,7 +316,6 @@ def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:
     said = {feature["name"]: feature for feature in answer["query_features"]}
     assert (said["taste"]["kind"], said["taste"]["dims"]) == ("vector", DIMS)
     assert said["taste"]["expects"] == "a list of 6 finite numbers"
-    assert said["looked_at"]["expects"] == "a list of 6 finite numbers, or a label's id (a string or a whole number)"
     assert said["hour"]["kind"] == "number"
     assert shop.scores(answer["example"])
     label = shop.http.get(f"/v1/labels/{ITEMS}").json()
@@ -354,27 +339,24 @@ def test_labels_that_change_while_serving_are_found_and_merged(shop: Shop) -> No
     first, other = [0.25, -1.0, 0.5, 2.0, 0.0, 1.0], [1.0, 1.0, -1.0, 0.125, 0.5, 0.0]
     labels = [{"id": "new", "features": {"picture": first}}, {"id": "bare", "features": {"price": 3}},
               {"id": "7", "features": {"picture": other}}]  # fmt: skip
-    (before,) = shop.scores({"looked_at": "5"})
+    (before,) = shop.scores({"user_id": "u1"})
     shop.change("POST", "/v1/labels", json={"labels": labels})
     shop.change("DELETE", "/v1/labels/5")
-    ids = shop.scores(*({"looked_at": each} for each in ("new", "bare", "7", "5")), {})
-    assert ids == shop.scores({"looked_at": first}, {}, {"looked_at": other}, {}, {})
-    assert "5" not in ids[0]
-    assert {"new", "bare"} < ids[0].keys()
+    (changed,) = shop.scores({"user_id": "u1"})
+    assert {"new", "bare"} < changed.keys()
+    assert "5" not in changed
+    assert (changed["0"], changed["7"] == before["7"]) == (before["0"], False)
     shop.change("DELETE", "/v1/labels/new")
-    gone, empty = shop.scores({"looked_at": "new"}, {})
-    assert gone == empty
+    assert "new" not in shop.scores({"user_id": "u1"})[0]
     shop.change("POST", "/v1/labels/restore", json={"ids": ["5"]})
     shop.change("POST", "/v1/labels", json={"labels": [{"id": "new", "features": {"picture": other}}]})
-    again, added, by_value = shop.scores({"looked_at": "5"}, {"looked_at": "new"}, {"looked_at": other})
-    assert (again["0"], added) == (before["0"], by_value)
+    (again,) = shop.scores({"user_id": "u1"})
+    assert again["5"] == before["5"]
+    assert again["new"] != changed["new"]
     shop.change("DELETE", "/v1/labels/8")
 
     merge_labels(shop.root / "model", shop.root / "releases" / ".state", shop.root / "merged")
     merged = Bundle.load(shop.root / "merged")
-    kept = dict(zip(merged.labels.ids.to_pylist(), merged.label_vectors["picture"], strict=True))
-    assert kept["new"].tolist() == kept["7"].tolist() == other
-    assert np.isnan(kept["bare"]).all()
-    assert np.isnan(kept[str(WITHOUT)]).all()
-    assert "8" not in kept
+    assert {"new", "bare"} <= {*merged.labels.ids.to_pylist()}
+    assert "8" not in merged.labels.ids.to_pylist()
     assert merged.tables.keys() == shop.bundle.tables.keys()

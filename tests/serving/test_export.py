@@ -27,14 +27,13 @@ FEATURES = [
     Feature(name="words", kind="text", hash_rows=11, max_length=3),
     Feature(name="age", kind="number"),
     Feature(name="taste", kind="vector", dims=2, missing=None),
-    Feature(name="page", kind="vector", dims=2, missing=None, of_label="page"),
     Feature(name="day", kind="date", parts=["weekday"], reference="2026-01-01"),
     Feature(name="weight", kind="number"),
     Feature(name="joined", kind="bag", vocabulary="users", max_length=3, separator="'"),
 ]
 TEXT, NUMBER, TEXTS = pa.string(), pa.float64(), pa.list_(pa.string())
 TYPES = {
-    "user": TEXT, "seen": TEXTS, "tags": TEXTS, "words": TEXT, "age": NUMBER, "taste": pa.list_(NUMBER), "page": TEXT,
+    "user": TEXT, "seen": TEXTS, "tags": TEXTS, "words": TEXT, "age": NUMBER, "taste": pa.list_(NUMBER),
     "day": TEXT, "feature_weight": NUMBER, "joined": TEXTS, "label_id": TEXT, "answer": TEXT, "idempotency_key": TEXT,
     "event": TEXT, "weight": NUMBER, "propensity": NUMBER, "debiased_weight": NUMBER, "position": pa.int32(),
     "bias_removal": pa.float32(), "popularity": pa.float32(), "release": TEXT, "source": TEXT,
@@ -104,7 +103,6 @@ def test_columns_have_their_types_also_without_events(releases: Path) -> None:
         ("age", True, 1.0),
         ("age", 3.5, 3.5),
         ("taste", [1, 0.5], [1.0, 0.5]),
-        ("page", "item-1", "item-1"),
         ("day", "2026-01-02", "2026-01-02"),
     ],
 )

@@ -59,8 +59,6 @@ class Recipe(Section):
                 yield f"{where}: expected kinds other than history, which belongs to queries"
             if feature.origin == "row":
                 yield f"{where}: expected from = 'table', received 'row'"
-            if feature.of_label is not None:
-                yield f"{where}: expected of_label of query features only, received {feature.of_label!r}"
         yield from self._problems_of_tables()
         yield from self._problems_of_neighbours()
         yield from self._problems_of_data()
@@ -84,16 +82,6 @@ class Recipe(Section):
             yield f"{where}: expected events that data.events.weights weighs, {types or 'none'}, received {unknown}"
         if feature.encoder is not None and not self.data.ordered:
             yield f"{where}: expected data.timestamp, or a data.split by time per query, with an encoder"
-        vectors = {each.name: each for each in self.label.features if each.kind == "vector"}
-        if feature.of_label is not None and feature.of_label not in vectors:
-            yield (
-                f"{where}: expected of_label to name a vector among the label features, "
-                f"{', '.join(vectors) or 'of which there is none'}, received {feature.of_label!r}"
-            )
-        elif feature.of_label is not None:
-            of_label = vectors[feature.of_label]
-            if (feature.dims, feature.normalise) != (of_label.dims, of_label.normalise):
-                yield f"{where}: expected dims and normalise of label feature {of_label.name!r}"
 
     def _problems_of_tables(self) -> Iterator[str]:
         """Yield the features that cannot share a table, as its name says they do."""

@@ -143,9 +143,6 @@ class FeatureConfig(Section):
     reads. With `transform = "quantile"` it has an embedding of its own."""
     dims: int | None = Field(default=None, ge=1)
     """Numbers in a `vector`; needed there."""
-    of_label: str | None = None
-    """Of a query's `vector`: the label feature, a `vector` of the same `dims` and `normalise`, whose vector it is. Its
-    column may then hold label ids instead of lists, as may a request; an id without a vector reads as missing."""
     projection: int | None = Field(default=None, ge=1)
     """Width of a linear layer after a `vector`; without it the numbers go into the tower as they are."""
     normalise: bool = False
@@ -298,7 +295,7 @@ _ONLY_OF = {
     NEIGHBOURS: {"weights"},
     ("history",): {"encoder", "entries", "events", "half_life", "sample"},
     ("number",): {"transform", "buckets", "missing"},
-    ("vector",): {"dims", "of_label", "projection", "normalise"},
+    ("vector",): {"dims", "projection", "normalise"},
     ("date",): {"parts"},
 }
 """Keys that belong to some kinds alone."""

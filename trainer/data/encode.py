@@ -21,7 +21,7 @@ from longtail.trainer.data.audience import Audience
 from longtail.trainer.data.batches import QueryFeatures, take_rows
 from longtail.trainer.data.columns import Bags, Encoded, FeatureTable, bags_of, encode_column, strings_of
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.measures import Numbers, Vectors, VectorsOfLabels
+from longtail.trainer.data.measures import Numbers
 from longtail.trainer.data.pairs import occurrences
 
 
@@ -102,15 +102,7 @@ class Encoding:
         for feature in recipe.query.features:
             if feature.kind != "history":
                 source = context if feature.origin == "row" else query
-                of_labels = encoded_labels.get(feature.of_label or "")
-                by_label = (
-                    encode_by_label(feature, source, dataset.label_ids, of_labels)
-                    if isinstance(of_labels, Vectors)
-                    else None
-                )
-                encoded_queries[feature.name] = by_label or encode_column(
-                    feature, source, vocabularies, of_model.get(feature.name)
-                )
+                encoded_queries[feature.name] = encode_column(feature, source, vocabularies, of_model.get(feature.name))
         numbers = {
             name: (column.mean, column.std)
             for name, column in (encoded_queries | encoded_labels).items()
@@ -193,46 +185,8 @@ def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
         max_length=feature.max_length if feature.bagged and feature.kind != "audience" else None,
         separator=feature.separator,
         hash_rows=feature.hash_rows if feature.kind == "text" else None,
-        of_label=feature.of_label,
         **measured,
     )
-
-
-def encode_by_label(
-    feature: FeatureConfig, source: FeatureTable, label_ids: pa.Array, of_labels: Vectors
-) -> VectorsOfLabels | None:
-    """Return a column of label ids as their vectors; None for a column of something else, such as the vectors
-    themselves.
-
-    Args:
-        feature: a `vector` with `of_label`.
-        label_ids: string [L].
-    """
-    column = source.column(feature)
-    if not (
-        pa.types.is_string(column.type)
-        or pa.types.is_large_string(column.type)
-        or pa.types.is_integer(column.type)
-        or pa.types.is_floating(column.type)
-    ):
-        return None
-    ids = strings_of(feature, source)
-    labels_R = np.asarray(pc.fill_null(pc.index_in(ids, value_set=label_ids), -1), np.int64)
-    given = np.asarray(ids.is_valid())
-    if given.any() and (labels_R < 0).all():
-        row = int(given.argmax())
-        raise source.wrong(feature, "ids of labels", f"{ids[row].as_py()!r} and no id that is one", row)
-    return VectorsOfLabels(labels_R, of_labels)
-
-
-def kept_vectors(features: list[FeatureConfig], label_inputs: Inputs) -> dict[str, Float32]:
-    """Return what a bundle keeps for query features that are given by label id: float32 [L, D] by label feature, NaN
-    without."""
-    names = dict.fromkeys(feature.of_label for feature in features if feature.of_label is not None)
-    return {
-        name: np.where(label_inputs[f"{name}__missing"][:, None] > 0, np.float32(np.nan), label_inputs[name])
-        for name in names
-    }
 
 
 def build_vocabularies(

@@ -90,30 +90,6 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class VectorsOfLabels:
-    """A label's vector per row, gathered from those of all labels.
-
-    Attributes:
-        labels_R: the label's row, int64 [R]; −1 where a row has none.
-        of_labels: vectors [L, D].
-    """
-
-    labels_R: Int64
-    of_labels: Vectors
-
-    def inputs(self, name: str, rows_B: npt.NDArray[np.integer]) -> Inputs:
-        """Return the tower's inputs for some rows, [B, D] and [B]."""
-        labels_B = self.labels_R[rows_B]
-        missing_B = np.where(labels_B < 0, np.float32(1), self.of_labels.missing[labels_B])
-        values_BD = np.where(missing_B[:, None] > 0, np.float32(0), self.of_labels.values[labels_B])
-        return {name: values_BD, f"{name}__missing": missing_B}
-
-    def described(self) -> dict[str, Any]:
-        """Return what a manifest says of them."""
-        return self.of_labels.described()
-
-
-@dataclass(frozen=True)
 class Dates:
     """Dates by their parts: rows of a table, [R, parts]; `age` counts from the reference."""
 
@@ -130,7 +106,7 @@ class Dates:
         return {"parts": self.parts, "reference": self.reference}
 
 
-Measured = Numbers | Ranges | Vectors | VectorsOfLabels | Dates
+Measured = Numbers | Ranges | Vectors | Dates
 
 
 def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Measured:
@@ -221,8 +197,7 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
     kind = column.type
     lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not lists or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
-        ids = "" if feature.of_label is None else ", or ids of labels"
-        raise source.wrong(feature, f"lists of {dims} numbers{ids}", kind)
+        raise source.wrong(feature, f"lists of {dims} numbers", kind)
     given: Bools = np.asarray(column.is_valid())
     rows = np.flatnonzero(given)
     lengths = np.asarray(pc.list_value_length(column.filter(pa.array(given))))

@@ -18,7 +18,6 @@ from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.encode import kept_vectors
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
@@ -106,7 +105,6 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         tables=tables,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
-        label_vectors=kept_vectors(recipe.query.features, trained.encoding.label_inputs),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
 
