@@ -76,7 +76,7 @@ def test_the_loss_of_a_step_is_the_formula_s(family: str, sampler: str, shown: b
 def retrieved(lists: Any, list_of_pair: list[int], *, negatives: int) -> Retrieved:
     """Lists as if they had been searched."""
     config = RetrievedConfig(negatives=negatives)
-    made = Retrieved(tiny.recipe(), config, tiny.dataset(TRAIN, queries=4, labels=L), None)
+    made = Retrieved(tiny.recipe(), config, tiny.dataset(TRAIN, queries=4, labels=L))
     made.lists_AK, made.list_of_N = np.array(lists, np.int32), np.int32(list_of_pair)
     return made
 

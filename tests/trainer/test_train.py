@@ -61,7 +61,7 @@ def test_early_stopping_waits_for_its_patience_and_restores_the_best_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripted = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.2, *(0.1, 0.2, 0.3, 0.4)])
-    monkeypatch.setattr("longtail.trainer.train._validate", lambda _: [scripted_point(next(scripted))])
+    monkeypatch.setattr(Trained, "curve", lambda *_, **__: [scripted_point(next(scripted))])
 
     stopped = run(tmp_path / "stopped", data(), epochs=9, patience=2)
     four = run(tmp_path / "four", data(), epochs=4)
