@@ -69,7 +69,7 @@ def test_callbacks_are_told_and_may_stop(tmp_path: Path) -> None:
 def test_validation_within_epochs_stops_and_keeps_its_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five steps an epoch, looked at after the second and the fifth (0.4 of an epoch would be 2, 4 and 5)."""
     scripted = iter([0.1, 0.3, 0.5, 0.2, 0.2, 0.2])
-    monkeypatch.setattr("longtail.trainer.train._validate", lambda _: [scripted_point(next(scripted))])
+    monkeypatch.setattr(Trained, "curve", lambda *_, **__: [scripted_point(next(scripted))])
 
     trained = run(tmp_path, training={"evaluate_every": 0.4, "patience": 2})
 
