@@ -1,0 +1,5 @@
+"""`python -m longtail.index` is `longtail-index`."""
+
+from longtail.commands import index
+
+index()
