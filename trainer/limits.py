@@ -91,7 +91,7 @@ def warn_of_future(dataset: Dataset) -> str | None:
     newest, shares = dataset.train.times.max(), []
     for name, pairs in (("valid", dataset.valid), ("test", dataset.test)):
         if pairs.times is not None and len(pairs) and (share := float((pairs.times < newest).mean())):
-            shares.append(f"{100 * share:.2g} % of the {name} pairs")
+            shares.append(f"{100 * share:.3g} % of the {name} pairs")
     if not shares:
         return None
     return (

@@ -68,7 +68,7 @@ def main(
 
         if not quick:
             for study in chosen:
-                store.pack(study, values_read(study, list(store.newest(study).values())))
+                store.pack(study, values_read(study, list(store.records(study).values())))
         write(known, store, root.parent, printed=quick)
 
 

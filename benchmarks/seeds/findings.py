@@ -217,9 +217,11 @@ def _labelling_bias() -> list[Finding]:
         ]  # fmt: skip
     exp, error = _PROFILES[0], "balanced_error@1"
     found += [
-        *(Finding("[R21 F.1, Fig. 3]", f"contrastive loss: the full softmax beats within-batch {weight} on Tail", exp,
-                  FULL, f"in_batch {weight}, contrastive", f"{error}/tail") for weight in ("constant", "importance")),
-        Finding("[R21 F.2]", "within-batch constant: softmax beats the contrastive loss in balanced error", exp,
+        *(Finding("[R21 F.1, Fig. 3]", f"contrastive loss: the full softmax beats {words} {weight} on Tail", exp,
+                  FULL, f"{sampler} {weight}, contrastive", f"{error}/tail")
+          for sampler, words in (("in_batch", "within-batch"), ("uniform", "uniform"))
+          for weight in ("constant", "importance", "relative")),
+        Finding("[R21 F.2, Fig. 5]", "within-batch constant: softmax beats the contrastive loss in balanced error", exp,
                 constant, f"{constant}, contrastive", error),
         Finding("[R21 §5.1]", "within-batch constant beats the full loss on Tail, by SGD with momentum", exp,
                 f"{constant}, SGD", f"{FULL}, SGD", f"{error}/tail"),
@@ -304,6 +306,9 @@ def _mining() -> list[Finding]:
                                      f"top {keep}{suffix}", f"all{suffix}", "recall@1"))  # fmt: skip
             found.append(Finding("[Re19 §5, Table 2]", f"top 1 beats top 16{suffix}", study, f"top 1{suffix}",
                                  f"top 16{suffix}", "recall@1"))  # fmt: skip
+    for keep in (1, 16):
+        found.append(Finding("[Re19 §5]", f"top {keep} beats all negatives, POWL", "re19.delicious",
+                             f"top {keep}, POWL", "all, POWL", "recall@1"))  # fmt: skip
     found.append(Finding("[Re19 §5, Table 2]", "top 1 beats all negatives, by SGD as published", "re19.mixture-10k",
                          "top 1, SGD", "all, SGD", "recall@1"))  # fmt: skip
     for row in ("all", "top 16", "top 1"):

@@ -12,11 +12,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from benchmarks.seeds.findings import Estimate, Finding, counted_once, estimate_of, findings, holm, learns, verdict
-from benchmarks.seeds.store import Record, Store, by_every_seed, protocol_of
+from benchmarks.seeds.store import Record, Store, by_every_seed
 from benchmarks.seeds.study import FULL, POPULARITY, SEEDS, Study
 from longtail.bundle.arrays import Float64
 
-_ERROR, _OLD = 0.05, " †"
+_ERROR = 0.05
 _BEGIN, _END = "<!-- seeds: begin -->", "<!-- seeds: end -->"
 _TITLES = {
     "profiles": "### Labelling bias under long-tail profiles [R21 §5.1]",
@@ -34,7 +34,7 @@ _SHORT = {
 
 def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool = False) -> None:
     """Write everything that has figures; `printed` shows these alone instead of touching RESULTS.md."""
-    measured = {study.name: list(store.newest(study).values()) for study in studies}
+    measured = {study.name: list(store.records(study).values()) for study in studies}
     by_name = {study.name: study for study in studies}
     parts = [_findings(measured, by_name, with_missing=not printed)]
     for paper, title in _TITLES.items():
@@ -101,14 +101,15 @@ def _verdict(
         return f"cannot be tested: {finding.reason}"
     if estimate is not None and not learns(studies[finding.study], measured[finding.study]):
         return "cannot be tested: the full loss is not ahead of popularity here"
+    if estimate is None and finding.in_time and {finding.better, finding.worse} <= _measured(finding, measured):
+        return "cannot be tested: the other method ends long before, the tree's time included"
     return verdict(estimate)
 
 
-def _mark(finding: Finding, measured: dict[str, list[Record]], studies: dict[str, Study]) -> str:
-    """Return the mark of figures that were not measured again since the study changed."""
-    now = _protocols(studies[finding.study]) if finding.study else set()
-    mine = [it for it in measured.get(finding.study, []) if it.method in (finding.better, finding.worse)]
-    return _OLD * any(it.protocol not in now for it in mine)
+def _measured(finding: Finding, measured: dict[str, list[Record]]) -> set[str]:
+    """Return the methods of a finding's study that were measured by every seed."""
+    records = measured.get(finding.study, [])
+    return {it.method for it in records if by_every_seed(it.method, records)}
 
 
 def _summary(rows: list[_Judged], measured: dict[str, list[Record]], studies: dict[str, Study]) -> str:
@@ -135,7 +136,7 @@ def _table(rows: list[_Judged], measured: dict[str, list[Record]], studies: dict
         if estimate is not None:
             lead, p = _lead(finding, estimate.lead, estimate.low, estimate.high), _p(adjusted[finding][1])
         place = ["–", "–"] if finding.reason else [finding.study.partition(".")[2], _name(finding.metric)]
-        verdict = _verdict(finding, estimate, measured, studies) + _mark(finding, measured, studies)
+        verdict = _verdict(finding, estimate, measured, studies)
         lines.append([finding.source, finding.claim, *place, lead, p, verdict])
     return table(["source", "claim", "data", "metric", "lead [95 %]", "p (Holm)", "verdict"], lines)
 
@@ -157,8 +158,7 @@ chosen by. EXP and STEP are chosen on a balanced validation set, as their test s
 128 wide where the papers have 512. The contrast with NCE is read at λ = 0, where its scores are log-
 probabilities; its table is at the λ that validation chose. That another method has the higher likelihood is a
 remark of [BM20] on Amazon-670K, and the opposite holds on its Wikipedia-500K; on gowalla-history it is true
-because the tree is worse than popularity. † The tree's λ_n was .1; the study has it cross-validated now, as
-[BM20 §3] has, and was not run again."""
+because the tree is worse than popularity."""
 
 
 def _overlaps(by_noise: dict[str, float]) -> str:
@@ -198,28 +198,17 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
         if study.timed:
             cells.append("–" if name == POPULARITY else f"{np.mean([it.seconds for it in mine]):.0f}")
         choice = ", ".join(f"{_name(key)} {value:g}" for key, value in mine[0].choice.items())
-        old = mine[0].protocol not in _protocols(study)
-        rows.append([f"{name}{_OLD * old}", *cells, choice or "–"])
+        rows.append([name, *cells, choice or "–"])
     head = ["method", *map(_name, columns), *(f"{_name(column)} at the chosen λ" for column in chosen_columns)]
     head += [f"{_name(columns[0])} ÷ all"] if "all" in tested else []
     head += ["CPU s"] if study.timed else []
     missing = [method.name for method in study.methods if method.name not in tested]
     lines = [f"#### {study.name.partition('.')[2]}\n{_note(study, records)}", table([*head, "chosen"], rows)]
-    if any(row[0].endswith(_OLD) for row in rows):
-        lines.append(
-            "† Measured with λ_n = .1 for the tree; the study has it cross-validated now, as [BM20 §3] has, and was "
-            "not run again."
-        )
     if missing:
         lines.append(f"Not measured yet: {', '.join(missing)}.")
     if plots is not None and (picture := _plot(study, tested, plots)):
         lines.append(f"![{study.name}](plots/{picture})")
     return "\n\n".join(lines)
-
-
-def _protocols(study: Study) -> set[str]:
-    """Return the protocols of a study as it is described now."""
-    return {protocol_of(study, method) for method in study.methods}
 
 
 def _lambda(study: Study, record: Record, column: str) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -91,16 +91,6 @@ class Store:
         protocols = {(method.name, protocol_of(study, method)) for method in study.methods}
         return {it.key: it for it in self._all(study) if (it.method, it.protocol) in protocols}
 
-    def newest(self, study: Study) -> dict[str, Record]:
-        """Return the records of a report; a method without new ones has the records of its old settings."""
-        records = self.records(study)
-        old = [
-            method for method in study.methods
-            if method.before is not None and not by_every_seed(method.name, records.values())
-        ]  # fmt: skip
-        protocols = {(it.name, protocol_of(study, replace(it, settings=it.before or {}))) for it in old}
-        return records | {it.key: it for it in self._all(study) if (it.method, it.protocol) in protocols}
-
     def _all(self, study: Study) -> list[Record]:
         path = self.packed / f"{study.name}.parquet"
         rows = pq.read_table(path).to_pylist(maps_as_pydicts="strict") if path.exists() else []
@@ -121,7 +111,7 @@ class Store:
 
     def pack(self, study: Study, read: Mapping[str, Set[str]]) -> None:
         """Write all records of a study into one table; of methods with every seed the values that findings `read`."""
-        records = [it for _, it in sorted(self.newest(study).items())]
+        records = [it for _, it in sorted(self.records(study).items())]
         if not records:
             return
         complete = {method.name for method in study.methods if by_every_seed(method.name, records)}

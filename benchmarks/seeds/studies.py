@@ -139,10 +139,11 @@ def labelling_bias() -> list[Study]:
         note="linear layer of 64 over 500 words, m = 64 of L = 983, B = 65, 60,000 pairs once",
     )  # fmt: skip
     rate = rates(0.01)
+    cosines = schemes(64, (rate, TEMPERATURES))[:7]
     return [
         replace(common, settings=delicious | _DOT, methods=schemes(64, (rate,)), variant="dot"),
         replace(
-            common, settings=delicious | _COSINE, methods=schemes(64, (rate, TEMPERATURES))[:7], variant="cosine"
+            common, settings=delicious | _COSINE, methods=(*cosines, *_contrastive(cosines[3:])), variant="cosine"
         ),
         replace(
             common, data="movielens-1m", settings=movielens, methods=schemes(256, (rate,))[:7], hold_out="recipe",
@@ -190,22 +191,18 @@ def profiles() -> list[Study]:
             compare=errors, note=f"one hidden layer of 64, dot products, m = 32 of L = 100, B = 33, {epochs} epochs",
         )
         for data, epochs, rows in (
-            ("exp-100", 3, (*schemes(32, grid), *_contrastive(grid), *_momentum())),
+            ("exp-100", 3, (*schemes(32, grid), *_contrastive(schemes(32, grid)[3:]), *_momentum())),
             ("step-100", 1, schemes(32, grid)[:7]),
         )
     ]  # fmt: skip
 
 
-def _contrastive(grid: tuple[Ladder, ...]) -> tuple[Method, ...]:
-    """[R21 F.1]: the contrastive loss of cosines, margin 0."""
+def _contrastive(rows: tuple[Method, ...]) -> tuple[Method, ...]:
+    """Take the contrastive loss of cosines, margin 0, in place of softmax [R21 §5.1, F.1]."""
     cosine = {"loss.family": '{ name = "contrastive", margin = 0.0 }', **_COSINE, "model.temperature": "1.0"}
     return tuple(
-        Method(
-            f"in_batch {weight}, contrastive",
-            cosine | {"loss.sampler": '"in_batch"', "loss.weight": f'"{weight}"'},
-            grid,
-        )
-        for weight in ("constant", "importance")
+        replace(row, name=f"{row.name}, contrastive", settings={**row.settings, **cosine}, grid=row.grid[:1])
+        for row in rows
     )
 
 
@@ -260,7 +257,7 @@ def mining() -> list[Study]:
     )  # fmt: skip
     mixture = common | _dense(32) | {"query.input_activation": '"relu"', "data.reduction": '"expand"'}
     return [
-        replace(study, methods=mined(96, (1, 16), hits=("mask", "mask_known"))),
+        replace(study, methods=(*mined(96, (1, 16), hits=("mask", "mask_known")), *_pairwise(96))),
         replace(
             study, data="amazon-beauty", settings=common, methods=mined(512, (1, 16, 64)), epochs=6, hold_out="recipe",
             note="user and history of 64, leave-last-out, m = 512 of L = 12,101 without replacement, 6 visits of every "
@@ -292,6 +289,14 @@ def mined(m: int, keeps: tuple[int, ...], hits: tuple[str, ...] = ("mask",)) -> 
         "loss.weight": '"importance"',
     }  # fmt: skip
     return (Method(POPULARITY), Method(FULL, full, grid), *rows)
+
+
+def _pairwise(m: int) -> tuple[Method, ...]:
+    """The same rows as POWL: each negative against the positive [Re19 Definition 3]."""
+    hinge = {"loss.family": '{ name = "hinge", pairwise = true }'}
+    return tuple(
+        replace(row, name=f"{row.name}, POWL", settings={**row.settings, **hinge}) for row in mined(m, (1, 16))[2:]
+    )
 
 
 def _by_sgd(m: int) -> tuple[Method, ...]:
@@ -339,19 +344,16 @@ def approximations() -> list[Study]:
     """[BM20 Fig. 1]: approximations of softmax over time; methods that need no tree train longer."""
     draws = "negatives = 4, shared = false"
     uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4, penalty = "cv" }'
-    before = '{ name = "adversarial", negatives = 4 }'
     grid = (rates(0.1), _REGULARIZER)
     rows = (
         Method(POPULARITY),
-        Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid,
-               before={"loss.family": '"logistic"', "loss.sampler": before}),
+        Method("adversarial", {"loss.family": '"logistic"', "loss.sampler": tree}, grid),
         Method("uniform", {"loss.family": '"logistic"', "loss.sampler": uniform}, grid, 6),
         Method(
             "frequency",
             {"loss.family": '"logistic"', "loss.sampler": f'{{ name = "popularity", {draws} }}'}, grid, 4,
         ),
-        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0,
-               before={"loss.family": '"nce"', "loss.sampler": before}),
+        Method("NCE", {"loss.family": '"nce"', "loss.sampler": tree}, grid, likely_at=0.0),
         Method(
             "One-vs-Each",
             {

@@ -35,7 +35,6 @@ class Method:
         grid: what is climbed, one after the other.
         length: epochs, as a multiple of the study's.
         likely_at: λ at which scores are log p(y|x): with the noise removed [BM20 eq. 5]; 0 for NCE.
-        before: settings that its figures were measured with, if they were not measured again since.
     """
 
     name: str
@@ -43,7 +42,6 @@ class Method:
     grid: tuple[Ladder, ...] = ()
     length: int = 1
     likely_at: float = 1.0
-    before: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -239,19 +239,3 @@ def test_a_record_of_another_protocol_is_not_used(tmp_path: Path) -> None:
     assert store.records(study) == {f"{method.name} | rate = 0.1 | seed 0": kept}
     assert store.records(replace(study, epochs=study.epochs + 1)) == {}
     assert protocol_of(study, method) != protocol_of(study, Method(method.name, {"loss.weight": '"unit"'}))
-
-
-def test_figures_of_before_are_shown_until_every_seed_is_measured_again(tmp_path: Path) -> None:
-    was = Method("a", {"loss.weight": '"unit"'})
-    now = replace(was, settings={"loss.weight": '"relative"'}, before=was.settings)
-    study, store = replace(studies()[0], methods=(now,)), Store(tmp_path / "fresh", tmp_path / "packed")
-    for seed in SEEDS:
-        store.put(replace(record("a", seed, [1.0]), study=study.name, protocol=protocol_of(study, was)))
-
-    assert store.records(study) == {}, "so that it is measured again"
-    assert [it.seed for it in store.newest(study).values()] == list(SEEDS)
-    store.pack(study, {})
-    shutil.rmtree(tmp_path / "fresh")
-    for seed in SEEDS:
-        store.put(replace(record("a", seed, [2.0]), study=study.name, protocol=protocol_of(study, now)))
-    assert {it.protocol for it in store.newest(study).values()} == {protocol_of(study, now)}

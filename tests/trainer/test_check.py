@@ -197,3 +197,4 @@ def test_pairs_to_find_that_are_older_than_training_are_said(tmp_path: Path, str
     assert found.ok, found.problems
     said = [each for each in found.warnings if "older than the newest training pair" in each]
     assert len(said) == (strategy != "temporal")
+    assert not any("e+" in each for each in said), "100 %, not 1e+02 %"
