@@ -108,42 +108,44 @@ class LabelAdder:
         _ = self._tower
 
     def check(self, records: Sequence[Upsert]) -> None:
-        """Refuse records that `add` could not add; raises InputError of the first, FixedLabelsError or TowerError."""
+        """Refuse the first record that `add` could not add; raises InputError, FixedLabelsError or TowerError."""
         _ = self._tower if records else None
-        names = [] if self._priors is None else self._priors.names
-        _, refused = self._add(records)
-        for row, record in enumerate(records):
-            if unknown := [name for name in record.priors if name not in names]:
-                raise unknown_prior(names, unknown[0], row)
-            if (error := refused.get(record.id)) is not None:
-                raise type(error)(error.message, row=row, field=error.field)
+        row, names = 0, [] if self._priors is None else self._priors.names
+        try:
+            for place, record in enumerate(records):
+                row = place
+                self._shown(record)
+                if unknown := [name for name in record.priors if name not in names]:
+                    raise unknown_prior(names, unknown[0])
+                self._check_priors(record)
+            for row in range(0, len(records), _BATCH):
+                self._embed(records[row : row + _BATCH])
+        except InputError as error:
+            raise type(error)(error.message, row=row + error.row, field=error.field) from None
 
     def add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, str]]:
-        """Embed records that fit the bundle; returns their rows, and why others do not, by id; raises TowerError."""
+        """Embed records that fit the bundle; returns their rows, and why others do not, by id; raises TowerError.
+
+        Priors that the bundle lacks are left out: a record may have them from another release.
+        """
         try:
             _ = self._tower if records else None
         except FixedLabelsError as error:
             return self._additions([], [], []), {record.id: str(error) for record in records}
-        added, refused = self._add(records)
-        return added, {id_: f"{error.field}: {error.message}" for id_, error in refused.items()}
-
-    def _add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, InputError]]:
-        """`add` of a bundle that embeds labels; priors that it lacks, given under another release, are left out."""
         added: list[Upsert] = []
         embeddings: list[Float32] = []
         display: list[dict[str, JsonValue]] = []
-        refused: dict[str, InputError] = {}
+        refused: dict[str, str] = {}
 
         def one_by_one(part: Sequence[Upsert]) -> None:
             try:
                 shown = [self._shown(record) for record in part]
-                if self._priors is not None:
-                    for record in part:
-                        self._priors.check(record.priors)
+                for record in part:
+                    self._check_priors(record)
                 embedded = self._embed(part)
             except InputError as error:
                 if len(part) == 1:
-                    refused[part[0].id] = error
+                    refused[part[0].id] = f"{error.field}: {error.message}"
                     return
                 for record in part:
                     one_by_one([record])
@@ -217,6 +219,10 @@ class LabelAdder:
         if own_id is None or record.features.get(own_id) is not None:
             return record.features
         return {**record.features, own_id: record.id}
+
+    def _check_priors(self, record: Upsert) -> None:
+        if self._priors is not None:
+            self._priors.check(record.priors)
 
     def _shown(self, record: Upsert) -> dict[str, JsonValue]:
         row = self._rows.get(record.id)

@@ -88,12 +88,12 @@ class Bundle:
 
     @property
     def query_model(self) -> bytes | Path:
-        """The query tower, or its file if that was not read or has tables beside it."""
+        """Get the query tower as bytes, or the path of its file where its tables are files too."""
         return self._model(self.query_tower, QUERY_TOWER) or b""
 
     @property
     def label_model(self) -> bytes | Path | None:
-        """The label tower, or its file if that was not read or has tables beside it; None if there is none."""
+        """Get the label tower, as `query_model` gets the other; None without one."""
         return self._model(self.label_tower, LABEL_TOWER)
 
     def _model(self, tower: bytes | None, file: str) -> bytes | Path | None:

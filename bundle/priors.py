@@ -100,7 +100,7 @@ class Priors:
         return values_MP
 
 
-def unknown_prior(names: Sequence[str], received: str, row: int) -> FeatureError:
+def unknown_prior(names: Sequence[str], received: str, row: int = 0) -> FeatureError:
     """What to say of a value of no prior of the release."""
     return FeatureError(
         f"expected priors of this release, {list(names)}, received {describe(received)}", row=row, field="priors"

@@ -35,11 +35,15 @@ class Label:
 class Result:
     """The answer to one query, best label first, at λ = `bias_removal` and μ = `popularity`.
 
-    `unknown` counts ids of `exclude` and `allow` that the release does not know. `id` is the label of `similar`. Of a
-    query that explores, `exploration` has `slots` and `candidates` by bucket and the `temperature`; what was drawn
-    stands at random places. `pool` is how many labels `max_per` and `mmr` chose from. While an experiment runs, `run`
-    and `arm` name it, `counted` says whether arms are compared by it, and `release` answered it. `answer_id` is what
-    feedback names it by; None of a preview.
+    Attributes:
+        unknown: numbers of ids in `exclude` and `allow` that the release does not have.
+        id: the label of a `similar` request.
+        exploration: `slots` and `candidates` by bucket and the `temperature`, where the query explores.
+        pool: number of labels that `max_per` and `mmr` chose from.
+        run, arm: the experiment that runs, and its arm.
+        counted: whether the comparison of arms counts this answer.
+        release: the release that answered, while an experiment runs.
+        answer_id: the id by which feedback refers to this answer; None of a preview.
     """
 
     labels: tuple[Label, ...]

@@ -150,7 +150,7 @@ def retrieve(
         queries: one or several; or none, with the parts of a single one (see `Query`) as keywords.
         features: of that single one.
         release: answers, if the service has it loaded; None: the current one.
-        preview: nobody will see the answer, which counts nowhere.
+        preview: no user sees the answer, so that no figure counts it.
         answer_ids: give each result an `answer_id`, for feedback.
         unit: a user, say: while an experiment runs, the same unit gets the same arm; None: a feature says.
         arm: answer as this arm does; None: as the unit's does.

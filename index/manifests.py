@@ -166,7 +166,7 @@ class ReleaseManifest(Record):
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Checksum of bundle/manifest.json, which holds the sha256 of every other bundle file."""
     spec: str
-    """As asked: auto, flat, …"""
+    """The spec of the build: auto, flat, …"""
     kind: Kind
     """What the spec came to for this catalogue."""
     labels: int = Field(ge=1)

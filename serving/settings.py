@@ -216,7 +216,7 @@ class Settings(BaseSettings):
         return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})
 
     def again(self) -> Self:
-        """The same arguments, with the environment and the files as they are now; raises as the class."""
+        """Read the environment and the files again, with the same arguments; raises ValidationError."""
         return type(self)(**self._given)
 
     def taking(self, others: Self) -> Self:

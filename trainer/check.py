@@ -43,7 +43,7 @@ class Check:
     """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, `rows` left out, and figures.
 
     Attributes:
-        splits: by name, counts of pairs, queries and labels, those that training has not, and the times it spans.
+        splits: by name, numbers of pairs, queries and labels, of new queries and labels, and the first and last time.
         buckets: by name, labels and training pairs.
         features: the table of each and its rows, and shares of values that are unknown ids or missing.
         cost: bytes of memory without the training framework's, by what takes them.

@@ -248,7 +248,7 @@ def tune_collection(
         write_rows(bundle, record, dim, np.sort(head_N), server, progress)
         trials = _trials(bundle, Collection(server, record), calibration, progress, spec)
     except BaseException:
-        with suppress(LongtailIndexError):  # whatever the server said before
+        with suppress(LongtailIndexError):  # the first error is the one to report
             drop(server.afresh(), [record.name])
         raise
     return TunedIndex(
@@ -274,7 +274,7 @@ def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSp
 
 
 def abandoned(server: MilvusServer) -> list[str]:
-    """Get collections that builds of more than a day ago wrote; raises as `MilvusServer.ask`."""
+    """Get collections whose builds began more than a day ago."""
     names = server.ask(lambda client, seconds: client.list_collections(timeout=seconds))
     old = time.time() - _ABANDONED_SECONDS
     return [name for name in names if (begun := _NAME.fullmatch(name)) and int(begun[1]) < old]

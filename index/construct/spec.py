@@ -1,7 +1,7 @@
 """What to build: the kinds of index, and the FAISS factory string each of them comes to.
 
-Every index holds augmented rows [METHODS §6] of all labels under the inner product, beside an exact head. `milvus` is a
-collection of a Milvus server, exact or with a head as `auto` decides it; `milvus_flat` and `milvus_ivf_flat` say which.
+Every FAISS index has augmented rows [METHODS §6] of all labels and searches by inner product; an exact head is searched
+as well. `milvus_flat` and `milvus_ivf_flat` are collections of a Milvus server; `milvus` chooses one of them by size.
 """
 
 from __future__ import annotations

@@ -29,12 +29,13 @@ from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
-from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError
+from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
 from longtail.index.search.collection import CollectionSearcher
+from longtail.index.search.faiss_index import FaissIndex
 from longtail.tables import as_place
 
 _MEASURED = (
@@ -61,7 +62,7 @@ def build(
     Args:
         bundle: a bundle that was written or loaded, or its directory or URL; read and verified from there.
         releases: directory of releases, made if missing, or URL.
-        spec: what to build, an `IndexSpec` or its text, such as `flat` or `ivf_sq`.
+        spec: the kind of index, as an `IndexSpec` or in its words: `flat`, `ivf_sq`, …
         name: UTC time and the bundle's name when None.
         priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.
         filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
@@ -98,8 +99,8 @@ def build(
         filterable = check_filterable(source.labels.display, filterable)
     if priors is not None:
         source = replace(source, priors=_table(priors).read(source, progress=progress))
-    before = None if lists_of is None else there.verify(lists_of)
-    tuned = _tuned(source, spec, there, filterable, progress, device, before)
+    like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
+    tuned = _tuned(source, spec, there, filterable, progress, device, like)
     return _write(there, name, source, tuned, spec, filterable, progress, device)
 
 
@@ -111,10 +112,12 @@ def refresh_priors(
     name: str | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """Write a release of another's bundle, by default CURRENT's, with the priors of a new table; raises as `build`.
+    """Write a release of an existing one's bundle with new priors.
 
-    Neither the model nor the lists are trained again. Scales and limits of the priors, the spec and the device are
-    those of before.
+    Neither the model nor the lists are trained again; scales and limits of the priors, spec and device stay.
+
+    Args:
+        source: the existing release; CURRENT when None.
     """
     there = Releases(releases)
     before = there.verify(source or _current(there))
@@ -123,12 +126,31 @@ def refresh_priors(
     name = _free_name(there, name, before.manifest.bundle)
     table = _table(priors).read(before.bundle, like=before.bundle.priors, progress=progress)
     bundle, filterable = replace(before.bundle, priors=table), before.manifest.filterable
-    tuned = _tuned(bundle, before.spec, there, filterable, progress, before.manifest.device, before)
+    like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
+    tuned = _tuned(bundle, before.spec, there, filterable, progress, before.manifest.device, like)
     return _write(there, name, bundle, tuned, before.spec, filterable, progress, before.manifest.device)
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:
     return priors if isinstance(priors, PriorTable) else PriorTable(as_place(priors))
+
+
+def _index_of(before: Release, bundle: Bundle, spec: IndexSpec) -> FaissIndex:
+    """Get a release's index, whose kind and lists another bundle can take over."""
+    name, kind, dim = before.name, before.manifest.kind, before.manifest.dim
+    if isinstance(before.searcher, CollectionSearcher):
+        raise SpecError(
+            f"lists of {name}: expected a release of FAISS, found one of Milvus, which trains its own lists"
+        )
+    if spec.text not in ("auto", kind):
+        raise SpecError(f"lists of {name}: expected the spec auto or {kind}, which they are of, received {spec.text}")
+    received = bundle.rows(np.arange(1)).shape[1]
+    if before.searcher.index.has_lists and received != dim:
+        raise LongtailIndexError(
+            f"lists of {name}: expected rows of {dim} coordinates (embedding, λ, μ, priors), received {received}: "
+            "build without them"
+        )
+    return before.searcher.index
 
 
 def _tuned(
@@ -138,18 +160,10 @@ def _tuned(
     filterable: Sequence[str] | None,
     progress: Progress,
     device: Device,
-    before: Release | None,
+    like: FaissIndex | None,
 ) -> TunedIndex:
     if spec.milvus:
         return tune_collection(bundle, spec, there.milvus(), filterable, progress)
-    if before is None or isinstance(before.searcher, CollectionSearcher):
-        return tune_index(bundle, spec, device, progress)
-    like, width = before.searcher.index, bundle.rows(np.arange(1)).shape[1]
-    if like.has_lists and width != before.manifest.dim:
-        raise LongtailIndexError(
-            f"expected rows of {before.manifest.dim} coordinates, embedding, λ, μ and priors, as the lists of "
-            f"{before.name} have, received {width}: build without --lists-of"
-        )
     return tune_index(bundle, spec, device, progress, like)
 
 

@@ -179,7 +179,7 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
 
 
 def files_of(path: Path, name: str | None = None) -> dict[str, FileRecord]:
-    """Get the records of a release's files by path, but for its manifests; raises as `read_release_manifest`."""
+    """Get the records of all files of a release but its manifests, by path."""
     release, bundle = read_release_manifest(path, name), read_manifest(path / BUNDLE)
     return release.files | {f"{BUNDLE}/{file}": record for file, record in bundle.files.items()}
 

@@ -84,11 +84,11 @@ class Releases:
         return self.shelf.pointers()
 
     def current(self) -> str | None:
-        """Get the published release's name; None when nothing is published; raises as `pointers`."""
+        """Get the published release's name; None when nothing is published."""
         return self.pointers().current
 
     def staged(self) -> str | None:
-        """Get the name of the release that gets shadow traffic, if there is one; raises as `pointers`."""
+        """Get the name of the release that gets shadow traffic; None without one."""
         return self.pointers().staged
 
     def open(self, name: str, *, device: Device = "cpu", towers: bool = True, state: Path | None = None) -> Release:
@@ -109,18 +109,18 @@ class Releases:
         return self._opened(name, partial(open_release, mapped=False, milvus=self.milvus))
 
     def manifest(self, name: str) -> ReleaseManifest:
-        """Get release.json of one release, checked, without reading the other files; raises as `open`."""
+        """Get release.json of one release, checked; no other file is read."""
         with self.manifests(name) as path:
             return read_release_manifest(path)
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
-        """Yield the directory of a release, or one with its manifests alone; raises as `manifest`."""
+        """Yield the directory of a release, or a temporary one with its manifests."""
         with self.shelf.manifests(name) as path:
             yield path
 
     def floors(self) -> BucketFloors:
-        """Get what `promise.toml` beside the releases says; raises LongtailIndexError."""
+        """Read `promise.toml` of this directory; raises LongtailIndexError."""
         return BucketFloors.read(self.beside(FLOORS_FILE))
 
     def beside(self, file: str) -> Path:
@@ -266,7 +266,7 @@ class Releases:
             ) from error
 
     def bytes(self, name: str) -> int:
-        """Compute the bytes of a release's files; raises as `manifest`."""
+        """Compute the bytes of a release's files."""
         with self.manifests(name) as path:
             return sum(record.bytes for record in files_of(path).values())
 

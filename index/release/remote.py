@@ -104,7 +104,7 @@ class RemoteReleases:
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
-        """Yield a temporary directory with the manifests of a release alone; raises as `fetch`."""
+        """Yield a temporary directory with the manifests of a release."""
         with TemporaryDirectory() as folder:
             copy = Path(folder) / check_name(name)
             if not download_manifests(self.store, f"{name}/", _MANIFESTS, copy):

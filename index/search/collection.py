@@ -214,7 +214,7 @@ class Collection:
         self._ask(look)
 
     def point(self, alias: str) -> None:
-        """Point an alias at it; raises as `MilvusServer.ask`."""
+        """Point an alias at this collection."""
 
         def flip(client: MilvusClient, seconds: float) -> None:
             from pymilvus.exceptions import MilvusException
@@ -282,7 +282,7 @@ class Collection:
 
 
 def drop(server: MilvusServer, names: Sequence[str]) -> None:
-    """Drop collections that no release holds any more; raises as `MilvusServer.ask`."""
+    """Drop collections that no release holds any more."""
 
     def forget(client: MilvusClient, seconds: float) -> None:
         for name in names:

@@ -232,7 +232,7 @@ class MilvusServer:
             pause = min(2 * pause, _LONGEST_BACK_OFF_SECONDS)
 
     def version(self) -> str:
-        """The server's version; raises as `ask`."""
+        """Get the server's version."""
         return str(self.ask(lambda client, _: client.get_server_version()))
 
     def _connected(self, until: float) -> MilvusClient:

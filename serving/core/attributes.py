@@ -148,7 +148,7 @@ class NumberColumn:
 
 
 class Attributes:
-    """The columns of some labels that may be filtered by. Thread-safe; a column is read when it is first asked for."""
+    """Columns that labels may be filtered by. Thread-safe; a column is read with its first filter."""
 
     def __init__(self, kinds: Mapping[str, FilterKind], labels: int, column: Callable[[str], pa.ChunkedArray]) -> None:
         self._kinds = kinds
@@ -255,7 +255,7 @@ class LabelAttributes:
         self._selected.cache_clear()
 
     def read(self, filter_: Mapping[str, JsonValue], where: str) -> list[Condition]:
-        """The conditions of a filter, in one order however it is written; raises as `select`."""
+        """Get the conditions of a filter in a canonical order."""
         conditions = []
         for name in sorted(filter_):
             kind, field = self.kinds.get(name), f"{where}.{name[:_LONGEST_NAME]}"

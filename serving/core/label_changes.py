@@ -27,7 +27,7 @@ _MOST_NAMED = 10
 
 
 class NewLabel(RequestModel):
-    """A label to add, or to embed anew."""
+    """A label to add, or to embed again."""
 
     id: LabelId
     features: dict[str, JsonValue] = Field(

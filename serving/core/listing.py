@@ -65,7 +65,7 @@ class LabelListing(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some labels, each as `LabelAnswer` of the HTTP API, in the order of their ids."""
+    """One page of labels by id, each a `LabelAnswer` of the HTTP API."""
 
     labels: list[dict[str, Any]]
     next_cursor: str | None

@@ -53,7 +53,7 @@ class StagedCounts(BaseModel):
     current: str
     queries: int = 0
     refused: int = 0
-    """Of them, those that the staged release could not answer."""
+    """Mirrored queries that the staged release could not answer."""
     reason: str | None = None
     """Why it could not answer the first."""
     skipped: int = 0
@@ -67,9 +67,9 @@ class StagedCounts(BaseModel):
     """Labels of organic choices, by the served release's buckets."""
     hits_of_both: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
     hits: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
-    """Of them, those that the staged release alone answers."""
+    """Chosen labels that the staged release alone answers."""
     hits_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
-    """Those that the served one alone answers."""
+    """Chosen labels that the served release alone answers."""
 
     def plus(self, other: StagedCounts) -> Self:
         """Add two processes' counts."""
@@ -105,7 +105,7 @@ class StagedCounts(BaseModel):
         return total
 
     def figures(self) -> dict[str, object]:
-        """Compute what GET /v1/release/staged says; None where nothing can be told yet."""
+        """Compute the figures of GET /v1/release/staged; None before the first answer or choice."""
         answered = self.queries - self.refused
         return {
             "staged": self.staged,

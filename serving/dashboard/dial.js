@@ -57,7 +57,8 @@ function curveChart(article, curve, { metric, title, tick, figure }, marks) {
   say(heading, title);
   const lines = curveKeys(curve, metric).map(([kind, key]) => {
     const measured = curve.map((point) => ({ at: point.bias_removal, ...point.metrics[key] }));
-    const banded = measured.every(({ low, high }) => known(low) && known(high));
+    // The interval of a few pairs that are never found would hide the rest.
+    const banded = measured.some(({ value }) => value) && measured.every(({ low, high }) => known(low) && known(high));
     return {
       kind,
       name: kind,
@@ -76,7 +77,7 @@ function curveChart(article, curve, { metric, title, tick, figure }, marks) {
     marks,
     x: { from, to, format: (at) => `λ ${lambda(at)}`, ticks: (width) => lambdaTicks(from, to, width) },
     y: {
-      max: Math.max(...lines.flatMap(({ measured }) => measured.map(({ value, high }) => high ?? value))),
+      max: Math.max(...lines.flatMap(({ points, band }) => (band ?? points).map((point) => point.at(-1)))),
       ticks: 4,
       format: (value, exact) => (exact ? figure(value) : tick(value)),
     },

@@ -290,7 +290,7 @@ class Monitoring:
         """Count a request that has ended.
 
         Args:
-            preview: nobody will see the answer: it is in no count and no latency but its own.
+            preview: no user sees the answer: only the count of previews has it.
         """
         if preview:
             self.metrics.count_preview(status)
@@ -321,6 +321,6 @@ class Monitoring:
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
     ) -> None:
-        """Count what is answered as this release's from now on; as `LiveFigures.begin_release`."""
+        """Count further answers as this release's."""
         self.figures.begin_release(release, buckets_L, baseline, offline)
         self.metrics.begin_release(release)

@@ -170,7 +170,7 @@ def _refuse(wrong: object) -> None:
 
 
 def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers: Workers | None = None) -> None:
-    """Serve on a socket that all workers share until a signal comes; raises as `create_app`."""
+    """Serve on a socket that all workers share, until a signal comes."""
     # A mapped file of a release that is cut off ends the process with SIGBUS: leave a trace of where.
     faulthandler.enable(all_threads=False)
     gc.set_threshold(_YOUNG_OBJECTS)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from longtail.bundle import Upsert
+from longtail.bundle import InputError, Upsert
 from longtail.bundle.added_labels import LabelAdder
 from tests.bundles import label_features, make_bundle
 
@@ -39,3 +39,23 @@ def test_a_new_label_is_as_noisy_and_as_popular_as_the_rarest() -> None:
     assert added.log_popularity.tolist() == [labels.log_popularity[rarest], labels.log_popularity[3]]
     twice = added.take(np.array([1])).followed_by(added)
     assert twice.log_popularity.tolist() == [added.log_popularity[row] for row in (1, 0, 1)]
+
+
+def test_a_check_ends_at_the_first_record_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    adder, batches = LabelAdder(make_bundle(label_tower=True)), []
+    embed = LabelAdder._embed
+
+    def counted(self: LabelAdder, records: list[Upsert]) -> np.ndarray:
+        batches.append(len(records))
+        return embed(self, records)
+
+    monkeypatch.setattr(LabelAdder, "_embed", counted)
+    fits = [Upsert(id=f"new-{row}", at=AT, features=label_features(row)) for row in range(300)]
+    wrong = [Upsert(id=f"wrong-{row}", at=AT, features={"genres": 7}) for row in range(600)]
+    with pytest.raises(InputError) as refused:
+        adder.check(fits + wrong)
+    assert (refused.value.row, refused.value.field) == (300, "features.genres")
+    assert batches == [256, 256]
+    with pytest.raises(InputError) as refused:
+        adder.check([*fits[:3], Upsert(id="x", at=AT, features=label_features(1), priors={"recent": 1.0}), *wrong])
+    assert (refused.value.row, refused.value.field, len(batches)) == (3, "priors", 2)

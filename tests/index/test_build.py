@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from longtail.bundle import BiasRemoval, Bundle
-from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, build
+from longtail.index import IndexSpec, LongtailIndexError, RecallFloorError, Releases, Searcher, SpecError, build
 from longtail.index.construct import settings
 from longtail.index.construct.recall import Calibration
 from longtail.index.construct.training import train_index
@@ -62,10 +62,10 @@ def test_lists_of_a_release_hold_labels_that_came_went_and_moved(spec: str, tmp_
     if first.has_lists:
         np.testing.assert_array_equal(first.centroids, second.centroids)
         narrow = make_bundle(labels=700, dim=4).write(tmp_path / "narrow")
-        with pytest.raises(
-            LongtailIndexError, match=r"rows of 9 coordinates, .* as the lists of first have, received 5"
-        ):
+        with pytest.raises(LongtailIndexError, match=r"lists of first: expected rows of 9 coordinates .*, received 5"):
             build(narrow, tmp_path / "r", lists_of="first")
+    with pytest.raises(SpecError, match=rf"lists of first: expected the spec auto or {spec}, .* received milvus"):
+        build(other, tmp_path / "r", spec="milvus", lists_of="first")
     if spec == "ivf_flat":
         assert second.lists.tolist() == (other.rows() @ first.centroids.T).argmax(axis=1).tolist()
 

@@ -45,7 +45,7 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
     """Write `query_tower.onnx`, `label_tower.onnx` and the tables that they refer to or that training goes on from.
 
     Returns:
-        ONNX models by side, `label` if labels have features beside their id; and the tables' files by name.
+        ONNX models by side, with `label` where labels have more features than their id; files of tables by name.
     """
     recipe, towers = trained.recipe, trained.model.towers
     large = large_tables(towers)

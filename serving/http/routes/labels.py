@@ -69,7 +69,7 @@ async def label(request: Request) -> Response:
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def add_labels(request: Request) -> Response:
-    """Add labels, or embed known ones anew, which also brings hidden ones back. Admin.
+    """Add labels, or embed known ones again, which also brings hidden ones back. Admin.
 
     They are on disk and in every answer of this process when the answer comes, in those of other workers a tenth
     of a second later. The next rebuild takes them in (`longtail-index merge`).

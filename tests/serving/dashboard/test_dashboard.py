@@ -27,7 +27,10 @@ PAGE = page().decode()
 (SCRIPT,) = re.findall(r'<script type="module">(.*?)</script>', PAGE, flags=re.DOTALL)
 METRICS = {
     name: {"value": value, "low": None, "high": None}
-    for name, value in {"recall@20": 0.25, "recall@20/head": 0.3, "exposure@20/head": 0.8, "coverage@20": 0.4}.items()
+    for name, value in {"recall@20": 0.25, "exposure@20/head": 0.8, "coverage@20": 0.4}.items()
+} | {
+    "recall@20/head": {"value": 0.3, "low": 0.28, "high": 0.32},
+    "recall@20/new": {"value": 0.0, "low": 0.0, "high": 0.7},
 }
 RELEASE: dict[str, Any] = {
     "name": "r1", "created_at": "2026-03-02T09:41:12+00:00", "model": "shop", "labels": 12, "dim": 4,
@@ -125,6 +128,7 @@ def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: 
     assert "0.500" in text(document, "feedback")
     assert "Shed 1" in text(document, "load-figures")
     assert "<b>Aparajito</b>" in text(document, "results"), "shown as text, not taken as HTML"
+    assert re.findall(r'class="band (\w+)"', document) == ["head"], "none of a bucket that is never found"
     charts = re.findall(r'<svg[^>]*role="img"[^>]*>', document)
     assert len(charts) >= 10
     assert all("aria-label=" in chart for chart in charts)
