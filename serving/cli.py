@@ -87,9 +87,7 @@ def run(
         int | None, typer.Option(help="Searches at once in a process, one core each (default: 1).")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
-    settings_file: Annotated[
-        Path | None, typer.Option("--settings", help="TOML file of settings; on SIGHUP it is read again.")
-    ] = None,
+    settings_file: Annotated[Path | None, typer.Option("--settings", help="TOML file of settings.")] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.info,
 ) -> None:
     """Serve the current release, and follow CURRENT.
@@ -97,7 +95,7 @@ def run(
     Every setting can also be given in the environment, as LONGTAIL_HOST, LONGTAIL_MAX_K and so on, or in the file of
     --settings, as host, max_k; API keys only there (LONGTAIL_API_KEYS, LONGTAIL_ADMIN_KEYS), or in files of their own
     (LONGTAIL_API_KEYS_FILE, LONGTAIL_ADMIN_KEYS_FILE). SIGTERM stops without dropping a request; SIGHUP reads the
-    files again.
+    files of keys again.
     """
     settings = _settings(
         releases=releases,
@@ -122,7 +120,7 @@ def run(
                     param_hint="RELEASES",
                 )
     logs.configure(log_level)
-    if settings.insecure and not (settings.all_api_keys() or settings.all_admin_keys()):
+    if settings.insecure and not any(settings.read_keys()):
         logger.warning("insecure: no keys, so whoever reaches %s may ask, change labels and reload", settings.host)
     if isinstance(settings.releases, Path) and not (settings.releases / CURRENT).exists():
         logger.warning("%s: no release is published here yet; see longtail-index publish", settings.releases)

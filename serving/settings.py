@@ -1,4 +1,4 @@
-"""Everything an operator can set, read when the process starts; some of it again on SIGHUP."""
+"""Everything an operator can set, read when the process starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, InstanceOf, PrivateAttr, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -33,26 +33,6 @@ _LOADING_SECONDS = 5.0
 """That a service waits for Milvus to load a release; it is tried again, and what is served goes on meanwhile."""
 _ALIKE = 0.8
 """Of difflib's ratio: a variable nearer to a setting's name is taken for that name, misspelt."""
-
-LIVE = frozenset(
-    {
-        "access_log",
-        "admin_keys",
-        "admin_keys_file",
-        "answer_share",
-        "api_keys",
-        "api_keys_file",
-        "drain_seconds",
-        "keep_releases",
-        "max_body_bytes",
-        "max_k",
-        "max_queries",
-        "mirror_share",
-        "poll_seconds",
-        "record_features",
-    }
-)
-"""Settings that a running service takes over on SIGHUP; the others wait for its next start."""
 
 
 def _split_at_commas(keys: object) -> object:
@@ -91,7 +71,6 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, hide_input_in_errors=True)
-    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     releases: ReleasesPlace
     """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; what is published there
@@ -110,7 +89,7 @@ class Settings(BaseSettings):
     milvus_token: SecretStr | None = None
     """USER:PASSWORD or a key, where it asks for one."""
     settings_file: Path | None = None
-    """A TOML file of settings by these names, read again on SIGHUP."""
+    """A TOML file of settings by these names."""
     host: str = "127.0.0.1"
     """Address to bind. Anything but loopback needs API keys, or `insecure`."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -129,11 +108,11 @@ class Settings(BaseSettings):
     api_keys: KeyList = ()
     """Keys that may ask. Comma-separated in the environment."""
     api_keys_file: Path | None = None
-    """More of them, one a line."""
+    """More of them, one a line; read again on SIGHUP."""
     admin_keys: KeyList = ()
     """Keys that may also change labels and reload."""
     admin_keys_file: Path | None = None
-    """More of them, one a line."""
+    """More of them, one a line; read again on SIGHUP."""
     insecure: bool = False
     """Bind beyond loopback without keys, for a gateway that checks them."""
 
@@ -197,10 +176,6 @@ class Settings(BaseSettings):
     organic_k: ClassVar[int] = 20
     """Labels retrieved for an organic interaction, to see whether it would have been answered."""
 
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self._given = given
-
     @classmethod
     def settings_customise_sources(
         cls,
@@ -214,21 +189,6 @@ class Settings(BaseSettings):
         _refuse_misspelt()
         file = init_settings().get(_FILE) or os.environ.get((_PREFIX + _FILE).upper())
         return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})
-
-    def again(self) -> Self:
-        """Read the environment and the files again, with the same arguments; raises ValidationError."""
-        return type(self)(**self._given)
-
-    def taking(self, others: Self) -> Self:
-        """These, but for live ones those of others.
-
-        Raises:
-            ValueError: as the class: live ones of theirs contradict ones that stay.
-        """
-        names = type(self).model_fields
-        taken = type(self)(**{name: getattr(others if name in LIVE else self, name) for name in names})
-        taken._given = self._given
-        return taken
 
     @property
     def releases_directory(self) -> Path:
@@ -275,33 +235,27 @@ class Settings(BaseSettings):
                 f"expected queue_limit >= max_queries, so that every request fits the queue, "
                 f"received {self.queue_limit} and {self.max_queries}"
             )
-        for name, keys in (("api_keys", self.all_api_keys()), ("admin_keys", self.all_admin_keys())):
+        self.read_keys()
+        return self
+
+    def read_keys(self) -> tuple[list[str], list[str]]:
+        """Read the keys that may ask, and those that may also change things, from settings and files.
+
+        Raises:
+            ValueError: a key that is too short, a file that is not UTF-8, no key for an address that others can reach.
+            OSError: a file that cannot be read.
+        """
+        asking, changing = _keys(self.api_keys, self.api_keys_file), _keys(self.admin_keys, self.admin_keys_file)
+        for name, keys in (("api_keys", asking), ("admin_keys", changing)):
             if any(len(key) < _SHORTEST_KEY for key in keys):
                 raise ValueError(
                     f"{name}: expected keys of at least {_SHORTEST_KEY} characters, received a shorter one"
                 )
-        if not (self.insecure or is_loopback(self.host) or self.all_api_keys()):
+        if not (self.insecure or is_loopback(self.host) or asking):
             raise ValueError(
                 f"expected api_keys, or insecure, for the address {self.host}, which others can reach; received neither"
             )
-        return self
-
-    def all_api_keys(self) -> list[str]:
-        """Keys that may ask, from the setting and the file.
-
-        Raises:
-            ValueError: a file that is not UTF-8.
-            OSError: a file that cannot be read.
-        """
-        return _keys(self.api_keys, self.api_keys_file)
-
-    def all_admin_keys(self) -> list[str]:
-        """Keys that may change things, from the setting and the file.
-
-        Raises:
-            ValueError, OSError: as `all_api_keys`.
-        """
-        return _keys(self.admin_keys, self.admin_keys_file)
+        return asking, changing
 
 
 def explain(error: ValidationError) -> tuple[str | None, str]:

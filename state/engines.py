@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     URL,
     Connection,
     Engine,
-    MetaData,
-    Table,
     create_engine,
     event,
-    func,
-    insert,
-    select,
     text,
-    update,
 )
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.schema import CreateSchema
 
 from longtail.state.errors import StoreError
 from longtail.state.place import Postgres
-
-Row = TypeVar("Row")
 
 _BUSY_SECONDS = 10
 _LONGEST_WAL_BYTES = 64 << 20
 _SERVER_SECONDS = 5
 """A database that answers nothing for so long is as good as gone."""
-_ROWS_AT_ONCE = 1000
 _TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '.' || :turns, 0))")
 
 
@@ -130,52 +120,6 @@ def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
 def looking(engine: Engine) -> Connection:
     """A connection whose statements are each by itself, so that nobody waits for it; to be closed."""
     return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
-
-
-def in_parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Some rows after the other: PostgreSQL is waited for only so long."""
-    return (rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE))
-
-
-def make_tables(engine: Engine, place: Postgres, metadata: MetaData, mark: Table, row: Mapping[str, Any]) -> None:
-    """Make a schema and tables that are not there yet; those who come first together take turns."""
-    with engine.begin() as connection:
-        connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(place.schema, 0))))
-        if connection.scalar(select(func.to_regnamespace(place.schema))) is None:
-            connection.execute(CreateSchema(place.schema))
-        metadata.create_all(connection)
-        if connection.scalar(select(func.count()).select_from(mark)) == 0:
-            connection.execute(insert(mark), row)
-
-
-def upgrade(engine: Engine, place: str, mark: Table, steps: Sequence[Sequence[str]]) -> None:
-    """Take tables to the newest version, in one transaction; those who come together take turns.
-
-    Args:
-        steps: statements from each version to the next.
-
-    Raises:
-        StoreError: a newer Longtail made them.
-    """
-    newest = 1 + len(steps)
-    with looking(engine) as connection:
-        if connection.scalar(select(mark.c.version)) == newest:
-            return
-    with writing(engine, "schema") as connection:
-        found = connection.scalar(select(mark.c.version)) or newest
-        if found > newest:
-            raise StoreError(
-                f"{place}: expected version {newest} or before, found {found}: use the Longtail that made it, or "
-                "another place"
-            )
-        for statement in (each for step in steps[found - 1 :] for each in step):
-            connection.exec_driver_sql(statement)
-        connection.execute(update(mark).values(version=newest))
-
-
-def has_table(connection: Connection, place: Postgres, table: Table) -> bool:
-    """Whether a schema has a table."""
-    return connection.scalar(select(func.to_regclass(f"{place.schema}.{table.name}"))) is not None
 
 
 @contextmanager

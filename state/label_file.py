@@ -10,9 +10,9 @@ from sqlalchemy import Connection, Engine, insert
 
 from longtail.bundle import working_directory
 from longtail.bundle.store import fsync_path
-from longtail.state.engines import reading, sqlite_engine, upgrade
+from longtail.state.engines import reading, sqlite_engine
 from longtail.state.errors import StoreError
-from longtail.state.tables import STEPS, VERSION, label_changes, label_store, metadata
+from longtail.state.tables import VERSION, label_changes, label_store, metadata
 
 LABELS_FILE = "labels.sqlite"
 """In the state directory."""
@@ -46,7 +46,6 @@ class LabelFile:
                     check = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
                 if check != "ok":
                     raise StoreError(f"{self.path}: expected an SQLite file that is whole, found {check}")
-                upgrade(engine, str(self.path), label_store, STEPS)
             except BaseException:
                 engine.dispose()
                 raise

@@ -7,11 +7,12 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, func, insert, select, text
+from sqlalchemy.schema import CreateSchema
 
-from longtail.state.engines import has_table, looking, make_tables, postgres_engine, store_errors, upgrade
+from longtail.state.engines import looking, postgres_engine, store_errors
 from longtail.state.place import Postgres
-from longtail.state.tables import STEPS, VERSION, label_store, metadata
+from longtail.state.tables import VERSION, label_store, metadata
 
 _POLL_SECONDS = 0.5
 """Between looks where nothing is heard."""
@@ -36,15 +37,24 @@ class LabelServer:
         if not self._made:
             with store_errors(f"{self.place}: expected tables of label changes, found"):
                 if make:
-                    mark = {"version": VERSION, "generation": uuid4().hex}
-                    make_tables(self._engine, self.place, metadata, label_store, mark)
+                    self._make(self._engine)
                     self._made = True
                 else:
+                    table = func.to_regclass(f"{self.place.schema}.{label_store.name}")
                     with looking(self._engine) as connection:
-                        self._made = has_table(connection, self.place, label_store)
-                if self._made:
-                    upgrade(self._engine, str(self.place), label_store, STEPS)
+                        self._made = connection.scalar(select(table)) is not None
         return self._engine if self._made else None
+
+    def _make(self, engine: Engine) -> None:
+        """Make a schema and tables that are not there yet; those who come first together take turns."""
+        schema = self.place.schema
+        with engine.begin() as connection:
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(schema, 0))))
+            if connection.scalar(select(func.to_regnamespace(schema))) is None:
+                connection.execute(CreateSchema(schema))
+            metadata.create_all(connection)
+            if connection.scalar(select(func.count()).select_from(label_store)) == 0:
+                connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
 
     def changed(self) -> bool:
         """Whether anybody has written since the last call, or nobody knows; so again every half a second."""

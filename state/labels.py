@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
 from longtail.bundle import LabelChanges, LabelRecord, read_record, record_json, replay
-from longtail.state.engines import in_parts, reading, store_errors, writing
+from longtail.state.engines import reading, store_errors, writing
 from longtail.state.errors import StoreError
 from longtail.state.label_file import LABELS_FILE, LabelFile
 from longtail.state.label_server import LabelServer
@@ -27,7 +27,7 @@ from longtail.state.tables import VERSION, label_changes, label_store
 _CHANGES = select(label_changes.c.number, label_changes.c.record).order_by(label_changes.c.number)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = timedelta(microseconds=1)
-_DELETED_AT_ONCE = 500
+_DELETED_AT_ONCE, _WRITTEN_AT_ONCE = 500, 1000
 _READ_AT_ONCE = 10_000
 _PATIENCE_SECONDS = 5
 
@@ -89,8 +89,8 @@ class LabelStore:
                     after = after if newest is None else max(after, _EPOCH + newest * _STEP)
                     if min(record.at for record in records) <= after:
                         rows = _rows_of(_dated_after(after, records))
-                for part in in_parts(rows):
-                    connection.execute(insert(label_changes), part)
+                for start in range(0, len(rows), _WRITTEN_AT_ONCE):  # PostgreSQL is waited for only so long
+                    connection.execute(insert(label_changes), rows[start : start + _WRITTEN_AT_ONCE])
                 self._backend.wrote(connection)
             self._position = None  # what was written is read without waiting to hear of it
 

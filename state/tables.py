@@ -1,12 +1,10 @@
-"""The tables of state, the same in SQLite and PostgreSQL, and how those of one version become those of the next."""
+"""The tables of state, the same in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
-STEPS: tuple[tuple[str, ...], ...] = ()
-"""SQL statements that take tables from each version to the next, in both engines; a release only appends to them."""
-VERSION = 1 + len(STEPS)
+VERSION = 1
 
 metadata = MetaData()
 # One row: the version of these tables, and a name that no other store has.

@@ -18,14 +18,21 @@ from time import monotonic
 from longtail.bundle import BundleCorruptError
 from longtail.index import LongtailIndexError, ReleaseCorruptError, ReleaseMismatchError, Releases
 from longtail.index.release.pointers import Pointers
+from longtail.index.release.releases import EXPERIMENTS_FILE
 from longtail.serving.allocator import give_back_memory
-from longtail.serving.core.experiment_follower import ExperimentFollower
+from longtail.serving.core.experiments import Experiment, ExperimentsError, parse_experiments
 from longtail.serving.core.fetcher import Backoff, ReleaseFetcher
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queue import use_one_openmp_thread
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
-from longtail.serving.errors import RefusedReleaseError, ServingError
+from longtail.serving.errors import (
+    InvalidRequestError,
+    NotReadyError,
+    RefusedReleaseError,
+    ServingError,
+    UnknownReleaseError,
+)
 from longtail.state import StoreError
 
 logger = logging.getLogger(__name__)
@@ -273,3 +280,66 @@ def _freeze() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+
+
+class ExperimentFollower:
+    """Has the service run the experiment of experiments.toml.
+
+    A file that cannot be used leaves the one before in force; without a file, no experiment runs. The units of an arm
+    whose release is not loaded, or does not take its settings, get the default. The log and the verdict say so.
+    """
+
+    def __init__(self, root: Path, service: Service) -> None:
+        self._path = root / EXPERIMENTS_FILE
+        self._service = service
+        self._content: bytes | None = None
+        self._experiment: Experiment | None = None
+        self._refused: str | None = None
+        self._unavailable: dict[str, str] = {}
+
+    def check(self) -> None:
+        """Look at the file and at what its arms need. Never fails."""
+        try:
+            self._read()
+        except (OSError, ExperimentsError) as error:
+            if isinstance(error, OSError):
+                self._content = None
+            if str(error) != self._refused:
+                in_force = "no experiment runs" if self._experiment is None else f"{self._experiment.name} goes on"
+                logger.error("%s refused, %s: %s", self._path, in_force, error)
+            self._refused = str(error)
+        with suppress(NotReadyError):  # until the first release is there
+            self._apply()
+
+    def _read(self) -> None:
+        content = b""
+        with suppress(FileNotFoundError):
+            content = self._path.read_bytes()
+        if content == self._content:
+            return
+        self._content = content
+        experiment = parse_experiments(content, self._service.settings)
+        if experiment is not None and experiment != self._experiment:
+            shares = ", ".join(f"{name} {arm.share:g}" for name, arm in experiment.arms.items())
+            logger.info("experiment %s: %s", experiment.run, shares)
+        elif experiment is None and self._experiment is not None:
+            logger.info("no experiment runs")
+        self._experiment, self._refused = experiment, None
+
+    def _apply(self) -> None:
+        unavailable = {}
+        for name, arm in ({} if self._experiment is None else self._experiment.arms).items():
+            try:
+                self._service.retriever(arm.release).check_options(arm)
+            except (InvalidRequestError, UnknownReleaseError) as error:
+                unavailable[name] = f"{error.field}: {error.message}" if error.field else error.message
+                if self._unavailable.get(name) != unavailable[name]:
+                    logger.error("arm %s cannot answer, its units get the default: %s", name, unavailable[name])
+        self._unavailable = unavailable
+        self._service.experiment = self._experiment and self._experiment.without(frozenset(unavailable))
+        trouble = None
+        if self._refused is not None:
+            trouble = "experiments.toml cannot be used, and the one before is in force. The log says what is wrong."
+        elif unavailable:
+            trouble = f"Arms cannot answer ({', '.join(unavailable)}): their units get the default. The log says why."
+        self._service.monitoring.figures.set_trouble("experiments", trouble)

@@ -53,7 +53,7 @@ def create_app(
         StateError: the state directory cannot be used.
         TracingError: `tracing` is set, and its packages are not installed.
     """
-    settings = settings or Settings()
+    settings = settings or Settings()  # type: ignore[call-arg]  # from the environment
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
     metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers])
     metrics.queue_limit.set(settings.queue_limit)
@@ -86,16 +86,6 @@ def create_app(
     if settings.tracing:
         install_tracing(app)
     return app
-
-
-def apply_settings(app: Starlette, settings: Settings) -> None:
-    """Answer with other live settings, keys and the current experiments.toml from the next request on.
-
-    Raises ValueError or OSError for a file of keys that cannot be read; nothing has changed then.
-    """
-    app.state.keys.replace(settings)
-    app.state.service.settings = settings
-    app.state.follower.experiments.check()
 
 
 def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> None:

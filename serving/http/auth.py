@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 from collections.abc import Mapping
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +18,8 @@ from longtail.bundle.errors import describe
 from longtail.serving.core.queue import client
 from longtail.serving.errors import ForbiddenError, ServingError, UnauthenticatedError
 from longtail.serving.settings import Settings, is_loopback
+
+logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 """Paths that show nothing of the model or its traffic: probes, the page that wants a key, the documentation."""
@@ -35,15 +39,25 @@ class Keys:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._insecure = settings.insecure
-        self.replace(settings)
+        self._settings = settings
+        self._digests = self._read()
+        self._reading = Lock()
 
-    def replace(self, settings: Settings) -> None:
-        """Know the keys of these settings from now on; if they cannot be read, those of before stay."""
-        self._digests = (
-            [_digest(key) for key in settings.all_api_keys()],
-            [_digest(key) for key in settings.all_admin_keys()],
-        )
+    def _read(self) -> tuple[list[bytes], ...]:
+        return tuple([_digest(key) for key in keys] for keys in self._settings.read_keys())
+
+    def read_again(self) -> None:
+        """Read the files of keys again; where they are wrong, the log says so, and the keys of before hold."""
+        with self._reading:
+            try:
+                found = self._read()
+                if any(self._digests) and not any(found):
+                    raise ValueError("expected at least one key, as before, found none; without keys all may do all")
+            except (ValueError, OSError) as error:
+                logger.error("keys were read again and refused, those of before hold: %s", error)
+                return
+            self._digests = found
+        logger.info("keys were read again: %d may ask, %d may change things", *map(len, found))
 
     def refusal(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> ServingError | None:
         """Return why a request may not pass, if it may not; record its client, key and rights for the routes."""
@@ -66,7 +80,7 @@ class Keys:
                 + ("another one" if key else "none")
             )
         client.set(_client_of((scope.get("client") or ("",))[0]))
-        if self._insecure:
+        if self._settings.insecure:
             return None
         origin, host = (headers[name].decode("latin-1") if name in headers else None for name in (b"origin", b"host"))
         if origin is not None and not _is_here(origin):

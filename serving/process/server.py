@@ -1,11 +1,10 @@
-"""One server process: uvicorn on a shared socket, a stop that drops no request, and settings read again on SIGHUP."""
+"""One server process: uvicorn on a shared socket, a stop that drops no request, and keys read again on SIGHUP."""
 
 from __future__ import annotations
 
 import asyncio
 import faulthandler
 import gc
-import logging
 import os
 import resource
 import signal
@@ -13,21 +12,18 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock, Thread, Timer
+from threading import Thread, Timer
 from types import FrameType
 from typing import Any
 
 import uvicorn
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from threadpoolctl import threadpool_limits
 
 from longtail.serving.allocator import use_one_heap
-from longtail.serving.http.app import apply_settings, create_app
+from longtail.serving.http.app import create_app
 from longtail.serving.monitoring.workers import Workers
-from longtail.serving.settings import LIVE, Settings, explain
-
-logger = logging.getLogger(__name__)
+from longtail.serving.settings import Settings
 
 BACKLOG = 2048
 """Connections that the system makes before a process has taken them."""
@@ -45,7 +41,7 @@ class Server(uvicorn.Server):
     For `drain_seconds` /readyz says 503, and requests are answered as before, each with `Connection: close`. Then the
     server accepts no more connections, waits for the first requests of new ones, and uvicorn stops: it closes idle
     connections and answers requests under way for up to `shutdown_seconds`. SIGINT or a second signal skips the
-    draining, a third ends everything. SIGHUP reads settings and keys again; from a terminal that was closed it is
+    draining, a third ends everything. SIGHUP reads the files of keys again; from a terminal that was closed it is
     SIGTERM.
     """
 
@@ -54,7 +50,6 @@ class Server(uvicorn.Server):
         self._app = app
         self._service = app.state.service
         self._terminal = Terminal()
-        self._reloading = Lock()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Handle SIGTERM and SIGINT, without uvicorn's raising them again at the end: the exit status is 0."""
@@ -87,16 +82,7 @@ class Server(uvicorn.Server):
         if self._terminal.closed:
             self.handle_exit(signal.SIGTERM, frame)
         else:
-            Thread(target=self._reload, daemon=True).start()
-
-    def _reload(self) -> None:
-        with self._reloading:
-            settings = read_again(self._service.settings)
-            if settings is not None:
-                try:
-                    apply_settings(self._app, settings)
-                except (ValueError, OSError) as error:
-                    _refuse(error)
+            Thread(target=self._app.state.keys.read_again, daemon=True).start()
 
     def _leave(self) -> None:
         self.should_exit = True
@@ -135,38 +121,6 @@ def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     if _held:
         handle(_held.pop(), None)
-
-
-def read_again(settings: Settings) -> Settings | None:
-    """Read the live settings and keys again, and log what changes; None: they cannot be used, those of before hold."""
-    try:
-        found = settings.again()
-        again = settings.taking(found)
-        asking, changing = again.all_api_keys(), again.all_admin_keys()
-        if (settings.api_keys or settings.api_keys_file or settings.admin_keys or settings.admin_keys_file) and not (
-            asking or changing
-        ):
-            raise ValueError("expected at least one key, as before, found none; without keys everybody may do all")
-    except ValidationError as error:
-        name, wrong = explain(error)
-        _refuse(wrong if name is None else f"{name}: {wrong}")
-        return None
-    except (ValueError, OSError) as error:
-        _refuse(error)
-        return None
-    changed = [name for name in Settings.model_fields if getattr(found, name) != getattr(settings, name)]
-    live = [name for name in changed if name in LIVE]
-    logger.info(
-        "settings and keys were read again: %s; %d keys may ask, %d may change things",
-        ", ".join(live) or "no other settings", len(asking), len(changing),
-    )  # fmt: skip
-    if waiting := [name for name in changed if name not in LIVE]:
-        logger.warning("these settings have changed and wait for a restart: %s", ", ".join(waiting))
-    return again
-
-
-def _refuse(wrong: object) -> None:
-    logger.error("settings and keys were read again and refused, those of before hold: %s", wrong)
 
 
 def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers: Workers | None = None) -> None:

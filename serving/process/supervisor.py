@@ -24,7 +24,7 @@ from longtail.serving import logs
 from longtail.serving.errors import AddressTakenError, StateError
 from longtail.serving.monitoring.prometheus import MULTIPROCESS
 from longtail.serving.monitoring.workers import Workers, WorkerState
-from longtail.serving.process.server import BACKLOG, Terminal, read_again, run, take_hangups
+from longtail.serving.process.server import BACKLOG, Terminal, run, take_hangups
 from longtail.serving.settings import Settings
 from longtail.state import Postgres, StoreError, read_label_changes
 
@@ -104,8 +104,7 @@ class Supervisor:
     def _handle(self, sig: int) -> None:
         if sig != signal.SIGHUP or self._terminal.closed:
             self._stop(signal.SIGTERM if sig == signal.SIGHUP else sig)
-        elif not self._stopping and (settings := read_again(self._settings)) is not None:
-            self._settings = settings
+        elif not self._stopping:
             self._pass_on(sig)
 
     def _start(self, worker: int) -> None:

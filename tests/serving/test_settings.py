@@ -1,4 +1,4 @@
-"""Where settings come from, and which of them a running service takes over."""
+"""Where settings come from, and which are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
     monkeypatch.setenv("LONGTAIL_MAX_K", "9002")
     settings = Settings(releases=tmp_path, port=9003, settings_file=file)
     assert (settings.port, settings.max_k, settings.queue_limit) == (9003, 9002, 3000)
-    assert (settings.all_api_keys(), settings.host, settings.max_total_k) == ([KEY], "::1", 25_600)
+    assert (settings.read_keys()[0], settings.host, settings.max_total_k) == ([KEY], "::1", 25_600)
 
 
 @pytest.mark.parametrize(
@@ -48,18 +48,6 @@ def test_a_file_that_is_wrong(tmp_path: Path, text: str, said: str) -> None:
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match=said):
         Settings(releases=tmp_path, settings_file=file)
-
-
-def test_settings_read_again_are_the_same_arguments_and_the_files_as_they_are_now(tmp_path: Path) -> None:
-    file = written(tmp_path / "s.toml", "max_k = 7\nworkers = 2")
-    before = Settings(releases=tmp_path, settings_file=file, max_total_k=5)
-    file.write_text("max_k = 8\nworkers = 3\nmax_total_k = 6\nhost = '::1'")
-    found = before.again()
-    assert (found.max_k, found.workers, found.max_total_k, found.host) == (8, 3, 5, "::1")
-    taken = before.taking(found)
-    assert (taken.max_k, taken.workers, taken.max_total_k, taken.host) == (8, 2, 5, "127.0.0.1")
-    file.write_text("")
-    assert taken.taking(taken.again()).max_k == 1000
 
 
 @pytest.mark.parametrize(

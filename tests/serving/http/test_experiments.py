@@ -130,16 +130,6 @@ def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say,
     assert (len(result["labels"]), result["counted"]) == (2, False)
 
 
-def test_a_file_is_judged_again_under_other_settings(client: httpx.Client, app: Starlette, say: Say) -> None:
-    say(settings="k = 3")
-    service = app.state.service
-    assert len(ask(client, EAST)["results"][0]["labels"]) == 3
-    service.settings = service.settings.model_copy(update={"max_k": 2})
-    app.state.follower.experiments.check()
-    findings = client.get("/v1/monitoring").json()["verdict"]["findings"]
-    assert [found["severity"] for found in findings if found["signal"] == "experiments"] == ["act"]
-
-
 def test_a_bad_file_leaves_the_one_before_in_force(
     client: httpx.Client, app: Starlette, say: Say, caplog: Any, tmp_path: Path
 ) -> None:

@@ -270,6 +270,28 @@ def test_what_holds_keys_shows_none(tmp_path: Path) -> None:
         assert ADMIN not in shown
 
 
+def test_wrong_files_of_keys_leave_those_of_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, key in (("asking", ASKING), ("admin", ADMIN)):
+        (tmp_path / name).write_text(key)
+    keys = Keys(Settings(releases=tmp_path, api_keys_file=tmp_path / "asking", admin_keys_file=tmp_path / "admin"))
+    before = keys._digests
+    (tmp_path / "asking").write_text("short")
+    keys.read_again()
+    assert "api_keys: expected keys of at least 16 characters, received a shorter one" in caplog.text
+    (tmp_path / "asking").write_text("")
+    (tmp_path / "admin").write_text("")
+    keys.read_again()
+    assert "expected at least one key, as before, found none" in caplog.text
+    (tmp_path / "admin").unlink()
+    keys.read_again()
+    assert "No such file" in caplog.text
+    assert keys._digests == before
+    (tmp_path / "admin").write_text(f"{ADMIN}2")
+    keys.read_again()
+    assert keys._digests[0] == []
+    assert keys._digests[1] != before[1]
+
+
 # Where to listen
 
 
