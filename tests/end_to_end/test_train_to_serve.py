@@ -74,9 +74,6 @@ features = [
     { name = "searched", column = "words", from = "row", kind = "text", dim = 4, hash_rows = 64 },
 ]
 hidden = [16]
-cross = 2
-residual = true
-layer_norm = true
 [label]
 tower = "gated"
 features = [

@@ -179,8 +179,6 @@ IMPOSSIBLE = {
         },
         "table 'age': expected one dim, and either ids or one kind",
     ),
-    "nothing to normalise": ({"query": feature() | {"layer_norm": True}}, "layer_norm: expected hidden layers"),
-    "nothing to lead past": ({"query": feature() | {"residual": True}}, "residual: expected hidden or cross layers"),
     "layer of width 0": ({"query": feature() | {"hidden": [8, 0]}}, r"hidden: expected widths >= 1, received \[8, 0\]"),
     "sum of unequal widths": (
         {"query": {"combine": "sum", "features": [tiny.USER, {"name": "age", "kind": "number"}]}},
@@ -254,9 +252,6 @@ IMPOSSIBLE = {
     ),
     "floor of a propensity score without propensity": (
         {"evaluation": {"floor": {"psp@2": 0.1}}}, "expected evaluation.propensity with 'psp@2'",
-    ),
-    "refined by a prior": (
-        {"evaluation": {"target_prior": "uniform", "refine": 0.01}}, "target_prior: expected no refine with it",
     ),
     "λ < 0 for a tree": (
         {

@@ -103,46 +103,6 @@ def randomised(tower: keras.Model) -> list[keras.layers.Dense]:
     return dense(tower)
 
 
-X = np.array([[-2, -3, 1.25], [-4, 1, 0.25]])
-
-
-def test_a_cross_layer_is_dcn_v2s() -> None:
-    """x_{l+1} = x_0 ⊙ (W x_l + b) + x_l, twice."""
-    tower = built(cross=2).query
-    first, second = randomised(tower)
-
-    x1 = X * numpy_dense(X, first) + X
-    expected = X * numpy_dense(x1, second) + x1
-    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-5)
-
-
-def test_a_residual_of_the_models_width_is_the_combination_itself() -> None:
-    tower = built(hidden=[5], residual=True).query
-    hidden, projection = randomised(tower)
-
-    expected = numpy_dense(np.maximum(numpy_dense(X, hidden), 0), projection) + X
-    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-5)
-
-
-def test_a_residual_of_another_width_goes_through_a_linear_layer() -> None:
-    tower = built(dim=2, cross=1, residual=True).query
-    cross, *projections = randomised(tower)
-    projection = next(layer for layer in projections if layer.use_bias)
-    past = next(layer for layer in projections if not layer.use_bias)
-
-    expected = numpy_dense(X * numpy_dense(X, cross) + X, projection) + numpy_dense(X, past)
-    np.testing.assert_allclose(np.asarray(tower(INPUTS)), expected, rtol=1e-5)
-
-
-def test_layer_norm_is_between_a_hidden_layer_and_its_relu() -> None:
-    tower = built(hidden=[5], layer_norm=True).query
-    hidden, projection = randomised(tower)
-
-    x = numpy_dense(X, hidden)
-    x = (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-3)
-    np.testing.assert_allclose(np.asarray(tower(INPUTS)), numpy_dense(np.maximum(x, 0), projection), rtol=1e-4)
-
-
 def test_a_vector_is_normalised_projected_and_replaced_where_it_is_missing() -> None:
     feature = {"name": "image", "kind": "vector", "dims": 2, "projection": 3, "normalise": True}
     recipe = tiny.recipe(query={"features": [feature]}, model={"dim": 3, "similarity": "dot"})
@@ -190,7 +150,7 @@ def test_a_tower_of_every_part_serves_in_float32_what_it_trains_in_bfloat16() ->
     inputs = INPUTS | {"image": np.float32([[3, 4], [0, 0]]), "image__missing": np.float32([0, 1])}
 
     def tower(precision: str) -> keras.Model:
-        query = {"features": features, "cross": 1, "hidden": [5], "layer_norm": True, "residual": True}
+        query = {"features": features, "hidden": [5]}
         recipe = tiny.recipe(query=query, training={"precision": precision})
         return build_towers(recipe, {"words": 3, "item_id": 2}, {}).query
 

@@ -252,10 +252,6 @@ class EvaluationConfig(Section):
     higher: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. Relative to another setting it is a table:
     `{ tail = { times = 1.5, bias_removal = 1.0 } }`, of the best on the grid `{ "recall@20" = { times = 0.99 } }`. The
     default λ, then μ, is the best of those that reach all floors; where none does, the nearest, with a warning."""
-    refine: float | None = Field(default=None, gt=0, le=0.5)
-    """Looks for a better λ, then μ, between the neighbours of the grid's best, to within this, such as 0.01: each in 5
-    to 9 passes over all labels, where the grid takes one. What is found joins the curve where it is better than the
-    grid's best."""
     target_prior: Literal["train", "uniform"] | Path | None = None
     """Chooses λ and μ for pairs whose labels are drawn otherwise than valid's: `uniform`, every label alike, or a table
     of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them
@@ -288,8 +284,8 @@ class EvaluationConfig(Section):
                 yield f"{key}: expected distinct names, received {names}"
         if any(k < 1 for k in self.ks):
             yield f"ks: expected values >= 1, received {self.ks}"
-        if self.target_prior is not None and (self.floor or self.refine is not None):
-            yield f"target_prior: expected no {'floor' if self.floor else 'refine'} with it"
+        if self.target_prior is not None and self.floor:
+            yield "target_prior: expected no floor with it"
         if unknown := [name for name in self.floor if name not in BUCKET_NAMES and not self._is_metric(name, _FLOORS)]:
             yield (
                 f"floor: expected buckets of {', '.join(BUCKET_NAMES)}, or metrics such as 'ndcg@{self.ks[0]}' and "

@@ -306,12 +306,9 @@ _POOLING = {"combiner", "damping", "half_life", "sample", "weights"}
 _LAST_STEPS = {"combiner", "damping", "encoder", "transform", "buckets", "projection"}
 """Keys of the steps that a kind of one's own takes the place of."""
 
-_OF_OURS = ("cross", "hidden", "layer_norm", "residual")
-"""Keys of the tower that is ours."""
-
 
 class TowerConfig(Section):
-    """A tower: embeddings → combination → crosses → MLP → projection to `model.dim`, and a linear path beside them.
+    """A tower: embeddings → combination → MLP → projection to `model.dim`.
 
     A `tower` of one's own takes the place of all between the combination and the projection.
     """
@@ -325,32 +322,20 @@ class TowerConfig(Section):
     input_activation: Literal["linear", "relu"] = "linear"
     """Applied to the combination, before `hidden`. [Re19 §5]'s 512 → ReLU → 512 is one bag of `dim = 512` with
     `combiner = "sum"`, `input_activation = "relu"` and `model.dim = 512`."""
-    cross: int = Field(default=0, ge=0, le=8)
-    """Cross layers before `hidden`, x ← x₀ ⊙ (W x + b) + x with x₀ the combination: products of features that an MLP
-    learns poorly (DCN-v2, Wang et al. 2021)."""
     hidden: list[int] = Field(default_factory=list)
     """Widths of ReLU layers. With none, a linear input and one already `model.dim` wide, there is no projection."""
-    layer_norm: bool = False
-    """Layer normalisation (Ba et al. 2016) of each of `hidden`, before its ReLU."""
-    residual: bool = False
-    """Adds the combination to the output, through a linear layer unless it is `model.dim` wide: what ids say on their
-    own does not have to pass `cross` and `hidden`."""
     tower: TowerChoice | None = None
     """A tower of one's own, by its name, or with its parameters: `{ name = "gated", experts = 4 }`. It goes from the
-    combination to any width, in place of `cross`, `hidden`, `layer_norm` and `residual`."""
+    combination to any width, in place of `hidden`."""
 
     def _problems(self) -> Iterator[str]:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             yield f"features: expected distinct names, received {names}"
-        if self.tower is not None and (given := [name for name in _OF_OURS if getattr(self, name)]):
-            yield f"tower {self.tower.name!r}: expected no {', '.join(given)} with it, which belong to our tower"
+        if self.tower is not None and self.hidden:
+            yield f"tower {self.tower.name!r}: expected no hidden with it, which belongs to our tower"
         if any(width < 1 for width in self.hidden):
             yield f"hidden: expected widths >= 1, received {self.hidden}"
-        if self.layer_norm and not self.hidden:
-            yield "layer_norm: expected hidden layers to normalise, received none"
-        if self.residual and not (self.hidden or self.cross):
-            yield "residual: expected hidden or cross layers to lead past, received neither"
         widths = {feature.width for feature in self.features if feature.own is None}
         if self.combine == "sum" and len(widths) > 1:
             yield f"combine = 'sum': expected features of equal width, received {sorted(widths)}"

@@ -7,7 +7,7 @@ over μ at the λ that is served.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,6 @@ from longtail.bundle.manifest import dial_words
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.config.sections import RelativeFloor
 from longtail.trainer.history import best_of
-
-_A_MISS = 1e3
-"""What a floor that is missed by 1 counts beside a metric: a miss by a thousandth outweighs any metric."""
-_TRIES = 20
-"""Points at most that are measured between those of a grid."""
 
 
 class Setting(NamedTuple):
@@ -98,11 +93,8 @@ class Noise(NamedTuple):
 
 
 def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[Setting]:
-    """Return both lines of a curve, the second at a given λ, which is on the first where the recipe refines."""
-    first = noise.first_line(config.bias_removal)
-    if config.refine and not noise.constant and Setting(bias_removal) not in first:
-        first.append(Setting(bias_removal))
-    return first + noise.second_line(_prior_grid(config), bias_removal)
+    """Return both lines of a curve, the second at a given λ."""
+    return noise.first_line(config.bias_removal) + noise.second_line(_prior_grid(config), bias_removal)
 
 
 def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
@@ -117,23 +109,19 @@ Measure = Callable[[list[Setting]], list[CurvePoint]]
 def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple[Setting, list[CurvePoint]]:
     """Choose the λ of the best metric at μ = 0, then the μ of the best metric there; also get both lines as measured.
 
-    Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it. Where
-    it refines, each line has one point more if one between its best and the neighbours of that is better.
+    Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
-    curve += _between(curve, "bias_removal", measure, config, floors)
     bias_removal = _best(curve, config, floors).bias_removal
     if second := noise.second_line(_prior_grid(config), bias_removal):
         curve = curve + measure(second)
-        line = [point for point in curve if point.bias_removal == bias_removal]
-        curve += _between(line, "popularity", measure, config, floors)
     return Setting.of(_best(curve, config, floors)), curve
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
     """Compute the least value of every metric with a floor, a relative one from the grid of λ at μ = 0."""
-    line = [point for point in curve if not point.popularity and point.bias_removal in config.bias_removal] or curve
+    line = [point for point in curve if not point.popularity]
 
     def least(metric: str, floor: float | RelativeFloor) -> float:
         if not isinstance(floor, RelativeFloor):
@@ -160,40 +148,6 @@ def _best(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
     return best_of(nearest, config.metric)
-
-
-def _between(
-    line: Sequence[CurvePoint],
-    dial: Literal["bias_removal", "popularity"],
-    measure: Measure,
-    config: EvaluationConfig,
-    floors: Mapping[str, float],
-) -> list[CurvePoint]:
-    """Return the best point between the neighbours of a line's best, where it is better than that; else nothing."""
-    if not config.refine:
-        return []
-    from scipy import optimize  # type: ignore[import-untyped]  # a recipe is read without it
-
-    best = _best(line, config, floors)
-    places, at = sorted({getattr(point, dial) for point in line}), getattr(best, dial)
-    low, high = (places[min(max(places.index(at) + step, 0), len(places) - 1)] for step in (-1, 1))
-    if high - low <= config.refine:
-        return []
-    tried: dict[float, CurvePoint] = {}
-
-    def badness(place: float) -> float:
-        place = round(float(place), 4)
-        if place not in tried:
-            (tried[place],) = measure([Setting.of(best)._replace(**{dial: place})])
-        point = tried[place]
-        return _A_MISS * missed(point, floors) - point.metrics[config.metric].value
-
-    optimize.minimize_scalar(
-        badness, bounds=(low, high), method="bounded", options={"xatol": config.refine, "maxiter": _TRIES}
-    )
-    found = _best([best, *tried.values()], config, floors)
-    gained = found.metrics[config.metric].value > best.metrics[config.metric].value
-    return [found] if gained or missed(found, floors) < missed(best, floors) - 1e-12 else []
 
 
 def _prior_grid(config: EvaluationConfig) -> list[float]:

@@ -1,4 +1,4 @@
-"""Builds the two towers: embeddings → combination → crosses → MLP → projection → maps of objectives → unit norm.
+"""Builds the two towers: embeddings → combination → MLP → projection → maps of objectives → unit norm.
 
 Legend: `B` batch, `S` blocks of histories, `P` places of a block, `D` model dimensions.
 """
@@ -131,7 +131,11 @@ def _build(
     if tower.input_activation == "relu":
         x = keras.layers.Activation("relu", dtype="float32")(x)
     if tower.tower is None:
-        x = _layered(x, tower, model.dim, precision)
+        for width in tower.hidden:
+            x = keras.layers.Dense(width, activation="relu", dtype=precision)(x)
+        plain = not tower.hidden and tower.input_activation == "linear"
+        if not plain or x.shape[-1] != model.dim:
+            x = keras.layers.Dense(model.dim, dtype=precision)(x)
     else:
         x = own_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
         if x.shape[-1] != model.dim:
@@ -143,28 +147,3 @@ def _build(
     else:
         x = keras.layers.Activation("linear", dtype="float32")(x)
     return keras.Model(features.inputs, x, name=name)
-
-
-def _layered(combined: keras.KerasTensor, tower: TowerConfig, dim: int, precision: str) -> keras.KerasTensor:
-    """Crosses, hidden layers, projection and the path past them: from the combination [B, width] to [B, D]."""
-    x = combined
-    for _ in range(tower.cross):
-        x = cross(combined, x, precision)
-    for width in tower.hidden:
-        x = keras.layers.Dense(width, activation=None if tower.layer_norm else "relu", dtype=precision)(x)
-        if tower.layer_norm:
-            x = keras.layers.Activation("relu", dtype=precision)(keras.layers.LayerNormalization(dtype=precision)(x))
-    plain = not tower.hidden and tower.input_activation == "linear"
-    if not plain or x.shape[-1] != dim:
-        x = keras.layers.Dense(dim, dtype=precision)(x)
-    if tower.residual:
-        if combined.shape[-1] != dim:
-            combined = keras.layers.Dense(dim, use_bias=False, dtype=precision)(combined)
-        x = keras.layers.Add(dtype="float32")([x, combined])
-    return x
-
-
-def cross(x0: keras.KerasTensor, x: keras.KerasTensor, precision: str) -> keras.KerasTensor:
-    """Return one cross layer, x₀ ⊙ (W x + b) + x (DCN-v2, Wang et al. 2021); [B, width] in and out."""
-    product = keras.layers.Multiply()([x0, keras.layers.Dense(x0.shape[-1], dtype=precision)(x)])
-    return keras.layers.Add()([product, x])

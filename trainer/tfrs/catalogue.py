@@ -71,15 +71,12 @@ class Catalogue:
                 columns = None
         return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
 
-    def tower(
-        self, model: Callable[[Any], Any], known: Mapping[str, Any], wanted: bool | None
-    ) -> tuple[ExportedTower | None, str | None]:
+    def tower(self, model: Callable[[Any], Any], wanted: bool | None) -> tuple[ExportedTower | None, str | None]:
         """Export the tower that embeds labels from their features, and find which of these is their own id.
 
         There is none for a model that takes nothing but the id, or a tensor without a name.
 
         Args:
-            known: ids of columns that a Hashing reads, by column.
             wanted: True refuses a tower that cannot be exported, None warns of it; False does not try.
         """
         if wanted is False:
@@ -88,11 +85,11 @@ class Catalogue:
             if self.examples is None or not isinstance(model, tf.Module):
                 raise ExportError(f"{_WHERE}: expected a Keras model of tensors by name, or of the ids alone")
             examples = self.examples.take(range(min(len(self.examples), _EXAMPLES)))
-            features = trace(model, examples, known, _WHERE).features
+            features = trace(model, examples, _WHERE).features
             ids = [feature.name for feature in features if feature.kind == "id"]
             own = next((name for name in ids if examples.holds(name, self.ids)), None)
             if own is None or len(features) > 1:
-                return exported(model, examples, known, _WHERE), own
+                return exported(model, examples, _WHERE), own
             if wanted:
                 raise ExportError(f"{_WHERE}: expected features beside the id, {own!r}, found none")
         except ExportError as error:

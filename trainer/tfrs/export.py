@@ -60,7 +60,6 @@ def export_tfrs(
     out: Path,
     feature: str = "user_id",
     label_feature: str = "label_id",
-    vocabularies: Mapping[str, Ids] | None = None,
     similarity: Literal["dot", "cosine"] = "dot",
     display: pa.Table | None = None,
     label_tower: bool | None = None,
@@ -71,10 +70,10 @@ def export_tfrs(
 ) -> Bundle:
     """Write a bundle, to be indexed and served; its answers at λ = 0 are those of `tfrs` brute force.
 
-    The towers are traced: columns go in as they are given, and StringLookup, IntegerLookup, Hashing and
-    TextVectorization layers that read them are taken over into the bundle's vocabularies; numbers go straight into the
-    graph, Normalization, Discretization and CategoryEncoding with them. What requests give for the examples, read by
-    the service's encoder, must give the model's own embeddings through ONNX.
+    The towers are traced: columns go in as they are given, and StringLookup, IntegerLookup and TextVectorization layers
+    that read them are taken over into the bundle's vocabularies; numbers go straight into the graph, Normalization and
+    Discretization with them. What requests give for the examples, read by the service's encoder, must give the model's
+    own embeddings through ONNX.
 
     Args:
         query_model: a Keras model of one tensor or of a dict of them.
@@ -90,8 +89,6 @@ def export_tfrs(
         out: the bundle's directory, not there yet; its name is the bundle's name.
         feature: what a request calls the feature of a query model of one tensor.
         label_feature: what an upsert calls the feature of a candidate model of one tensor, the id.
-        vocabularies: the known ids of columns that a Hashing layer reads, of either model, by column. Any other id is
-            answered as the empty string is, or the integer 0.
         similarity: `cosine` if both models end in an L2 normalisation.
         display: the labels' own columns (title, …) to show in answers, L rows in the order of `candidates`.
         label_tower: export the candidate model, too, by which labels are added while serving; it needs features beside
@@ -113,13 +110,8 @@ def export_tfrs(
         BundleExistsError: `out` is there already.
     """
     refuse_existing(out)
-    known = vocabularies or {}
-    query = exported(query_model, Columns.of(queries, feature, "queries"), known, "query tower")
+    query = exported(query_model, Columns.of(queries, feature, "queries"), "query tower")
     catalogue = Catalogue.of(candidate_model, candidates, label_feature)
-    columns = {*(queries if isinstance(queries, Mapping) else [feature])}
-    columns |= set() if catalogue.examples is None else set(catalogue.examples.tensors)
-    if not known.keys() <= columns:
-        raise ExportError(f"vocabularies: expected some of {sorted(columns)}, received {sorted(known)}")
     ids, embeddings_LD = catalogue.ids, catalogue.embeddings
     queries_CD = query.embeddings
     if embeddings_LD.shape[1:] != queries_CD.shape[1:]:
@@ -127,7 +119,7 @@ def export_tfrs(
             f"candidate model: expected embeddings of shape {queries_CD.shape[1:]}, the query model's, "
             f"found {embeddings_LD.shape[1:]}"
         )
-    label, own_id = catalogue.tower(candidate_model, known, label_tower)
+    label, own_id = catalogue.tower(candidate_model, label_tower)
     temperature = 1.0 if task._temperature is None else float(task._temperature)
     loss, objective = _loss(task, sampling_probability=sampling_probability)
     counts_L = counts_of(ids, counts)

@@ -6,7 +6,7 @@ Legend: `B` queries or labels, `P` list length.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,11 @@ import tensorflow as tf
 from longtail.bundle import Feature
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs import layers
-from longtail.trainer.tfrs.columns import strings
-from longtail.trainer.tfrs.layers import HASHES, TEXTS
+from longtail.trainer.tfrs.layers import TEXTS
 
 WORDS = "_words"
 """Ends the name of the words of a column whose whole value is looked up as well."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-
-Uses = Mapping[Any, bool]
-"""Layers that read a column (lookup, Hashing or TextVectorization), and whether they see integers."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,7 @@ class Column:
     """A raw column and its features.
 
     Attributes:
-        uses: layers that look it up or split it into words; none of numbers.
+        looked_up: whether layers look it up or split it into words, as they do not numbers.
         features: `id` or `history`, `text`, or both; `number`; `vector`.
         vocabularies: ids or words by the name of their feature.
         padding: what fills up a history.
@@ -41,18 +37,20 @@ class Column:
     name: str
     dtype: tf.DType
     shape: tuple[int | None, ...]
-    uses: Uses
+    looked_up: bool
     features: Sequence[Feature]
     vocabularies: Mapping[str, list[str]]
     padding: str | None = None
 
     @classmethod
-    def of(cls, name: str, examples: tf.Tensor, uses: Uses, ids: Any, read_by: Iterable[str], where: str) -> Column:
+    def of(
+        cls, name: str, examples: tf.Tensor, uses: Collection[Any], read_by: Iterable[str], where: str
+    ) -> Column:  # fmt: skip
         """Read a column that reaches the output.
 
         Args:
             examples: some of its values, [B], [B, 1] or [B, P].
-            ids: what a Hashing is to know of it, or None.
+            uses: layers that look it up or split it into words; none of numbers.
             read_by: types of all operations that read it, for errors.
         """
         found = f"{where}: feature {name!r}"
@@ -66,7 +64,7 @@ class Column:
         looked_up = [layer for layer in uses if not isinstance(layer, TEXTS)]
         if not uses and not (dtype.is_integer or dtype.is_floating or dtype.is_bool):
             raise ExportError(
-                f"{found}: expected it to be read by a StringLookup, Hashing or TextVectorization layer of the model, "
+                f"{found}: expected it to be read by a StringLookup or TextVectorization layer of the model, "
                 f"found {', '.join(sorted(read_by)) or dtype.name}: do that to the data, before the model"
             )
         if (uses and dtype.is_floating) or (texts and many):
@@ -80,7 +78,7 @@ class Column:
             mean = np.asarray(tf.cast(examples, tf.float32), np.float64).mean()
             features = [Feature(name=name, kind="number", missing=round(float(mean), 6))]
         if looked_up:
-            vocabularies[name] = _ids(looked_up, ids, found)
+            vocabularies[name] = list(dict.fromkeys(word for layer in looked_up for word in layers.tokens(layer)))
             padding = _padding(looked_up, found) if many else None
             kind = {"kind": "history", "max_length": shape[1]} if many else {"kind": "id"}
             features.append(Feature(name=name, vocabulary=name, **kind))
@@ -94,12 +92,12 @@ class Column:
             features.append(
                 Feature(name=called, kind="text", vocabulary=called, standardize=standards.pop(), max_length=length)
             )
-        return cls(name, dtype, (None, *shape[1:]), uses, features, vocabularies, padding)
+        return cls(name, dtype, (None, *shape[1:]), bool(uses), features, vocabularies, padding)
 
     def stand_in(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Get what the model is called with: the numbers themselves, or zeros of the same shape and dtype."""
         encoded = inputs[self.features[0].name]
-        if self.uses:
+        if self.looked_up:
             return blank(self.dtype, tf.shape(encoded)[0], self.shape)
         numbers = tf.cast(encoded, self.dtype)
         return numbers[:, None] if len(self.shape) > len(numbers.shape) else numbers
@@ -116,12 +114,12 @@ class Column:
         known, rows = self.vocabularies[called], inputs[called]
         if isinstance(layer, TEXTS):
             return layers.vectorized(layer, known, rows, inputs[f"{called}__weight"])
-        index = tf.gather(tf.constant(layers.index_of_rows(layer, known, integers=self.uses[layer])), rows)
+        index = tf.gather(tf.constant(layers.index_of_rows(layer, known)), rows)
         if self.features[0].kind == "history":
-            index = layers.padded_index(layer, index, inputs[f"{called}__weight"], self.shape[1])
+            index = layers.padded_index(index, inputs[f"{called}__weight"], self.shape[1])
         elif len(self.shape) == 2:
             index = index[:, None]
-        return layers.output(layer, reshaped(index))
+        return tf.cast(reshaped(index), layer.compute_dtype)
 
 
 def blank(dtype: tf.DType, batch: tf.Tensor, shape: Sequence[int | None]) -> tf.Tensor:
@@ -129,23 +127,9 @@ def blank(dtype: tf.DType, batch: tf.Tensor, shape: Sequence[int | None]) -> tf.
     return tf.ensure_shape(tf.zeros([batch, *shape[1:]], dtype), shape)
 
 
-def _ids(uses: Iterable[Any], given: Any, found: str) -> list[str]:
-    """Get the ids of a column: those its lookups know, and those given for its Hashing layers."""
-    known = [] if given is None else strings(given).to_pylist()
-    for layer in uses:
-        if not isinstance(layer, HASHES):
-            known += layers.tokens(layer)
-        elif given is None:
-            raise ExportError(
-                f"{found}: expected vocabularies={{{found.split()[-1]}: ids}}, the ids that Hashing {layer.name!r} is "
-                "to know: a bundle looks ids up, and cannot hash one that it has not seen as Keras does"
-            )
-    return list(dict.fromkeys(known))
-
-
 def _padding(uses: Iterable[Any], found: str) -> str:
     """Get what fills up the lists of a history."""
-    masks = {None if isinstance(layer, HASHES) else layer.mask_token for layer in uses}
+    masks = {layer.mask_token for layer in uses}
     if len(masks) > 1 or None in masks:
         raise ExportError(
             f"{found}: expected lookups of lists to have one mask_token, which fills up shorter lists, found "

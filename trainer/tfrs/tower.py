@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,7 @@ class ExportedTower:
         return columns.embed(self.model, self.where)
 
 
-def exported(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) -> ExportedTower:
+def exported(model: tf.Module, raw: Columns, where: str) -> ExportedTower:
     """Export a Keras model of raw columns; refuses one that a bundle cannot express or that ONNX computes otherwise.
 
     The model's embeddings of the examples are compared with the service's: the values that a request gives for them,
@@ -60,11 +60,10 @@ def exported(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str)
 
     Args:
         raw: examples of what the model takes.
-        ids: known ids of columns that a Hashing reads, by column.
     """
     first = raw.take([0])
     embeddings_BD = raw.embed(model, where)
-    tower = trace(model, raw, ids, where)
+    tower = trace(model, raw, where)
     content = _to_onnx(tower, where)
     check_parity(where, content, tower.read(raw, where), embeddings_BD)
     try:

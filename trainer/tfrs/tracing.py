@@ -21,7 +21,7 @@ from longtail.bundle import Feature, FeatureError, FeatureReader, Features, Inpu
 from longtail.trainer.errors import ExportError
 from longtail.trainer.tfrs.columns import Columns, strings, values
 from longtail.trainer.tfrs.features import Column, blank
-from longtail.trainer.tfrs.layers import HASHES, INSIDE, LOOKUPS, TEXTS, check_layer, inside
+from longtail.trainer.tfrs.layers import INSIDE, LOOKUPS, TEXTS, check_layer, discretized
 
 _SAME = frozenset({"Identity", "IdentityN", "StopGradient", "EnsureShape", "Snapshot"})
 """Operations whose output is their input."""
@@ -76,18 +76,17 @@ class TracedTower:
             raise ExportError(f"{where}: example {error.row}, {error.field}: {error.message}") from error
 
 
-def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) -> TracedTower:
+def trace(model: tf.Module, raw: Columns, where: str) -> TracedTower:
     """Trace a Keras model as a tower; refuses what a bundle cannot express, by column and layer or operation.
 
     Args:
         model: takes `raw` and has been called on it.
         raw: examples: their dtypes and widths are what the model takes, means of their numbers stand for missing ones.
-        ids: the known ids of columns that a Hashing reads, by column.
     """
     layers = _preprocessing(model)
     uses, reached = _uses(model, layers, raw, where)
     columns = {
-        name: Column.of(name, tensor, uses.get(name, {}), ids.get(name), reached[name], where)
+        name: Column.of(name, tensor, uses.get(name, ()), reached[name], where)
         for name, tensor in raw.tensors.items()
         if name in reached
     }
@@ -110,9 +109,9 @@ def trace(model: tf.Module, raw: Columns, ids: Mapping[str, Any], where: str) ->
 
 def _uses(
     model: tf.Module, layers: Sequence[Any], raw: Columns, where: str
-) -> tuple[dict[str, dict[Any, bool]], dict[str, set[str]]]:
+) -> tuple[dict[str, list[Any]], dict[str, set[str]]]:
     """Find the layers that read each column, and the columns that reach the output with the operations reading them."""
-    uses: dict[str, dict[Any, bool]] = {}
+    uses: dict[str, list[Any]] = {}
     faults: list[str] = []
 
     def traced(*tensors: tf.Tensor) -> tf.Tensor:
@@ -130,8 +129,8 @@ def _uses(
                     f"{stopped} between {'no feature' if behind is None else f'feature {behind!r}'} and it: do that to "
                     "the data, before the model"
                 )
-            else:
-                uses.setdefault(name, {}).setdefault(layer, tensor.dtype.is_integer)
+            elif layer not in uses.setdefault(name, []):
+                uses[name].append(layer)
             return type(layer).call(layer, inputs)
 
         with _replaced(layers, record):
@@ -164,7 +163,9 @@ def _embed(
         else blank(column.dtype, batch, [None, *column.shape[1:]])
         for name, column in raw.tensors.items()
     }
-    hidden = {tensor.ref(): name for name, tensor in stand_ins.items() if name not in columns or columns[name].uses}
+    hidden = {
+        tensor.ref(): name for name, tensor in stand_ins.items() if name not in columns or columns[name].looked_up
+    }
 
     def look_up(layer: Any, given: Any) -> Any:
         name, chain, _ = _origin(tf.convert_to_tensor(given), hidden)
@@ -177,7 +178,7 @@ def _embed(
     for name, operations in _readers([embeddings], hidden).items():
         if left := sorted(operations - _OF_SHAPE):
             faults.append(
-                f"expected feature {name!r} to be read by StringLookup, IntegerLookup, Hashing or "
+                f"expected feature {name!r} to be read by StringLookup, IntegerLookup or "
                 f"TextVectorization layers of the model alone, found {', '.join(left)} as well: do that to the data, "
                 "before the model"
             )
@@ -195,7 +196,7 @@ def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], w
 
 def _preprocessing(model: tf.Module) -> list[Any]:
     """Get the preprocessing layers of a model; refuses those that a bundle cannot express."""
-    layers = [layer for layer in (model, *model.submodules) if isinstance(layer, LOOKUPS + HASHES + TEXTS + INSIDE)]
+    layers = [layer for layer in (model, *model.submodules) if isinstance(layer, LOOKUPS + TEXTS + INSIDE)]
     parts = [inner for layer in layers if isinstance(layer, TEXTS) for inner in layer.submodules]
     layers = [layer for layer in layers if all(layer is not part for part in parts)]
     for layer in layers:
@@ -208,12 +209,12 @@ def _replaced(layers: Sequence[Any], replacement: Callable[[Any, Any], Any]) -> 
     """Give layers another `call`, those of numbers, `INSIDE`, their own; a model's own tf.functions are inlined."""
 
     def bound(function: Callable[..., Any], layer: Any) -> Any:
-        return tf.autograph.experimental.do_not_convert(lambda inputs, **others: function(layer, inputs, **others))
+        return tf.autograph.experimental.do_not_convert(lambda inputs: function(layer, inputs))
 
     eagerly = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     for layer in layers:
-        object.__setattr__(layer, "call", bound(inside if isinstance(layer, INSIDE) else replacement, layer))
+        object.__setattr__(layer, "call", bound(discretized if isinstance(layer, INSIDE) else replacement, layer))
     try:
         yield
     finally:

@@ -190,7 +190,6 @@ def test_the_curve_and_the_default_are_of_held_out_pairs(tmp_path: Path) -> None
         ({"validation": Validation(["ann"], ["Cube"], seen=[["Cube"]])}, DataError, "pairs that are not in training"),
         ({"evaluation": {"ks": [9], "metric": "recall@9"}}, DataError, "a k of at most 5, all labels, received"),
         ({"evaluation": {"k": 9}}, ValueError, "Extra inputs"),
-        ({"vocabularies": {"zip": ["1"]}}, ExportError, r"some of \['label_id', 'user_id'\], received \['zip'\]"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured(tmp_path: Path, changes: Any, error: Any, message: str) -> None:
