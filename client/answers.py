@@ -70,60 +70,10 @@ class Answer:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogueLabel:
-    """What the release knows about one label.
-
-    `count` is in training pairs (0 for an added label), `log_pn` and `log_popularity` are log ν and log π in nats,
-    `bias` in logits (None of a model without). Only `labels` gives a `state`.
-    """
-
-    id: str
-    count: int
-    log_pn: float
-    log_popularity: float
-    bucket: str
-    bias: float | None
-    display: dict[str, Any]
-    state: LabelState | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LabelPage:
-    """Some labels, in the order of their ids, and where the next page begins; None after the last."""
-
-    labels: tuple[CatalogueLabel, ...]
-    next_cursor: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """Vectors in order, float32: u of queries or v of labels of `u·v/T`, comparable within one release.
-
-    T is `temperature`; vectors are of norm 1 where `similarity` is `cosine`.
-    """
-
-    vectors: tuple[tuple[float, ...], ...]
-    dim: int
-    similarity: str
-    temperature: float
-    release: str
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """How many labels or events are now on the service's disk; `release` is None for events."""
-
-    accepted: int
-    request_id: str
-    release: str | None = None
-
-
 _adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def read(kind: type[T], content: bytes) -> T:
-    """Read JSON as one of the types above, or as a `dict[str, Any]`; raises pydantic.ValidationError."""
+    """Read JSON as an `Answer` or a `dict[str, Any]`; raises pydantic.ValidationError."""
     value: T = _adapter(kind).validate_json(content, strict=True)
     return value

@@ -11,12 +11,14 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 from uuid import uuid4
 
-from longtail.client.answers import Accepted, Answer, BucketName, CatalogueLabel, Embedded, LabelPage, LabelState, T
+from longtail.client.answers import Answer, BucketName, LabelState, T
 
 LabelId = str | int
 """A label's id; `1` and `"1"` are the same label."""
 Features = Mapping[str, Any]
 """JSON values by feature name, as `release()["query_features"]` lists them."""
+Json = dict[str, Any]
+"""An answer as the service's OpenAPI document describes it."""
 Item = TypeVar("Item")
 _SEVERAL = ("exclude", "allow", "buckets", "display", "labels", "ids")
 """Fields where one string is refused: its characters would pass for ids."""
@@ -193,7 +195,7 @@ def embed(
     *,
     labels: Collection[LabelId] | None = None,
     release: str | None = None,
-) -> Call[Embedded]:
+) -> Call[Json]:
     """Get the vectors of queries, or of labels: u or v of the scores `u·v/T + …`.
 
     Args:
@@ -206,66 +208,66 @@ def embed(
     sent = (
         {"queries": [{"features": dict(each)} for each in features]} if labels is None else _several("labels", labels)
     )
-    return Call("POST", "/v1/embed", Embedded, sent | _given(release=release))
+    return Call("POST", "/v1/embed", Json, sent | _given(release=release))
 
 
-def label(id: LabelId) -> Call[CatalogueLabel]:
+def label(id: LabelId) -> Call[Json]:
     """Get what the release knows about one label; raises NotFoundError for an unknown one."""
-    return Call("GET", _label_path(id), CatalogueLabel)
+    return Call("GET", _label_path(id), Json)
 
 
-def label_page(cursor: str | None, listing: Listing) -> Call[LabelPage]:
+def label_page(cursor: str | None, listing: Listing) -> Call[Json]:
     """Get one page of the labels, from a cursor on."""
     given = _given(cursor=cursor, **listing)
-    return Call("GET", f"/v1/labels?{urlencode(given)}" if given else "/v1/labels", LabelPage)
+    return Call("GET", f"/v1/labels?{urlencode(given)}" if given else "/v1/labels", Json)
 
 
-def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Accepted]:
+def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Json]:
     """Add labels from their features; on disk and retrievable when this returns. Needs an admin key."""
-    return Call("POST", "/v1/labels", Accepted, {"labels": [_json(label) for label in _list(labels)]})
+    return Call("POST", "/v1/labels", Json, {"labels": [_json(label) for label in _list(labels)]})
 
 
-def delete_label(id: LabelId) -> Call[Accepted]:
+def delete_label(id: LabelId) -> Call[Json]:
     """Take a label out of every answer: an added one is deleted, one of the catalogue hidden. Needs an admin key.
 
     NotFoundError may mean that a first attempt deleted it, and that only its answer was lost.
     """
-    return Call("DELETE", _label_path(id), Accepted)
+    return Call("DELETE", _label_path(id), Json)
 
 
-def delete_labels(ids: Collection[LabelId]) -> Call[Accepted]:
+def delete_labels(ids: Collection[LabelId]) -> Call[Json]:
     """Take labels out of every answer, all in one write to disk, or none. Needs an admin key."""
-    return Call("POST", "/v1/labels/delete", Accepted, _several("ids", ids))
+    return Call("POST", "/v1/labels/delete", Json, _several("ids", ids))
 
 
-def restore_labels(ids: Collection[LabelId]) -> Call[Accepted]:
+def restore_labels(ids: Collection[LabelId]) -> Call[Json]:
     """Bring hidden labels of the catalogue back, all in one write to disk, or none. Needs an admin key."""
-    return Call("POST", "/v1/labels/restore", Accepted, _several("ids", ids))
+    return Call("POST", "/v1/labels/restore", Json, _several("ids", ids))
 
 
-def feedback(events: Feedback | Iterable[Feedback]) -> Call[Accepted]:
+def feedback(events: Feedback | Iterable[Feedback]) -> Call[Json]:
     """Report what was chosen from results; kept for good when this returns, and exported once."""
-    return Call("POST", "/v1/feedback", Accepted, {"events": [_json(event) for event in _list(events)]})
+    return Call("POST", "/v1/feedback", Json, {"events": [_json(event) for event in _list(events)]})
 
 
-def release() -> Call[dict[str, Any]]:
+def release() -> Call[Json]:
     """Get the release being served: its model, the curve over λ and μ, the features of a query and an example."""
-    return Call("GET", "/v1/release", dict[str, Any])
+    return Call("GET", "/v1/release", Json)
 
 
-def staged() -> Call[dict[str, Any]]:
+def staged() -> Call[Json]:
     """Get how the staged release would have answered a share of live queries; raises NotFoundError without one."""
-    return Call("GET", "/v1/release/staged", dict[str, Any])
+    return Call("GET", "/v1/release/staged", Json)
 
 
-def monitoring() -> Call[dict[str, Any]]:
+def monitoring() -> Call[Json]:
     """Get what head, torso, tail and new labels got in the last minutes, hour and day, and the baseline."""
-    return Call("GET", "/v1/monitoring", dict[str, Any])
+    return Call("GET", "/v1/monitoring", Json)
 
 
-def reload() -> Call[dict[str, Any]]:
+def reload() -> Call[Json]:
     """Load the published release now instead of at the next poll. Needs an admin key."""
-    return Call("POST", "/v1/release/reload", dict[str, Any])
+    return Call("POST", "/v1/release/reload", Json)
 
 
 def _json(item: Any) -> dict[str, Any]:

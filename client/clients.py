@@ -13,9 +13,9 @@ from typing import Any, Concatenate, ParamSpec, Self, Unpack
 import httpx2 as httpx
 
 from longtail.client import calls
-from longtail.client.answers import CatalogueLabel, T
+from longtail.client.answers import T
 from longtail.client.attempts import Attempts, Outcome, Settings
-from longtail.client.calls import Call, Listing
+from longtail.client.calls import Call, Json, Listing
 
 P = ParamSpec("P")
 
@@ -100,13 +100,13 @@ class Client:
     monitoring = _blocking(calls.monitoring)
     reload = _blocking(calls.reload)
 
-    def labels(self, **listing: Unpack[Listing]) -> Iterator[CatalogueLabel]:
+    def labels(self, **listing: Unpack[Listing]) -> Iterator[Json]:
         """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
         cursor: str | None = None
         while True:
             page = self._send(calls.label_page(cursor, listing))
-            yield from page.labels
-            if (cursor := page.next_cursor) is None:
+            yield from page["labels"]
+            if (cursor := page["next_cursor"]) is None:
                 return
 
     def ready(self) -> bool:
@@ -181,14 +181,14 @@ class AsyncClient:
     monitoring = _awaited(calls.monitoring)
     reload = _awaited(calls.reload)
 
-    async def labels(self, **listing: Unpack[Listing]) -> AsyncIterator[CatalogueLabel]:
+    async def labels(self, **listing: Unpack[Listing]) -> AsyncIterator[Json]:
         """Iterate over labels in the order of their ids, hidden and added ones too; each comes exactly once."""
         cursor: str | None = None
         while True:
             page = await self._send(calls.label_page(cursor, listing))
-            for label in page.labels:
+            for label in page["labels"]:
                 yield label
-            if (cursor := page.next_cursor) is None:
+            if (cursor := page["next_cursor"]) is None:
                 return
 
     async def ready(self) -> bool:

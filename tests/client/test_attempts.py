@@ -79,7 +79,7 @@ def test_an_event_is_sent_again_under_its_own_key(asker: Make) -> None:
     taken = httpx.Response(200, json={"accepted": 2, "request_id": "q"})
     for outcome in (httpx.ReadError, refusal(503, "timeout"), httpx.Response(503, text="upstream reset")):
         script = Script(outcome, taken)
-        assert asker(script)("feedback", [Feedback(None, ["a"], {}), Feedback(None, ["a"], {})]).accepted == 2
+        assert asker(script)("feedback", [Feedback(None, ["a"], {}), Feedback(None, ["a"], {})])["accepted"] == 2
         first, again = (json.loads(request.content)["events"] for request in script.requests)
         assert first == again
         assert len({event["idempotency_key"] for event in first}) == 2

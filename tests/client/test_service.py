@@ -69,15 +69,15 @@ def test_every_part_of_a_query_is_heeded(asker: Make, url: str) -> None:
 def test_labels_are_listed_page_by_page_hidden_and_found_again(asker: Make, url: str) -> None:
     longtail, expected = asker(url=url), sorted(f"item-{row}" for row in range(LABELS))
     for listing in ({"limit": 7}, {}):
-        assert [label.id for label in longtail("labels", **listing)] == expected
-    assert {label.bucket for label in longtail("labels", bucket="tail")} == {"tail"}
-    assert longtail("delete_labels", ["item-3", "item-5", "item-3"]).accepted == 2
-    hidden = [label.id for label in longtail("labels", state="hidden", search="TITLE 5")]
+        assert [label["id"] for label in longtail("labels", **listing)] == expected
+    assert {label["bucket"] for label in longtail("labels", bucket="tail")} == {"tail"}
+    assert longtail("delete_labels", ["item-3", "item-5", "item-3"])["accepted"] == 2
+    hidden = [label["id"] for label in longtail("labels", state="hidden", search="TITLE 5")]
     with pytest.raises(NotFoundError, match=r'"no such" \(ids.1\)'):
         longtail("restore_labels", [*hidden, "no such"])
-    assert longtail("restore_labels", hidden).accepted == 1
-    assert [(label.id, label.state) for label in longtail("labels", state="hidden")] == [("item-3", "hidden")]
-    assert longtail("restore_labels", ["item-3"]).release == "first"
+    assert longtail("restore_labels", hidden)["accepted"] == 1
+    assert [(label["id"], label["state"]) for label in longtail("labels", state="hidden")] == [("item-3", "hidden")]
+    assert longtail("restore_labels", ["item-3"])["release"] == "first"
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_dropped_labels(releases: Path, service: tuple[ServerProcess, Client], t
         client.reload()
     assert caught.value.type == "release_refused"
     assert "1 labels added while serving would be dropped: 'brand new' (" in (tmp_path / "log").read_text()
-    assert client.label("brand new").bucket == "new"
+    assert client.label("brand new")["bucket"] == "new"
     assert publish(releases, "bare", "--force")[0] == 0
     until(lambda: client.release()["name"] == "bare", "the forced release to be served")
     with pytest.raises(NotFoundError):

@@ -152,7 +152,7 @@ def test_labels_changed_through_one_worker_are_in_the_answers_of_the_other(
     one.add_labels(NewLabel("fresh", label_features(1), {"title": "Fresh"}))
     assert answers(one, "fresh")
     until(lambda: answers(other, "fresh"), "the other worker to answer with the label")
-    assert other.label("fresh").display == {"title": "Fresh"}
+    assert other.label("fresh")["display"] == {"title": "Fresh"}
     other.delete_label("fresh")
     with pytest.raises(NotFoundError):
         other.label("fresh")
