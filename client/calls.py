@@ -69,14 +69,12 @@ class Query:
         sent = _json(self)
         if self.vector is not None:
             sent["vector"] = list(map(float, self.vector))
-        return sent if self.mmr is None else {**sent, "mmr": {"weight": self.mmr}}
+        return sent
 
 
 class Listing(TypedDict, total=False):
     """Which labels `labels` lists, and how many it reads at a time."""
 
-    search: str
-    """Only labels with this in their id or in what is displayed, in upper case or lower."""
     state: LabelState
     bucket: BucketName
     limit: int

@@ -9,18 +9,17 @@ was shown lately is kept as Python objects, for the head is shown again and agai
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import JsonValue
 
 from longtail.bundle import BUCKET_NAMES, Labels
 from longtail.bundle.added_labels import AddedLabels
-from longtail.bundle.arrays import Bools, Float32, Int8, Int64
+from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.bundle.id_rows import fingerprints
@@ -58,7 +57,6 @@ class Catalogue:
             for name, column in self._display.items()
         }
         self._columns_bytes = sum(self._column_bytes.values())
-        self._texts = LabelTexts(labels.ids, self._display.values())
         self._shown_of_row: dict[int, dict[str, Any]] = {}
         self._overlay: Overlay | None = None
         self._ids = labels.ids
@@ -108,22 +106,6 @@ class Catalogue:
         if not above_N.any():
             return self._ids.take(pa.array(rows_N))
         return pa.array([self.id_of(row) for row in rows_N.tolist()], pa.string())
-
-    def containing(self, text: str, rows_N: Int64) -> Bools:
-        """Whether a label's id or display holds a text, as `LabelTexts.containing`, of every row, bool [N]."""
-        first = len(self._ids)
-        above_N = rows_N >= first
-        found_N: Bools = np.empty(len(rows_N), np.bool_)
-        found_N[~above_N] = self._texts.containing(text, rows_N[~above_N])
-        if above_N.any():
-            added = self._overlay.added.take(rows_N[above_N] - first)  # type: ignore[union-attr]  # as in `id_of`
-            columns = (
-                pa.array([display[name] for display in added.display], column.type)
-                for name, column in self._display.items()
-            )
-            texts = LabelTexts(pa.array(added.ids, pa.string()), columns)
-            found_N[above_N] = texts.containing(text, np.arange(len(added)))
-        return found_N
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
         """The row of a label that is answered; raises UnknownLabelError."""
@@ -274,48 +256,3 @@ class Catalogue:
         if not columns:
             return [{} for _ in rows_N]
         return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
-
-
-class LabelTexts:
-    """Ids and display columns of labels. Arrow searches them, which leaves the interpreter to others.
-
-    Args:
-        columns: of types that JSON has, each [L]; what is searched of them is text, lists of text and whole numbers.
-    """
-
-    def __init__(self, ids: pa.Array, columns: Iterable[pa.Array]) -> None:
-        self._columns = [ids, *(column for column in columns if _is_searched(column.type))]
-
-    def containing(self, text: str, rows_N: Int64) -> Bools:
-        """Whether the id or a column of each of these labels holds a text, in upper case or lower, bool [N]."""
-        found_N: Bools = np.zeros(len(rows_N), np.bool_)
-        rows = pa.array(rows_N)
-        for column in self._columns:
-            taken = column.take(rows)
-            if _is_list(taken.type):
-                parents = pc.list_parent_indices(taken).to_numpy()
-                found_N[parents[_contains(taken.flatten(), text)]] = True
-            else:
-                found_N |= _contains(taken, text)
-        return found_N
-
-
-def _contains(column: pa.Array, text: str) -> Bools:
-    if pa.types.is_integer(column.type):
-        column = column.cast(pa.string())
-    found_N: Bools = pc.match_substring(column, text, ignore_case=True).fill_null(False).to_numpy(zero_copy_only=False)
-    return found_N
-
-
-def _is_searched(type_: pa.DataType) -> bool:
-    if _is_list(type_):
-        return _is_text(type_.value_type)
-    return _is_text(type_) or bool(pa.types.is_integer(type_))
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))

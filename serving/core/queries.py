@@ -115,18 +115,6 @@ class RequestModel(BaseModel):
         return schema
 
 
-class Mmr(RequestModel):
-    """Maximal marginal relevance: labels that are near to those before them count for less."""
-
-    weight: float = Field(
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="w of `(1 − w)·r − w·c`: r the score, from 0 to 1 over the pool, c the largest cosine of the "
-        "label's embedding with those before it. 0: by score alone.",
-    )
-
-
 class SearchOptions(RequestModel):
     """Which labels may be answered, how many, and where the two dials stand."""
 
@@ -190,7 +178,15 @@ class SearchOptions(RequestModel):
         "score. Labels without a value are not limited, a label of several counts for each.",
         examples=[{"brand": 2}],
     )
-    mmr: Mmr | None = Field(default=None, description="Choose labels that are unlike each other. Off where null.")
+    mmr: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Weight w of maximal marginal relevance, which chooses labels that are unlike each other by "
+        "`(1 − w)·r − w·c`: r the score, from 0 to 1 over the pool, c the largest cosine of the label's embedding with "
+        "those before it. 0: by score alone. Off where null.",
+    )
     pool: int | None = Field(
         default=None,
         ge=1,
@@ -209,7 +205,7 @@ class SearchOptions(RequestModel):
     @property
     def depth(self) -> int:
         """Labels to search for, about, with which the cost grows: k, or those that `max_per` and `mmr` choose from."""
-        return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr else self.k
+        return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr is not None else self.k
 
 
 class Query(SearchOptions):
@@ -519,7 +515,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
                 f"expected columns that this release can be filtered by, {list(columns)}, received {describe(name)}",
                 field=f"{prefix}max_per.{name[:_LONGEST_NAME]}",
             )
-    asked = [name for name, given in (("max_per", options.max_per), ("mmr", options.mmr)) if given]
+    asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")
     most = max(MOST_POOL, options.k)
@@ -533,7 +529,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
             f"expected explore or {' and '.join(asked)}, received both: what is drawn at random is not kept apart",
             field=f"{prefix}explore",
         )
-    weight = 0.0 if options.mmr is None else options.mmr.weight
+    weight = options.mmr or 0.0
     if not options.max_per and weight == 0:
         return None
     return Diversity(dict(options.max_per), weight, first_pool(options.pool, k, catalogue.labels))

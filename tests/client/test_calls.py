@@ -22,7 +22,7 @@ PARTS: dict[str, Any] = {
     "buckets": ("tail",), "filter": {"price": {"lt": 20}}, "explore": {"new": 2}, "max_per": {"brand": 2}, "mmr": 0.25,
     "pool": 99, "display": ["title"],
 }  # fmt: skip
-SENT = PARTS | {"mmr": {"weight": 0.25}, "exclude": ["x"], "buckets": ["tail"]}
+SENT = PARTS | {"exclude": ["x"], "buckets": ["tail"]}
 ORGANIC = Feedback(None, ["a"], {"u": 1}, bias_removal=0.5, popularity=1.0, exclude=["s"], idempotency_key="visit-1")
 RETRIEVE, SIMILAR, FEEDBACK = "POST /v1/retrieve", "POST /v1/similar", "POST /v1/feedback"
 
@@ -50,8 +50,8 @@ CASES: list[tuple[Call[Any], str, Any]] = [
     (calls.label("a.b"), "GET /v1/labels/a.b", None),
     (calls.label_page(None, {}), "GET /v1/labels", None),
     (
-        calls.label_page("n/1", {"search": "a&b é", "state": "hidden", "limit": 2}),
-        "GET /v1/labels?cursor=n%2F1&search=a%26b+%C3%A9&state=hidden&limit=2",
+        calls.label_page("a&b é/1", {"state": "hidden", "limit": 2}),
+        "GET /v1/labels?cursor=a%26b+%C3%A9%2F1&state=hidden&limit=2",
         None,
     ),
     (

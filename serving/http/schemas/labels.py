@@ -61,8 +61,7 @@ class LabelPage(BaseModel):
 
     labels: list[LabelAnswer]
     next_cursor: str | None = Field(
-        description="`cursor` of the next page; null after the last. Until then a page may be short, or empty, where a "
-        "search has much to look through."
+        description="`cursor` of the next page, the id that this one ends with; null after the last."
     )
     release: str
     request_id: str

@@ -82,7 +82,9 @@ def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixe
                     at_most(len(values), MAX_IDS, "values", field)
         total += options.depth
     if total > limit:
-        pools = ", of max_per and mmr their pool," if any(each.max_per or each.mmr for each in queries) else ""
+        pools = (
+            ", of max_per and mmr their pool," if any(each.max_per or each.mmr is not None for each in queries) else ""
+        )
         raise InvalidRequestError(
             f"expected at most {limit} labels asked for, k{pools} summed over the queries (LONGTAIL_MAX_TOTAL_K), "
             f"received {total}",

@@ -143,7 +143,7 @@ def test_mmr_is_the_choice_of_brute_force(retrievers: dict[str, Retriever]) -> N
     order, scores = order_of(retriever, "u1", {})
     plain = [int(row) for row in order[:8]]
     for weight, max_per in ((0.0, {}), (0.3, {}), (0.7, {}), (1.0, {}), (0.5, {"brand": 1}), (0.3, {"tags": 2})):
-        result = ask(retriever, k=8, mmr={"weight": weight}, max_per=max_per, pool=30)
+        result = ask(retriever, k=8, mmr=weight, max_per=max_per, pool=30)
         found = rows_in(retriever, result)
         pool = result.get("pool")
         assert pool == (None if weight == 0 else 30)
@@ -168,7 +168,7 @@ def test_pools_widen_until_enough_or_all_are_seen(
     # One label for each title: every label passes, so the first pool is enough.
     assert ask(retriever, k=60, max_per={"title": 1}, pool=70)["pool"] == 70
     assert ask(retriever, k=60, max_per={"title": 1})["pool"] == 240
-    assert ask(retriever, k=5, mmr={"weight": 0.5})["pool"] == 100
+    assert ask(retriever, k=5, mmr=0.5)["pool"] == 100
     everything = ask(retriever, k=30, max_per={"brand": 1}, filter={"brand": {"exists": True}})
     assert len(everything["labels"]) == 8
     assert everything["pool"] < eligible
@@ -182,10 +182,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"max_per": {"brand": 1}}, "max_per.brand", r"expected columns .*\['title', 'year'\], received \"brand\""),
     ({"max_per": {"b" * 5_000: 1}}, f"max_per.{'b' * 100}", "5000 characters"),
     ({"pool": 9}, "pool", "expected max_per or mmr beside pool, received neither"),
-    ({"pool": 1, "mmr": {"weight": 0.3}}, "pool", "expected 2 <= pool <= 4096, from k on, received 1"),
-    ({"pool": 10**30, "mmr": {"weight": 0.3}}, "pool", "received an integer of 31 digits"),
-    ({"mmr": {"weight": 0.3}, "explore": {"tail": 1}}, "explore", "expected explore or mmr, received both"),
-    ({"max_per": {"year": 1}, "mmr": {"weight": 0}, "explore": {"tail": 1}}, "explore", "or max_per and mmr, received"),
+    ({"pool": 1, "mmr": 0.3}, "pool", "expected 2 <= pool <= 4096, from k on, received 1"),
+    ({"pool": 10**30, "mmr": 0.3}, "pool", "received an integer of 31 digits"),
+    ({"mmr": 0.3, "explore": {"tail": 1}}, "explore", "expected explore or mmr, received both"),
+    ({"max_per": {"year": 1}, "mmr": 0, "explore": {"tail": 1}}, "explore", "or max_per and mmr, received"),
 ]
 
 

@@ -11,13 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longtail.bundle import Bundle, Hide, LabelRecord, Labels, Upsert, replay
+from longtail.bundle import Bundle, LabelRecord, Labels, replay
 from longtail.serving import Retriever
-from longtail.serving.core import listing
 from longtail.serving.core.listing import LabelListing, Page, list_labels
-from longtail.serving.errors import InvalidRequestError
 from tests.bundles import make_bundle
-from tests.serving.core.test_overlay import AT, Exact, some_records
+from tests.serving.core.test_overlay import Exact, some_records
 from tests.serving.plane import PlaneEncoder
 
 L = 60
@@ -33,11 +31,6 @@ def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str 
         max_new_labels=1000,
     )
     return made.with_changes(records)
-
-
-def with_display(bundle: Bundle, **columns: pa.Array) -> Bundle:
-    labels = replace(bundle.labels, display=pa.table(columns))
-    return replace(bundle, labels=labels, manifest=bundle.manifest.model_copy(update={"display": list(columns)}))
 
 
 def pages(retriever: Retriever, **asked: Any) -> Iterator[Page]:
@@ -108,50 +101,3 @@ def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages()
             throughout -= replay(records).hidden.keys()
         assert seen == sorted(set(seen))
         assert throughout <= set(seen)
-
-
-def test_searches_look_at_ids_and_display_whatever_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = with_display(
-        make_bundle(labels=L, label_tower=True),
-        title=pa.array([f"Title {row} École" if row % 2 else None for row in range(L)]),
-        genres=pa.array([["Film-Noir", None] if row == 7 else [] if row == 8 else None for row in range(L)]),
-        isbn=pa.array([9_780_000 + row for row in range(L)]),
-        price=pa.array([0.25 * row for row in range(L)]),
-    )
-    changed = retriever_of(
-        bundle,
-        [
-            Upsert(id="new", at=AT, features={}, display={"title": "un ÉCOLE", "genres": ["noir"]}),
-            Upsert(id="item-3", at=AT, features={}, display={"title": "Renamed", "isbn": 5}),
-            Hide(id="item-5", at=AT),
-        ],
-    )
-    for chunk in (1 << 14, 4):
-        monkeypatch.setattr(listing, "_CHUNK", chunk)
-
-        def found(search: str, **asked: Any) -> list[str]:
-            return [id_ for id_, _ in listed(changed, search=search, **asked)]
-
-        assert found("ITEM-1") == ["item-1", *(f"item-{row}" for row in range(10, 20))]
-        assert found("école", limit=3) == sorted([*(f"item-{row}" for row in range(1, L, 2) if row != 3), "new"])
-        assert found("noir") == ["item-7", "new"]
-        assert (found("97800"), found("9780007")) == (
-            sorted(f"item-{row}" for row in range(L) if row != 3),
-            ["item-7"],
-        )
-        assert (found("title 5 "), found("title 5 ", state="visible")) == (["item-5"], [])
-        assert found("renamed") == ["item-3"]
-        assert found("(?i).*") == found("%") == found("\\") == found("\0") == found("0.25") == []
-        assert found("-") == sorted(f"item-{row}" for row in range(L))
-
-
-@pytest.mark.parametrize("cursor", ["", "x", "é", "MQ==\n", "\ud800", "/w", "_w", "A" * 10_001, "0", "MnA"])
-def test_cursors_that_no_page_ended_with(cursor: str) -> None:
-    retriever = retriever_of(make_bundle(labels=3))
-    with pytest.raises(InvalidRequestError, match="expected next_cursor of an earlier page, received ") as raised:
-        list_labels(
-            retriever.catalogue,
-            retriever.overlay,
-            LabelListing.model_construct(limit=1, cursor=cursor, search="", state="all", bucket=None),
-        )
-    assert raised.value.field == "cursor"

@@ -213,7 +213,7 @@ def test_bodies_that_are_not_json(client: httpx.Client, case: str) -> None:
         (b'"features":{"user":%s}', "queries.0.features.user"),
         (b'"vector":[0,%s]', "queries.0.vector.1"),
         (b'"features":{},"filter":{"year":{"ge":%s}}', "queries.0.filter.year.ge"),
-        (b'"features":{},"mmr":{"weight":%s}', "queries.0.mmr.weight"),
+        (b'"features":{},"mmr":%s', "queries.0.mmr"),
     ],
 )
 def test_numbers_that_are_not_finite(client: httpx.Client, template: bytes, field: str, value: bytes) -> None:

@@ -120,13 +120,13 @@ def test_no_request_is_refused_because_of_an_arm(client: httpx.Client, say: Say,
     ]
     assert of(ask(client, EAST)["results"][0]) == (0.5, "tail", False)
     # Where only the request and the arm together are wrong, the request is answered as it would be without.
-    say(settings="pool = 3\nmmr = {weight = 0.5}\nk = 2")
+    say(settings="pool = 3\nmmr = 0.5\nk = 2")
     (result,) = ask(client, EAST | {"k": 4})["results"]
     assert (len(result["labels"]), result["counted"]) == (4, False)
     error = ask(client, EAST, EAST | {"k": 4, "buckets": ["head"], "explore": {"tail": 1}}, status=422)["error"]
     assert error["field"] == "queries.1.explore.tail"
     say(settings="explore = {tail = 1}")
-    (result,) = ask(client, EAST | {"k": 2, "mmr": {"weight": 0.5}})["results"]
+    (result,) = ask(client, EAST | {"k": 2, "mmr": 0.5})["results"]
     assert (len(result["labels"]), result["counted"]) == (2, False)
 
 

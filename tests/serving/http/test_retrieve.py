@@ -134,9 +134,7 @@ def test_unknown_ids_are_ignored_and_counted(client: httpx.Client) -> None:
     assert 'longtail_labels_unknown_total{list="allow"} 1.0' in metrics
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"explore": {"tail": 5}}, {"mmr": {"weight": 0.5}}, {"max_per": {"year": 1}, "pool": 600}]
-)
+@pytest.mark.parametrize("options", [{}, {"explore": {"tail": 5}}, {"mmr": 0.5}, {"max_per": {"year": 1}, "pool": 600}])
 def test_a_k_above_the_catalogue_is_answered_with_all_labels_there_are(
     client: httpx.Client, options: dict[str, object]
 ) -> None:

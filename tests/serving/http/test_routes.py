@@ -221,7 +221,7 @@ def test_a_request_has_a_budget_of_labels(tmp_path: Path) -> None:
             taken, turned_away = (client.post(path, json=body) for body in bodies)
             assert taken.status_code == 200
             assert refused(turned_away, 422, "invalid_request", field) == message
-        for apart in ({"max_per": {"year": 1}, "pool": 5}, {"mmr": {"weight": 0.5}, "pool": 5}):
+        for apart in ({"max_per": {"year": 1}, "pool": 5}, {"mmr": 0.5, "pool": 5}):
             of_pool = {"queries": [{**EAST, "k": 4}, {**EAST, "k": 4, **apart}]}
             counted = message.replace("k summed", "k, of max_per and mmr their pool, summed")
             assert refused(client.post("/v1/retrieve", json=of_pool), 422, "invalid_request", "queries") == counted
