@@ -29,8 +29,6 @@ from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, pair_keys
 from longtail.trainer.limits import check_choice, check_display, check_sizes, warn_of_future
 
-_COPIES = 4
-"""Of the logits of a batch: themselves, their weights, their gradient, and what the loss keeps for it."""
 _QUERIES = 20_000
 """Queries, evenly drawn, whose features are looked at."""
 _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
@@ -46,7 +44,6 @@ class Check:
         splits: by name, numbers of pairs, queries and labels, of new queries and labels, and the first and last time.
         buckets: by name, labels and training pairs.
         features: the table of each and its rows, and shares of values that are unknown ids or missing.
-        cost: bytes of memory without the training framework's, by what takes them.
     """
 
     name: str
@@ -59,7 +56,6 @@ class Check:
     buckets: dict[str, Row] = field(default_factory=dict)
     features: list[Row] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
-    cost: dict[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -76,14 +72,14 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
         dataset = read_dataset(made)
     except (TrainerError, DataError) as error:
         return Check(name, str(error).split("\n"))
-    problems, features, steps, cost = list[str](), list[Row](), dict[str, int](), dict[str, int]()
+    problems, features, steps = list[str](), list[Row](), dict[str, int]()
     try:
         check_display(made, dataset)
         check_sizes(made, dataset)
         check_choice(made, dataset)
         encoding = Encoding.fit(made, dataset)
         features = _features(made, dataset, encoding)
-        steps, cost = cost_of(made, dataset, encoding)
+        steps = _steps(made, dataset)
     except (TrainerError, DataError) as error:
         problems.append(str(error))
     splits, counts_L = _splits(made, dataset), dataset.label_counts()
@@ -95,7 +91,7 @@ def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Chec
     warnings = [*_warnings(made, splits, features), *filter(None, [warn_of_future(dataset)])]
     return Check(
         name, problems, warnings, dataset.report.lines(), len(dataset.query_ids), len(dataset.label_ids), splits,
-        buckets, features, steps, cost,
+        buckets, features, steps,
     )  # fmt: skip
 
 
@@ -202,55 +198,18 @@ def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> It
         yield "query: histories without data.timestamp hold what came after a pair as well as what came before"
 
 
-def cost_of(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> tuple[dict[str, int], dict[str, int]]:
-    """Count steps, and bytes of memory without the training framework's.
-
-    `data` is of pairs, feature tables, the labels' inputs, and lists of retrieved negatives and of neighbours; `batch`
-    of the logits of a step's part, and of the cosines that neighbours are contrasted in.
-    """
+def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
+    """Count steps, and the pairs of one and the negatives of each of them."""
     visits = dataset.training_queries() if recipe.data.reduction == "sample" else len(dataset.train)
     part = min(recipe.training.batch_size, visits) // recipe.training.accumulate
     batch = part * recipe.training.accumulate
-    sampler, labels = recipe.loss.sampler, len(dataset.label_ids)
-    retrieved, near = recipe.loss.retrieved_negatives, recipe.loss.neighbours
-    negatives = labels if sampler.name == "full" else sampler.negatives or 0
+    sampler, retrieved = recipe.loss.sampler, recipe.loss.retrieved_negatives
+    negatives = len(dataset.label_ids) if sampler.name == "full" else sampler.negatives or 0
     negatives += (0 if retrieved is None else retrieved.negatives) + (part if sampler.of_the_batch else 0)
-    tables = {}  # rows and width, by name
-    for feature in (*recipe.query.features, *recipe.label.features):
-        name = feature.entry_table if feature.reads_label_tower else feature.table_name
-        rows = encoding.vocabulary_rows.get(name or "", feature.table_rows)
-        if name is not None and rows is not None:
-            tables[name] = rows, feature.dim
-    if recipe.model.label_bias:
-        tables["label bias"] = labels + 1, 1
-    numbers = sum(rows * width for rows, width in tables.values())
-    state = {
-        "adam": 2 * numbers,
-        "adagrad": sum(rows for rows, _ in tables.values()),
-        "adagrad_elementwise": numbers,
-        "sgd": numbers if any(recipe.optimizer.row_arguments.values()) else 0,
-    }
-    label_rows = {feature.table_name for feature in recipe.query.features if feature.reads_label_tower}
-    pairs = (dataset.train, dataset.valid, dataset.test)
-    arrays: list[Any] = [array for each in pairs for array in each.columns().values()]
-    arrays += [dataset.query_table, dataset.label_table, *encoding.label_inputs.values(), encoding.audience]
-    data = sum(array.nbytes for array in arrays if array is not None)
-    data += 0 if retrieved is None else 4 * retrieved.depth * len(distinct(dataset.train.request_rows))
-    data += (
-        sum(4 * near.k * {"query": len(dataset.query_ids), "label": labels}[side] for side in near.sides) if near else 0
-    )
-    steps = {
-        "batch_size": batch,
-        "negatives": negatives,
-        "steps_per_epoch": visits // batch,
-        "steps": visits // batch * recipe.training.epochs,
-    }
-    return steps, {
-        "tables": 4 * (numbers + len(label_rows) * (labels + 1) * recipe.model.dim),
-        "optimizer": 4 * state.get(recipe.optimizer.embeddings, 0),
-        "data": data,
-        "batch": 4 * _COPIES * part * (negatives + part * len(near.sides if near else ())),
-    }
+    steps = visits // batch
+    return {
+        "batch_size": batch, "negatives": negatives, "steps_per_epoch": steps, "steps": steps * recipe.training.epochs
+    }  # fmt: skip
 
 
 def show(check: Check, console: Console) -> None:
@@ -285,16 +244,10 @@ def show(check: Check, console: Console) -> None:
     if steps := check.steps:
         say(
             f"\n{steps['steps_per_epoch']:,} steps an epoch, {steps['steps']:,} in all, "
-            f"of {steps['batch_size']:,} pairs × {steps['negatives']:,} negatives\n"
-            f"About {_bytes(sum(check.cost.values()))} without the framework's own: "
-            f"{', '.join(f'{name} {_bytes(size)}' for name, size in check.cost.items())}"
+            f"of {steps['batch_size']:,} pairs × {steps['negatives']:,} negatives"
         )
     for line in check.warnings:
         say(f"[yellow]Look at[/] {escape(line)}")
     for line in check.problems:
         say(f"[red]Wrong[/] {escape(line)}")
     say("[green]fit would train[/]" if check.ok else "[red]fit would refuse this[/]")
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

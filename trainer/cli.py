@@ -242,39 +242,6 @@ def evaluate(
 
 
 @app.command()
-def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Bundle directory.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Bundle directory.")],
-    metric: Annotated[
-        str | None, typer.Option(help="Whose k is shown (default: recall@20, or of the longest lists).")
-    ] = None,
-) -> None:
-    """Print two bundles side by side: figures with intervals, curves, and what their recipes differ in."""
-    from longtail.trainer.evaluation.compare import compare
-
-    Console().print(*compare(a, b, metric), sep="\n")
-
-
-@app.command()
-def export(
-    recipe: _RecipeFile,
-    work: Annotated[Path, typer.Option("--from", help="The job's OUT.work directory.")],
-    out: _Out,
-    warm_start: _WarmStart = None,
-    set_: _Set = None,
-) -> None:
-    """Write a bundle from the newest checkpoint of an unfinished job."""
-    from longtail.trainer.config import load_recipe
-
-    checked = load_recipe(recipe, set_ or [])
-    _choose_backend(checked)
-    from longtail.trainer import job
-    from longtail.trainer.progress import Reporter
-
-    job.export_checkpoint(checked, work, out, Reporter(), warm_start=warm_start)
-
-
-@app.command()
 def upload(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="Of the copy, such as s3://bucket/bundles/books.")],

@@ -39,7 +39,7 @@ from longtail.trainer.limits import check_choice, warn_of_future
 from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import with_temperature
 from longtail.trainer.trackers import tracker_module
-from longtail.trainer.train import prepare_run, train
+from longtail.trainer.train import train
 from longtail.trainer.trained import Trained, choose_dial, found_by_label
 from longtail.trainer.warm_start import WarmStart
 
@@ -54,7 +54,6 @@ def fit(
     *,
     overrides: Sequence[str] = (),
     warm_start: Path | str | None = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
     track: Sequence[str] = (),
     cluster: Cluster = Cluster(),  # noqa: B008 (frozen)
 ) -> Bundle:
@@ -70,8 +69,6 @@ def fit(
         reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
         overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
         warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match.
-        callbacks: of Keras, over the run that is validated, not the refit after it; `callback.model` is a `keras.Model`
-            of both towers, and to set its `stop_training` stops. They do not see epochs before a killed job went on.
         track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
         cluster: where the processes of `training.processes` find each other. Each makes the same call, reads the same
             data, and has the folder of `out` before it, where the first writes.
@@ -114,7 +111,6 @@ def fit(
             logs=work / "logs" / "select",
             reporter=reporter,
             warm_start=weights,
-            callbacks=callbacks,
             track=track,
         )
         found = found_by_label(trained)
@@ -140,31 +136,6 @@ def fit(
         wait_for_all("the end")
         reporter.say(f"[bold]Bundle[/] {out}  ·  report {out / 'report.html'}  ·  logs {work / 'logs'}")
         return bundle
-
-
-def export_checkpoint(
-    recipe: Recipe, work: Path, out: Path, reporter: Reporter, *, warm_start: Path | None = None
-) -> Bundle:
-    """Write a bundle from the newest checkpoint of an unfinished job, as it stands.
-
-    Args:
-        work: the job's `OUT.work`.
-        warm_start: the bundle that the job began from, if it did.
-    """
-    refuse_existing(out)
-    weights = None if warm_start is None else WarmStart.read(Path(warm_start))
-    dataset = read_dataset(recipe)
-    recipe, temperatures = with_temperature(recipe, dataset, work, reporter, weights, search=False)
-    run = prepare_run(recipe, dataset, epochs=recipe.training.epochs, work=work / "select", warm_start=weights)
-    if run.epoch == run.step == 0:
-        raise CheckpointError(f"{work / 'select'}: expected a checkpoint of this recipe, found none")
-    trained = run.trained
-    trained.step.updates.take_averages()
-    found = found_by_label(trained)
-    dial = choose_dial(trained, dataset, found)
-    compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
-    history = replace(trained.history, temperatures=temperatures)
-    return finish(trained, dataset, dial, history, reporter, out, compared, found)
 
 
 def finish(

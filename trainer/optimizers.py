@@ -202,9 +202,3 @@ def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Ten
         else schedules.PolynomialDecay(rate, max(total_steps, 1), rate if schedule == "constant" else 0.0)
     )
     return made
-
-
-def clip_scale(gradients: list[Tensor], limit: float) -> Tensor:
-    """Factor, at most 1, that brings the norm of all gradients together down to `limit`; float32 scalar."""
-    norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
-    return ops.minimum(1.0, limit / ops.maximum(norm, 1e-12))

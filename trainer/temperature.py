@@ -11,7 +11,7 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.devices import is_first, wait_for_all
-from longtail.trainer.errors import CheckpointError, DivergedError
+from longtail.trainer.errors import DivergedError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained, choose_dial, found_by_label
@@ -26,13 +26,11 @@ _FILE = "temperatures.json"
 
 
 def with_temperature(
-    recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None, *,
-    search: bool = True,
+    recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
 ) -> tuple[Recipe, dict[float, float]]:  # fmt: skip
     """Replace `auto` by a number; also return what valid found by temperature.
 
-    Temperatures next to the best are tried until both are worse; a killed search goes on where it was. Without
-    `search` it must have ended.
+    Temperatures next to the best are tried until both are worse; a killed search goes on where it was.
     """
     if recipe.model.temperature != "auto":
         return recipe, {}
@@ -41,8 +39,6 @@ def with_temperature(
         return with_number(recipe, warm_start.temperature), {}
     file, identity = work / _FILE, identity_of(recipe, dataset)
     tried: dict[float, float] = _read(file, identity)
-    if not search and _next(tried) is not None:
-        raise CheckpointError(f"{work}: expected a job that has chosen its temperature, found none of this recipe")
     epochs = max(1, round(recipe.training.epochs / _SHARE))
     while (temperature := _next(tried)) is not None:
         place, name = work / "temperatures", f"{temperature:g}"
@@ -61,8 +57,7 @@ def with_temperature(
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
             shutil.rmtree(place, ignore_errors=True)
     best = max(tried, key=tried.__getitem__)
-    if search:
-        reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
+    reporter.say(f"Temperature {best:g}, the best after {epochs} of {recipe.training.epochs:g} epochs")
     return with_number(recipe, best), tried
 
 

@@ -15,7 +15,6 @@ import keras
 import numpy as np
 
 from longtail.trainer import backend
-from longtail.trainer.backend import Tensor
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches, made_ahead, one_per_query
@@ -117,7 +116,6 @@ def train(
     logs: Path,
     reporter: Reporter,
     warm_start: WarmStart | None = None,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
     track: Sequence[str] = (),
     judge: Callable[[TrainingHistory], None] | None = None,
 ) -> Trained:
@@ -177,12 +175,10 @@ def train(
         """Return where trackers put a figure: at the epoch, or at the step where some validations are within epochs."""
         return epoch * steps + step if every < 1 else epoch + 1
 
-    watching = callbacks_of(callbacks, trained.model, epochs=math.ceil(epochs), steps=steps)
     with (
         trackers(logs if is_first() else None, recipe, track) as record,
         reporter.training(recipe.name, math.ceil(epochs), steps * batch_size) as progress,
     ):
-        watching.on_train_begin()
         for epoch in range(run.epoch, math.ceil(epochs)):
             if history.out_of_patience(recipe.resolved_patience):
                 break
@@ -190,7 +186,6 @@ def train(
                 judge(history)
             first, total = (run.step, run.loss) if epoch == run.epoch else (0, 0.0)
             progress.epoch(epoch, done=first * batch_size)
-            watching.on_epoch_begin(epoch)
             if first == 0:
                 train_step.begin_epoch()
             for method in train_step.methods:
@@ -208,7 +203,7 @@ def train(
                 visits=visits,
                 packs=recipe.training.accumulate == 1,
             )
-            done, logs_of_epoch = first, dict[str, float]()
+            done = first
             for step, batch in made_ahead(batches):
                 loss = float(train_step(batch))
                 if not np.isfinite(loss):
@@ -229,15 +224,10 @@ def train(
                     break
             history.losses.append(total / done)
             record({"train/loss": history.losses[-1]}, place(epoch, done))
-            logs_of_epoch["loss"] = history.losses[-1]
             ended = done == end and (every < 1 or (epoch + 1) % every == 0 or epoch + 1 >= epochs)
             if validating and ended:
-                logs_of_epoch[f"val_{recipe.evaluation.metric}"] = validate(epoch, done, total)
+                validate(epoch, done, total)
             save("latest", epoch + 1, 0, 0.0)
-            watching.on_epoch_end(epoch, logs_of_epoch)
-            if watching.model.stop_training:
-                break
-        watching.on_train_end()
     checkpoints.finish()
     if validating:
         checkpoints.load("best", train_step.variables)
@@ -245,40 +235,6 @@ def train(
         history.best_epoch = min(len(history.losses), epochs)
     train_step.updates.take_averages()
     return trained
-
-
-class TwoTowers(keras.Model):
-    """Both towers as one Keras model, which callbacks see as `callback.model`.
-
-    `get_weights`, `set_weights`, `save_weights` and `stop_training` work as on any Keras model. It is not compiled:
-    rates are the recipe's, so that callbacks which change `model.optimizer` have nothing to change.
-
-    Attributes:
-        query, label: the towers, `keras.Model` of named inputs.
-    """
-
-    def __init__(self, model: TwoTower) -> None:
-        super().__init__(name="two_towers")
-        self.query, self.label = model.towers.query, model.towers.label
-        self.stop_training = False
-        self.built = True
-
-    def call(self, inputs: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Embed `{"query": inputs, "label": inputs}` by tower, float32 [B, D]."""
-        return {side: {"query": self.query, "label": self.label}[side](columns) for side, columns in inputs.items()}
-
-
-def callbacks_of(
-    callbacks: Sequence[keras.callbacks.Callback], model: TwoTower, *, epochs: int, steps: int
-) -> keras.callbacks.CallbackList:
-    """Create Keras' list of callbacks over a two-tower model; epochs are counted from 0, batches are not reported."""
-    for callback in callbacks:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise TypeError(f"callbacks: expected keras.callbacks.Callback, received {type(callback).__name__}")
-    return keras.callbacks.CallbackList(
-        list(callbacks), add_history=False, add_progbar=False, model=TwoTowers(model), epochs=epochs, steps=steps,
-        verbose=0,
-    )  # fmt: skip
 
 
 def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:

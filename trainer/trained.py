@@ -111,10 +111,7 @@ class Trained:
     @property
     def slope(self) -> float:
         """Return the slope of scores in log p(y|x); 0 where no λ gives its order."""
-        loss = self.recipe.loss
-        if loss.label_smoothing and loss.reweight:  # log[(1 − ε)·p·π^−e/Z + ε/L] + e·log π
-            return 0.0
-        return removes_all(loss.objective(), power_of_scores=self._power_of_scores)
+        return removes_all(self.recipe.loss.objective(), power_of_scores=self._power_of_scores)
 
     def theoretical_bias_removal(self) -> float:
         """Return the λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""

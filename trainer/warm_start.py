@@ -82,11 +82,6 @@ class WarmStart:
     @classmethod
     def read(cls, path: Path) -> WarmStart:
         """Read the weights that a bundle keeps."""
-        if not (path / "manifest.json").exists() and any(path.glob("select/latest-*")):
-            raise CheckpointError(
-                f"{path}: expected a bundle, found the checkpoints of a run: `longtail-train export RECIPE "
-                f"--from {path} --out DIR` writes a bundle from the newest"
-            )
         bundle = Bundle.load(path)
         if WEIGHTS_FILE not in bundle.manifest.files:
             raise CheckpointError(

@@ -30,7 +30,7 @@ STEPS = {"remembered": 50, "sequences": 16}
 JOBS: dict[str, dict[str, Any]] = {
     "in batch": {
         "loss": {"sampler": "in_batch", "weight": "importance"},
-        "optimizer": {"embeddings": "adam", "clip_norm": 5},
+        "optimizer": {"embeddings": "adam"},
     },
     "remembered": {
         "loss": {"sampler": {"name": "cross_batch", "negatives": 8}, "weight": "tail", "top_k": {"k": 2}},

@@ -59,7 +59,7 @@ for name, sampler, weight, optimizer in [
         query={"features": [tiny.USER, read], "hidden": [8]},
         model={"dim": 4, "label_bias": True, "learn_temperature": True},
         loss={"sampler": sampler, "weight": weight} | shown | near | chosen_by,
-        optimizer={"clip_norm": 0.5, "schedule": "linear"} | optimizer,
+        optimizer={"schedule": "linear"} | optimizer,
     )
     model = tiny.model(recipe, data, batch_size=4, total_steps=10)
     query, rng = Encoding.fit(recipe, data).query, np.random.default_rng(0)

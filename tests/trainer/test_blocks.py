@@ -21,7 +21,7 @@ JOBS: dict[str, dict[str, Any]] = {
     **{f"{name}, softmax": {"sampler": sampler, "weight": "importance"} for name, sampler in SAMPLES.items()},
     **{name: {"sampler": SAMPLES["in_batch"]} | loss for name, loss in LOSSES.items()},
     "top_k of draws per row": {"sampler": SAMPLES["uniform per row"], "top_k": {"k": 2}, "weight": "importance"},
-    "hits kept of draws": {"sampler": SAMPLES["mixed"], "hits": "keep", "label_smoothing": 0.1},
+    "hits kept of draws": {"sampler": SAMPLES["mixed"], "hits": "keep"},
     "impressions": {"sampler": SAMPLES["in_batch"], "impressions": 0.5},
     "impressions beside draws": {"sampler": SAMPLES["mixed"], "impressions": 0.5, "hits": "mask_known"},
     "mining by chance": {"sampler": SAMPLES["full"], "mining": {"keep": 2, "draw": 3}},

@@ -14,11 +14,9 @@ from tests.trainer import tiny
 from tests.trainer.conftest import Finished
 
 SURFACE = {
-    "compare": ["A", "B", "--metric"],
     "check": ["RECIPE", "--since", "--json", "--set"],
     "data": ["NAME", "--out", "--from"],
     "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--target-prior", "--set"],
-    "export": ["RECIPE", "--from", "--out", "--warm-start", "--set"],
     "fit": [
         "RECIPE",
         "--out",

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("xla")]
 
 LOSSES: dict[str, dict[str, Any]] = FAMILIES | {
     "top_k": {"top_k": {"k": 2}, "weight": "importance"},
-    "label_smoothing": {"label_smoothing": 0.1},
     "hits kept": {"hits": "keep"},
     "known positives masked": {"hits": "mask_known"},
     "negatives per query": {"family": "logistic", "hits": "mask_known", "negatives_per": "query"},

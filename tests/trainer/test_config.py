@@ -64,7 +64,7 @@ def test_paths_are_relative_to_the_recipe(path: Path) -> None:
 OVERRIDES: dict[str, tuple[str, Callable[[Recipe], Any], Any]] = {
     "number": ("seed=7", lambda r: r.seed, 7),
     "nested": ("model.temperature=0.25", lambda r: r.model.temperature, 0.25),
-    "new section": ("optimizer.clip_norm=2", lambda r: r.optimizer.clip_norm, 2),
+    "new section": ("optimizer.l2=2", lambda r: r.optimizer.l2, 2),
     "new sections": ("loss.sampler.name=full", lambda r: r.loss.sampler.name, "full"),
     "bare string": ("loss.weight=tail", lambda r: r.loss.weight.name, "tail"),
     "quoted string": ('name="another"', lambda r: r.name, "another"),

@@ -9,10 +9,9 @@ import onnxruntime
 import pytest
 from rich.console import Console
 
-from longtail.bundle import BiasRemoval, Bundle, BundleExistsError
+from longtail.bundle import BiasRemoval, Bundle
 from longtail.trainer import job
-from longtail.trainer.config import load_recipe
-from longtail.trainer.errors import CheckpointError, ExportError
+from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.bundle import evaluate
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
@@ -163,37 +162,6 @@ def test_a_tower_that_computes_something_else_is_not_exported(
 
     with pytest.raises(ExportError, match=message):
         to_bundle(finished.trained, np.arange(40), Dial(BiasRemoval(default=0)), {}, tmp_path)
-
-
-@pytest.mark.slow
-def test_an_unfinished_job_is_exported_from_its_newest_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("longtail.trainer.export.tables.LEAST_BYTES", 0)
-    path = tiny.write_job(tmp_path)
-    recipe = load_recipe(path, ["training.epochs=2"])
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(job, "choose_dial", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            job.fit(recipe, tmp_path / "bundle", silent())
-
-    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe, found none"):
-        job.export_checkpoint(recipe, tmp_path / "elsewhere", tmp_path / "exported", silent())
-    with pytest.raises(CheckpointError, match="expected a checkpoint of this recipe and data"):
-        job.export_checkpoint(load_recipe(path), tmp_path / "bundle.work", tmp_path / "exported", silent())
-
-    job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
-    exported = Bundle.load(tmp_path / "exported")
-    assert exported.manifest.training_data["epochs"] == 2
-    assert sorted(exported.tables) == ["genres", "item_id", "user_id"]
-    assert not [path for path in tmp_path.iterdir() if path.suffix == ".tmp"]
-    assert not (tmp_path / "bundle").exists()
-    with pytest.raises(BundleExistsError):
-        job.export_checkpoint(recipe, tmp_path / "bundle.work", tmp_path / "exported", silent())
 
 
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,6 @@ from longtail.trainer.losses.implied_noise import (
 )
 from longtail.trainer.losses.weights import LogProbabilities
 from longtail.trainer.sampling import SAMPLERS, SamplerSetup
-from longtail.trainer.trained import Trained
-from tests.trainer import tiny
 
 PI = np.array([144, 64, 36, 16, 9, 4, 1]) / 274
 L = len(PI)
@@ -402,7 +399,7 @@ WRONG = [
     {"family": "bilateral_softmax"}, {"family": "bilateral_softmax", "weight": "importance"},
     {"family": "logistic", "sampler": {"name": "model", "negatives": 2}},
     {"family": "logistic", "sampler": {"name": "model", "negatives": 2}, "weight": "constant"},
-    {"weight": "importance", "label_smoothing": 0.1, "reweight": 1}, {"weight": "importance", "top_k": {"k": 2}},
+    {"weight": "importance", "top_k": {"k": 2}},
 ]  # fmt: skip
 
 
@@ -440,13 +437,13 @@ def optimum(loss: LossConfig, p_L: np.ndarray, q_L: np.ndarray, m: float, *, nev
 
 
 def losses_of(sampler: str) -> Iterator[LossConfig]:
-    """Every weight × family × pairwise form × hits × reweight × label smoothing that a recipe may have with it."""
-    for weight, family, pairwise, hits, reweight, smoothing in itertools.product(
-        WEIGHTS, LOSSES, (False, True), ("mask", "keep", "mask_known"), (0.0, 0.5), (0.0, 0.1)
+    """Every weight × family × pairwise form × hits × reweight that a recipe may have with it."""
+    for weight, family, pairwise, hits, reweight in itertools.product(
+        WEIGHTS, LOSSES, (False, True), ("mask", "keep", "mask_known"), (0.0, 0.5)
     ):
         given = {
             "sampler": ENUMERATED[sampler][0] | {"name": sampler.partition(",")[0]}, "reweight": reweight, "hits": hits,
-            "weight": {"name": weight, **ARGUMENTS.get(weight, {})}, "label_smoothing": smoothing,
+            "weight": {"name": weight, **ARGUMENTS.get(weight, {})},
             "family": {"name": family} | ({"pairwise": True} if pairwise else {}),
         }  # fmt: skip
         with contextlib.suppress(ValueError):
@@ -461,7 +458,7 @@ def test_what_is_called_calibrated_is_exact_and_nothing_else_is(sampler: str) ->
     passed, off = 0, list[str]()
     for loss in losses_of(sampler):
         reason, (_, q_XL, m) = loss.uncalibrated(), ENUMERATED[sampler]
-        plain = not loss.label_smoothing and loss.family.name in ("softmax", "logistic", "nce", "augment_and_reduce")
+        plain = loss.family.name in ("softmax", "logistic", "nce", "augment_and_reduce")
         if reason is not None and (not plain or loss.resolved_hits == "mask_known" or sampler == "model"):
             continue
         assert plain, loss
@@ -504,29 +501,3 @@ def test_the_slope_where_negatives_are_drawn_by_the_model_itself() -> None:
                 np.testing.assert_allclose(centred(f_L[None]), centred(slope * np.log(p_L)[None]), atol=1e-5)
     relative = objective_of("logistic", "relative", pairwise=True)  # f = log p + f has no solution
     assert removes_all(relative, power_of_scores=1.0) == 0
-
-
-def test_label_smoothing_of_reweighted_pairs() -> None:
-    """`f + log ν = log[(1 − ε)·p̃ + ε/L] + e·log π`, p̃ ∝ p·π^−e: π = (.05, .05, .05, .85) turns p's order round."""
-    p_L, pi_L = np.array([0.9, 0.06, 0.03, 0.01]), np.array([0.05, 0.05, 0.05, 0.85])
-    share_L = p_L / pi_L
-
-    def value(f_L: np.ndarray) -> tuple[float, np.ndarray]:
-        """A pair of y weighs 1/π_y, its target 1 − ε and ε/L."""
-        target_L, log_z = 0.7 * share_L + 0.3 / 4 * share_L.sum(), np.logaddexp.reduce(f_L)
-        return share_L.sum() * log_z - target_L @ f_L, share_L.sum() * np.exp(f_L - log_z) - target_L
-
-    f_L = minimize(value, np.zeros(4), jac=True, options={"gtol": 1e-10}).x
-    expected_L = np.log(0.7 * share_L / share_L.sum() + 0.3 / 4)
-    np.testing.assert_allclose(f_L - f_L.mean(), expected_L - expected_L.mean(), atol=1e-5)
-    assert np.argsort(-(f_L + np.log(pi_L))).tolist() == [3, 0, 1, 2]
-
-    def slope(**loss: Any) -> float:
-        recipe, model = tiny.recipe(loss=loss), SimpleNamespace(temperature=1.0)
-        return Trained(recipe, *[None] * 2, model, *[None] * 2).slope  # type: ignore[arg-type]
-
-    assert (slope(label_smoothing=0.3), slope(reweight=1), slope(label_smoothing=0.3, reweight=1)) == (1, 1, 0)
-
-
-def test_a_manifest_says_that_positives_were_pooled() -> None:
-    assert LossConfig.model_validate({"family": "bilateral_softmax"}).noise_suffix == ", but for pooled positives"

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.process, pytest.mark.nightly]
 PROOFS = {
     "losses": (
         "proofs_r21", "proofs_bm20", "objective", "hits", "pair_weights", "bilateral", "pairwise_softmax", "top_k",
-        "label_smoothing", "negatives_per",
+        "negatives_per",
     ),
     "sampling and steps": (
         "proofs_re19", "mining", "conditional", "frequencies", "optimizers", "average",

@@ -216,22 +216,6 @@ def test_a_batch_of_one_label_has_no_negatives_and_no_loss() -> None:
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("limit", [0.01, 1e6])
-def test_clip_norm_bounds_the_whole_step(limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(optimizers.ROW_OPTIMIZERS, "adam", Descent)
-    steps = []
-    for clip_norm in (limit, None):
-        model = made(job(optimizer={"embedding_learning_rate": 1.0, "clip_norm": clip_norm}))
-        before = parameters(model)
-        model.train_step(tiny.batch(BATCH))
-        steps.append(np.concatenate([(old - new).ravel() for old, new in zip(before, parameters(model), strict=True)]))
-
-    clipped, whole = steps
-    expected = whole * min(1, limit / np.linalg.norm(whole))
-    np.testing.assert_allclose(clipped, expected, rtol=1e-3, atol=1e-6)
-
-
-@pytest.mark.usefixtures("eager")
 def test_l2_adds_the_gradient_of_its_penalty_to_touched_rows_and_to_dense_weights() -> None:
     """2·l2·θ a step: what plain descent does with l2 and without differs by −rate · 2 · 0.05 · θ."""
     moved = []

@@ -10,10 +10,8 @@ import pytest
 from longtail.trainer import DataError, RecipeError, fit, load_recipe
 from longtail.trainer import temperature as search
 from longtail.trainer.config import Recipe
-from longtail.trainer.errors import CheckpointError, DivergedError, TrainerError
+from longtail.trainer.errors import DivergedError, TrainerError
 from longtail.trainer.evaluation.target import FoundByLabel
-from longtail.trainer.job import export_checkpoint
-from longtail.trainer.progress import Reporter
 from longtail.trainer.temperature import TEMPERATURES
 from longtail.trainer.trained import Trained
 from longtail.trainer.tuning.ranges import Ranges
@@ -109,5 +107,3 @@ def test_what_cannot_choose_a_temperature_is_refused(tmp_path: Path) -> None:
         Ranges(load_recipe(recipe, [*AUTO, 'tune.ranges={"model.dim"={low=2, high=8}}']))
     with pytest.raises(RecipeError, match=r"expected numbers for a temperature, received 'auto'"):
         Ranges(load_recipe(recipe, ['tune.ranges={"model.temperature"={choices=[0.1, "auto"]}}']))
-    with pytest.raises(CheckpointError, match=r"expected a job that has chosen its temperature"):
-        export_checkpoint(load_recipe(recipe, AUTO), tmp_path / "b.work", tmp_path / "b", Reporter())

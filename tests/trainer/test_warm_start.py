@@ -108,15 +108,12 @@ def test_a_warm_start_begins_where_the_bundle_ended(finished: Finished, tmp_path
     assert again.manifest.files["weights.npz"].bytes > 0
 
 
-def test_old_bundles_and_checkpoints_are_refused(tmp_path: Path) -> None:
+def test_old_bundles_are_refused() -> None:
     old = next(
         path.parent for path in sorted(FIXTURES.rglob("manifest.json")) if (path.parent / "embeddings.npy").exists()
     )
     with pytest.raises(CheckpointError, match=r"expected weights.npz, the weights to train on from: fit"):
         WarmStart.read(old)
-    (tmp_path / "select" / "latest-3").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="found the checkpoints of a run: `longtail-train export RECIPE --from"):
-        WarmStart.read(tmp_path)
 
 
 def test_a_damaged_file_is_refused(finished: Finished, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What watches a run: Keras callbacks, and trackers beside TensorBoard, in their offline modes."""
+"""What watches a run: validations within epochs, and trackers beside TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import keras
 import pytest
 from rich.console import Console
 
@@ -20,49 +19,10 @@ from tests.trainer import tiny
 from tests.trainer.test_train import data, scripted_point
 
 
-class Told(keras.callbacks.Callback):
-    """Writes down what it is told, and stops after a number of epochs."""
-
-    def __init__(self, stop_after: int = 99) -> None:
-        super().__init__()
-        self.told: list[Any] = []
-        self.stop_after = stop_after
-
-    def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        self.told.append("begin")
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        self.told.append(epoch)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.told.append(sorted(logs))
-        self.model.stop_training = epoch + 1 >= self.stop_after
-
-    def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002
-        self.told.append("end")
-
-
-def run(work: Path, *callbacks: Any, epochs: int = 3, **more: Any) -> Trained:
+def run(work: Path, epochs: int = 3, **more: Any) -> Trained:
     recipe = tiny.recipe(training={"batch_size": 12, **more.pop("training", {})})
     reporter = Reporter(Console(file=io.StringIO()))
-    return train(
-        recipe, data(), epochs=epochs, work=work, logs=work / "logs", reporter=reporter, callbacks=callbacks, **more
-    )
-
-
-@pytest.mark.slow
-def test_callbacks_are_told_and_may_stop(tmp_path: Path) -> None:
-    told = Told(stop_after=2)
-    stopper = keras.callbacks.EarlyStopping("val_recall@2", mode="max", patience=9)
-
-    trained = run(tmp_path, told, stopper)
-
-    both = ["loss", "val_recall@2"]
-    assert told.told == ["begin", 0, both, 1, both, "end"]
-    assert len(trained.history.losses) == 2
-    assert told.model.query is trained.model.towers.query
-    assert len(told.model.get_weights()) == 2, "the tables of users and items"
-    assert stopper.best == max(trained.history.metrics.values())
+    return train(recipe, data(), epochs=epochs, work=work, logs=work / "logs", reporter=reporter, **more)
 
 
 @pytest.mark.slow

@@ -274,8 +274,6 @@ class LossConfig(Section):
     mining: MiningConfig | None = None
     top_k: TopKConfig | None = None
     """Weighs positives by how far they are above the K-th highest score of their query (SL@K) [METHODS §2.5]."""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """ε: the target has 1 − ε on the positive and ε spread over all labels alike, of a cross-entropy [METHODS §2.6]."""
     impressions: float = Field(default=0.0, ge=0)
     """Weight of every label of `data.impressions` that was shown with a row and not chosen, a negative beside those
     drawn: as it stands, for no sampler drew it [METHODS §2.3]. The first 32 of a row count. 0 leaves them out."""
@@ -319,8 +317,6 @@ class LossConfig(Section):
             yield "retrieved_negatives: expected bias_removal = 0 with sampler 'adversarial', whose noise is a query's"
         if self.top_k is not None and not family.ranks and not self.family.pairwise:
             yield f"top_k: not allowed {of_family}, whose loss does not grow with the positive's rank"
-        if self.label_smoothing and not family.cross_entropy:
-            yield f"label_smoothing: not allowed {of_family}, which is no cross-entropy of a target"
         if family.stateful and self.mining is not None:
             yield f"mining: not allowed {of_family}, whose bound needs an unbiased sum over negatives"
         if self.regularizer and family.cosine:
@@ -361,7 +357,6 @@ class LossConfig(Section):
             (self.impressions, "impressions are negatives that no q draws"),
             (self.retrieved_negatives, "retrieved_negatives follow the model's own scores, and no q draws them"),
             (self.neighbours, "neighbours draw embeddings together for any p(y|x)"),
-            (self.label_smoothing, "with label_smoothing it converges to log[(1 − ε)·p̃(y|x) + ε/L], p̃ ∝ p·π^−reweight"),
             (self.top_k, "top_k weighs pairs by their own scores"),
             (self.weight.threshold, "labels below the weight's threshold are no negatives"),
         ):
@@ -445,10 +440,9 @@ class LossConfig(Section):
         hits = "" if self.hits is None else f" · hits {self.hits}"
         reweighted = f" · reweight {self.reweight}" if self.reweight else ""
         shown = f" · impressions {self.impressions}" if self.impressions else ""
-        smoothed = f" · label_smoothing {self.label_smoothing}" if self.label_smoothing else ""
         held = "" if self.top_k is None else f" · {self.top_k}"
         beside = "" if self.retrieved_negatives is None else f" · {self.retrieved_negatives}"
         near = "" if self.neighbours is None else f" · {self.neighbours}"
         per = "" if self.negatives_per == "pair" else f" · negatives per {self.negatives_per}"
         choices = f"{self.family} · {self.sampler} · {self.weight}"
-        return f"{choices}{hits}{per}{mined}{smoothed}{held}{reweighted}{shown}{beside}{near}"
+        return f"{choices}{hits}{per}{mined}{held}{reweighted}{shown}{beside}{near}"

@@ -136,8 +136,6 @@ class OptimizerConfig(Section):
     average: float | None = Field(default=None, gt=0, lt=1)
     """Validates and serves the weights' exponential moving average over the steps: one step's weigh `average` times the
     next one's; .999 looks back a thousand."""
-    clip_norm: float | None = Field(default=None, gt=0)
-    """Largest norm of a step's whole gradient, l2's part included."""
 
     def _problems(self) -> Iterator[str]:
         if self.embeddings not in ROW_OPTIMIZERS:

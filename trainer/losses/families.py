@@ -339,7 +339,6 @@ class Family:
         balanced: its logits are log-odds against the negatives' total weight; training adds the constant at which
             logits of 0 balance the two.
         pooled: rows of a batch that ask the same query share one positive term, as `pooled` makes it.
-        cross_entropy: its positive term is −f_y beside a sum over all labels, so that its target may be smoothed.
         ranks: a row's loss is of its positive against its negatives, so that it grows with the rank of the positive;
             otherwise each of them is against 0, but for a pairwise form.
         hits: what a recipe that does not say gets.
@@ -353,15 +352,14 @@ class Family:
     balanced: bool = False
     stateful: bool = False
     pooled: bool = False
-    cross_entropy: bool = False
     ranks: bool = True
     hits: Hits = "mask"
     link: float | None = 1.0
 
 
 LOSSES: dict[str, Family] = {
-    "softmax": Family(softmax, cross_entropy=True),
-    "bilateral_softmax": Family(bilateral_softmax, pooled=True, cross_entropy=True, hits="keep"),
+    "softmax": Family(softmax),
+    "bilateral_softmax": Family(bilateral_softmax, pooled=True, hits="keep"),
     "pairwise_softmax": Family(pairwise_softmax, link=None),
     "logistic": Family(logistic, balanced=True, ranks=False, hits="keep"),
     "contrastive": Family(contrastive, cosine=True, ranks=False, link=None),
@@ -370,7 +368,7 @@ LOSSES: dict[str, Family] = {
     "exponential": Family(exponential, ranks=False, link=0.5),
     "ramp": Family(ramp, ranks=False, link=None),
     "nce": Family(nce, weights=("unit",), shifted=True, balanced=True, ranks=False, hits="keep"),
-    "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True, cross_entropy=True),
+    "augment_and_reduce": Family(augment_and_reduce, weights=("importance",), stateful=True),
 }
 """Loss families by the name that a recipe's `[loss] family` calls them.
 

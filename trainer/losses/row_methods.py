@@ -1,4 +1,4 @@
-"""Parts of a loss that need no column of their own: smoothed targets, η of every pair, ranks that mining draws.
+"""Parts of a loss that need no column of their own: η of every pair, ranks that mining draws.
 
 Legend: `B` batch, `M` candidates, `N` training pairs.
 """
@@ -15,24 +15,6 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.losses.method import Method, Visit
 from longtail.trainer.losses.mining import Mining
-from longtail.trainer.losses.objective import SampledLogits
-
-
-class LabelSmoothing(Method):
-    """ε of the target is spread over all labels alike, as many as `labels` [METHODS §2.6]."""
-
-    weighs_draws = True
-
-    def __init__(self, epsilon: float, labels: int) -> None:
-        self._epsilon, self.labels = epsilon, labels
-
-    def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
-        """Add ε times the mean gap between the positive and all labels."""
-        stands_BM = logits.rows["stands"]
-        if "excluded" in logits.rows:
-            stands_BM = ops.where(logits.rows["excluded"], 0.0, stands_BM)
-        gaps_BM = logits.positive_B[:, None] - logits.negative_BM
-        return losses_B + self._epsilon * ops.sum(stands_BM / self.labels * gaps_BM, axis=1)
 
 
 class Eta(Method):

@@ -28,7 +28,7 @@ from longtail.trainer.losses import BatchLoss, Candidates, Embedded, balance, pa
 from longtail.trainer.losses.families import LOSSES
 from longtail.trainer.losses.method import Method, Visit, check_columns
 from longtail.trainer.losses.objective import log_terms
-from longtail.trainer.losses.row_methods import Eta, LabelSmoothing, SampledRanks
+from longtail.trainer.losses.row_methods import Eta, SampledRanks
 from longtail.trainer.model.forward import Forward
 from longtail.trainer.model.sequences import packed_histories
 from longtail.trainer.model.two_tower import TwoTower
@@ -97,10 +97,6 @@ class TrainStep:
         self.methods = list(methods)
         if LOSSES[objective.family].stateful:
             self.methods.append(Eta(pairs=pairs, labels=labels, steps_per_epoch=steps_per_epoch))
-        if recipe.loss.label_smoothing:
-            of_batches = self.sampler.draw is None or self.sampler.remember is not None
-            drawn_L = ~never_L if never or of_batches else np.ones(labels, bool)
-            self.methods.insert(0, LabelSmoothing(recipe.loss.label_smoothing, int(drawn_L.sum())))
         if recipe.loss.mining is not None and recipe.loss.mining.draw is not None:
             self.methods.append(SampledRanks(recipe.loss.mining.mining()))
         self._batch_loss = backend.compile_loss(

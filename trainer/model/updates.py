@@ -1,4 +1,4 @@
-"""What a step does with its gradients: penalties, clipping, the optimisers of tables and of dense weights, their rates.
+"""What a step does with its gradients: penalties, the optimisers of tables and of dense weights, their rates.
 
 Legend: `U` distinct rows of a table, `D` dimensions.
 """
@@ -21,7 +21,6 @@ from longtail.trainer.optimizers import (
     LazyAverage,
     LazyL2,
     RowOptimizer,
-    clip_scale,
     dense_optimizer,
     learning_rate,
 )
@@ -108,7 +107,7 @@ class Updates:
         ]
 
     def apply(self, made: Gradients) -> None:
-        """Add the penalty, clip the gradients, and let the optimisers update tables and dense weights."""
+        """Add the penalty, and let the optimisers update tables and dense weights."""
         rate = self._row_rate(self.steps_done.value)
         self.steps_done.assign(self.steps_done.value + 1)
         step = ops.cast(self.steps_done.value, "float32")
@@ -126,10 +125,6 @@ class Updates:
                 gradient if variable is self._model.log_temperature else gradient + 2 * self.config.l2 * variable.value
                 for gradient, variable in zip(gradients, self._dense, strict=True)
             ]
-        if self.config.clip_norm is not None:
-            scale = clip_scale([*row_gradients, *gradients], self.config.clip_norm)
-            row_gradients = [gradient * scale for gradient in row_gradients]
-            gradients = [gradient * scale for gradient in gradients]
         for optimizer, (ids_U, rows_UD), gradients_UD in zip(self.rows.values(), distinct, row_gradients, strict=True):
             optimizer.apply(ids_U, rows_UD, gradients_UD, rate=rate, step=step)
         if self._dense:
