@@ -100,7 +100,6 @@ ERRORS = {
     "unknown data set": ("data netflix --out OUT", "expected one of movielens-100k, movielens-1m, gowalla,"),
     "no local copy": ("data gowalla --out OUT --from nowhere", "expected a directory or a zip, found none"),
     "empty local copy": ("data gowalla --out OUT --from EXISTING", "train.txt: expected a text file, found none"),
-    "no checkpoint": ("export RECIPE --from EXISTING --out OUT", "expected a checkpoint of this recipe, found none"),
 }  # fmt: skip
 
 
@@ -121,9 +120,7 @@ def test_what_is_the_user_s_to_mend_is_one_line_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "command", ["fit RECIPE --out OUT", "export RECIPE --from WORK --out OUT", "data gowalla --out OUT"]
-)
+@pytest.mark.parametrize("command", ["fit RECIPE --out OUT", "data gowalla --out OUT"])
 def test_an_existing_out_is_refused_before_any_work(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

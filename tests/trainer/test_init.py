@@ -19,6 +19,7 @@ from longtail.serving.core.attributes import LabelAttributes
 from longtail.trainer.check import check
 from longtail.trainer.config import load_recipe
 from longtail.trainer.data.ids import lookalikes
+from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.drafting.columns import look_at
 from longtail.trainer.drafting.events import half_life_of, rejects
 from longtail.trainer.drafting.recipe import draft_recipe
@@ -235,8 +236,8 @@ def test_names_of_several_lines_stay_in_their_comments(tmp_path: Path) -> None:
 
     assert check(tmp_path / "r.toml").problems == []
     text = (tmp_path / "r.toml").read_text()
-    (tmp_path / "r.toml").write_text(text.replace("# filter", "filter"))
-    assert "300 by data.filter" in check(tmp_path / "r.toml").rows[0]
+    (tmp_path / "r.toml").write_text(re.sub("^train = ", "# ", text, flags=re.M).replace("# train", "train"))
+    assert read_dataset(load_recipe(tmp_path / "r.toml")).report.read == 100
 
 
 def test_it_never_overwrites(tmp_path: Path) -> None:
@@ -345,11 +346,11 @@ def test_low_ratings_are_named(tmp_path: Path, ratings: list[float], span: str, 
 
     text = (tmp_path / "r.toml").read_text()
     assert f"# Column rating, {span}: low ones count as positives" in text
-    line = f'# filter = [["rating", ">=", {least}]]'
-    assert line in text
-    (tmp_path / "r.toml").write_text(text.replace(line, line[2:]))
-    good = sum(each is not None and each >= least for each in ratings) * 80
-    assert f"{400 - good} by data.filter" in check(tmp_path / "r.toml").rows[0]
+    assert f'rating\\" >= {least}"' in text
+    (tmp_path / "r.toml").write_text(re.sub("^train = ", "# ", text, flags=re.M).replace("# train", "train"))
+    assert read_dataset(load_recipe(tmp_path / "r.toml")).report.read == 80 * sum(
+        (each or 0) >= least for each in ratings
+    )
 
 
 # The label table

@@ -1,6 +1,5 @@
 """Where data may lie: files, directories, globs, partitions, other file systems; which rows and columns count."""
 
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,9 +65,8 @@ def test_a_list_keeps_its_order_and_a_glob_goes_by_name(logs: Path) -> None:
 
 
 def test_folders_give_columns(logs: Path) -> None:
-    """Integers are compared as such: day 10 is not before day 2."""
-    assert named(load(logs, filter=[["day", ">=", 2]])) == ["d-2", "c-1"]
-    assert named(load(logs, filter=[["event", "=", "view"], ["user", "!=", "a"]])) == ["b-1"]
+    assert named(load(f"SELECT * FROM '{logs}' WHERE day >= '2'")) == ["d-2", "c-1"]
+    assert named(load(f"SELECT * FROM '{logs}' WHERE event = 'view' AND user <> 'a'")) == ["b-1"]
     weighted = load(logs, events={"column": "event", "weights": {"view": 1, "buy": 10}})
     assert weighted.train.weights.tolist() == [1, 1, 10, 10]
 
@@ -76,7 +74,7 @@ def test_folders_give_columns(logs: Path) -> None:
 def test_a_file_s_own_column_comes_before_its_folder_s(tmp_path: Path) -> None:
     path = write(tmp_path / "day=7" / "a.parquet", user=["a", "b"], item=[1, 2], day=[1, 7])
 
-    assert named(load(path, filter=[["day", "=", 7]])) == ["b-2"]
+    assert named(load(f"SELECT * FROM '{path}' WHERE day = 7")) == ["b-2"]
 
 
 @pytest.fixture
@@ -143,63 +141,7 @@ def test_only_needed_columns_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
     }
 
 
-CONDITIONS = {
-    "equal": (["n", "=", 2], "b"),
-    "not equal leaves nulls out": (["n", "!=", 2], "ac"),
-    "less": (["n", "<", 3], "ab"),
-    "a float beside integers": (["n", ">=", 1.5], "bc"),
-    "in": (["s", "in", ["x", "z"]], "ad"),
-    "not in": (["s", "not in", ["x"]], "bd"),
-    "true": (["flag", "=", True], "ac"),
-    "a day beside times": (["when", ">=", "DATE"], "cd"),
-    "text as a number": (["digits", ">", 9], "cd"),
-}
-
-
-@pytest.mark.parametrize(("condition", "kept"), CONDITIONS.values(), ids=CONDITIONS)
-def test_a_filter_keeps_the_rows_that_meet_it(tmp_path: Path, condition: list[Any], kept: str) -> None:
-    from datetime import date, datetime
-
-    days = [datetime(2024, 1, day) for day in (1, 2, 3, 4)]
-    path = write(
-        tmp_path / "a.parquet", user=list("abcd"), item=[1, 1, 1, 1], n=[1, 2, 3, None], s=["x", "y", None, "z"],
-        flag=[True, False, True, None], when=days, digits=["8", "9", "10", "11"],
-    )  # fmt: skip
-    condition = [date(2024, 1, 3) if part == "DATE" else part for part in condition]
-
-    assert "".join(pair[0] for pair in named(load(path, filter=[condition]))) == kept
-
-
-BAD = {
-    "unknown column": ({"filter": [["gone", "=", 1]]}, "expected a column 'gone', found user, item"),
-    "another type": (
-        {"filter": [["item", "=", "seven"]]},
-        r"column 'item': expected what can be compared with 'seven' \(data.filter\), found bigint",
-    ),
-    "nothing left": (
-        {"filter": [["item", ">", 7]]},
-        r"a.parquet: expected at least one interaction, found none \(Left out, of 2 rows read: 2 by data.filter\)",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "message"), BAD.values(), ids=BAD)
-def test_a_filter_that_cannot_be_met(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    path = write(tmp_path / "a.parquet", user=["a", "b"], item=[1, 2])
-
-    with pytest.raises(DataError, match=message):
-        load(path, **changes)
-
-
 REFUSED = {
-    "no operator": ({"filter": [["a", "~", 1]]}, "Input should be '=', '!=', '<'"),
-    "a list beside =": ({"filter": [["a", "=", [1]]]}, r"a =: expected one value, received \[1\]"),
-    "one value beside in": ({"filter": [["a", "in", 1]]}, "a in: expected a list, received 1"),
-    "a table": ({"filter": [["a", "=", {}]]}, "expected text, numbers or dates, received {}"),
-    "values of two types": (
-        {"filter": [["a", "in", ["de", 1]]]},
-        "a in: expected values of one type",
-    ),
     "no places": ({"train": []}, r"expected at least one path or URL, received \[\]"),
     "a number": ({"train": 7}, "expected a path or a URL, or a list of them, received 7"),
 }
@@ -309,20 +251,3 @@ def test_paths_are_beside_the_recipe_and_urls_are_not(tmp_path: Path) -> None:
     data = load_recipe(tiny.write_job(tmp_path), places).data
     assert (data.train, data.labels) == ([tmp_path / "a", "s3://b", Path("/c")], "s3://shop/logs")
     assert data.prepared == tmp_path / "kept"
-
-
-def test_filters_leave_nan_out_and_tell_long_integers_apart(tmp_path: Path) -> None:
-    write(tmp_path / "nan.parquet", user=list("abcd"), item=[1] * 4, price=[1.0, float("nan"), 5.0, None])
-    for condition, kept in (
-        (["price", ">=", 3], ["c"]),
-        (["price", "!=", 1], ["c"]),
-        (["price", "not in", [1]], ["c"]),
-    ):
-        assert load(tmp_path / "nan.parquet", filter=[condition]).query_ids.to_pylist() == kept
-    shops = [1234567890123456789, 1234567890123456790]
-    write(tmp_path / "shops.parquet", user=["a", "b"], item=[1, 1], shop=shops)
-    (tmp_path / "shops.csv").write_text(
-        "user,item,shop\n" + "".join(f"{u},1,{s}\n" for u, s in zip("ab", shops, strict=True))
-    )
-    for name, operand in itertools.product(("shops.parquet", "shops.csv"), (shops[0], str(shops[0]))):
-        assert load(tmp_path / name, filter=[["shop", "=", operand]]).query_ids.to_pylist() == ["a"]

@@ -134,9 +134,7 @@ def test_jobs_after_the_first_read_no_interactions(rich: Path, monkeypatch: pyte
 
 CHANGES = {
     "a seed": lambda recipe: recipe.model_copy(update={"seed": 5}),
-    "a filter": lambda recipe: recipe.model_copy(
-        update={"data": recipe.data.model_copy(update={"filter": [("device", "=", "phone")]})}
-    ),
+    "repeats": lambda recipe: recipe.model_copy(update={"data": recipe.data.model_copy(update={"repeats": "drop"})}),
     "no objectives": lambda recipe: recipe.model_copy(update={"objectives": {}}),
 }
 

@@ -295,10 +295,11 @@ def test_data_are_read_once_but_for_trials_that_read_others(
     reductions = {"data.reduction": {"choices": ["expand", "sample"]}}
     tune(job(tmp_path, reductions, trials=4), tmp_path / "reduction")
     assert {row["state"] for row in table(tmp_path / "reduction")} == {"complete"}
-    filters = {"data.filter": {"choices": [[], [["user_id", "<", 30]]]}}
-    tune(job(tmp_path, filters, trials=6), tmp_path / "filter")
-    reasons = {row["data.filter"]: row["reason"] for row in table(tmp_path / "filter")}
-    assert reasons.pop("[]") == ""
+    log = str(tmp_path / "job" / "interactions.parquet")
+    some = {"data.train": {"choices": [log, f"SELECT * FROM '{log}' WHERE user_id < 30"]}}
+    tune(job(tmp_path, some, trials=6), tmp_path / "some")
+    reasons = {row["data.train"]: row["reason"] for row in table(tmp_path / "some")}
+    assert reasons.pop(json.dumps(log)) == ""
     assert "own 40 validation pairs over 16 labels, to compare trials, found 30 over 16" in "".join(reasons.values())
 
 

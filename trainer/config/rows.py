@@ -1,4 +1,4 @@
-"""Which files and which of their rows a data set is made of: places, a row filter, spans of time, event types."""
+"""Which files and which of their rows a data set is made of: places, spans of time, event types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator
 
@@ -73,28 +73,6 @@ def _since(value: Any) -> datetime | str:
 
 Since = Annotated[datetime | str, PlainValidator(_since)]
 """A time, or a span back from the newest row."""
-
-
-def _condition(value: tuple[str, str, Any]) -> tuple[str, str, Any]:
-    column, operator, operand = value
-    if (operator in ("in", "not in")) != isinstance(operand, list):
-        wanted = "a list" if operator in ("in", "not in") else "one value"
-        raise ValueError(f"{column} {operator}: expected {wanted}, received {operand!r}")
-    if operand == []:
-        raise ValueError(f"{column} {operator}: expected at least one value, received []")
-    for part in operand if isinstance(operand, list) else [operand]:
-        if not isinstance(part, str | int | float | date):
-            raise ValueError(f"{column} {operator}: expected text, numbers or dates, received {part!r}")
-    kinds = (bool, str, date, (int, float))
-    parts = operand if isinstance(operand, list) else [operand]
-    if not any(all(isinstance(part, kind) for part in parts) for kind in kinds):
-        raise ValueError(f"{column} {operator}: expected values of one type, received {operand!r}")
-    return value
-
-
-Operator = Literal["=", "!=", "<", "<=", ">", ">=", "in", "not in"]
-Condition = Annotated[tuple[str, Operator, Any], AfterValidator(_condition)]
-"""`[column, operator, value]`; `in` and `not in` take a list."""
 
 
 class EventsConfig(Section):

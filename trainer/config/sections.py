@@ -10,7 +10,7 @@ from pydantic import ByteSize, Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Choice, Section
-from longtail.trainer.config.rows import Condition, EventsConfig, Places, Since
+from longtail.trainer.config.rows import EventsConfig, Places, Since
 from longtail.trainer.metric_registry import k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
@@ -63,9 +63,6 @@ class DataConfig(Section):
     `impressions`, the column of exports of feedback."""
     events: EventsConfig | None = None
     """Weights by event type and age, times `weight` if there is one."""
-    filter: list[Condition] = Field(default_factory=list)
-    """Only rows of interactions that meet every condition: `[["event", "=", "purchase"], ["country", "in", ["DE"]]]`.
-    A null meets none."""
     since: Since | None = None
     """Only interactions from a time on, such as `2026-01-31`, or from a span before the newest one, such as `30d`."""
     on_bad_row: Literal["error", "drop"] = "error"

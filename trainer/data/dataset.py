@@ -284,7 +284,7 @@ class _Loading:
         self._refuse(log, tables)
         self._texts = texts["label"].table
         (kept,) = engine.row(f"SELECT count(*) FROM {self.pairs}")
-        gaps = kept < log.table.rows - report.filtered - report.early
+        gaps = kept < log.table.rows - report.early
         made, cells, joins = {}, [], []
         for side, of in texts.items():
             rows, table = of.ids, tables[side]

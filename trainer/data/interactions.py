@@ -1,15 +1,13 @@
-"""Interactions of all splits as one table in DuckDB: read, filtered, checked and weighted.
+"""Interactions of all splits as one table in DuckDB: read, checked and weighted.
 
 Legend: `N` rows.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import datetime
 
 import numpy as np
 
@@ -17,7 +15,6 @@ from longtail.tables import DataError, DataFile
 from longtail.tables.engine import Engine, Opened
 from longtail.tables.table import Part, Table, id_of, read_table
 from longtail.tables.values import (
-    NUMBER,
     as_type,
     double,
     in_words,
@@ -27,13 +24,12 @@ from longtail.tables.values import (
     is_text,
     is_time,
     literal,
-    matches,
     micros_of,
     number_of,
     text_of,
 )
 from longtail.trainer.config import DataConfig
-from longtail.trainer.config.rows import Condition, seconds_of
+from longtail.trainer.config.rows import seconds_of
 from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.problems import Check, RowReport, find_problems
 from longtail.trainer.data.times import UNITS, Clock
@@ -61,12 +57,12 @@ class Log:
 
     Attributes:
         table: `file`, `query` and `label` as texts, `number` and `micros` of the time, `weight`, `event`, `shown`,
-            `meets`, and contexts under `context:NAME`; each only where the recipe has it.
+            and contexts under `context:NAME`; each only where the recipe has it.
         splits: of each file, by its number.
         parts: files that could be read, by their numbers.
         time: expression of the time, a DOUBLE.
         clock: of the times; None without.
-        alive: condition of the rows that `data.filter` and `data.since` leave.
+        alive: condition of the rows that `data.since` leaves.
     """
 
     engine: Engine
@@ -111,10 +107,6 @@ def read_log(
         report.reject(part.rejected)
         for note in notes[part.number]:
             report.notes[note] = report.notes.get(note, 0) + part.rows
-    if log.has("meets"):
-        log.alive = log.column("meets")
-        (met,) = engine.row(f"SELECT count(*) FILTER ({log.alive}) FROM {table.name}")
-        report.filtered = table.rows - met
     if data.timestamp is not None and table.rows:
         try:
             _set_clock(log, data, report, now)
@@ -156,7 +148,7 @@ def _columns(
     shown = data.impressions if split != "test" else None
     events = data.events.column if data.events else None
     lacking = [name for name in _LACKING if name in (data.weight, shown) and name not in names]
-    needed = [data.query_id, data.label_id, data.timestamp, data.weight, events, *(each[0] for each in data.filter)]
+    needed = [data.query_id, data.label_id, data.timestamp, data.weight, events]
     for name in filter(None, [*needed, *context, shown]):
         if sources.get(name, name) not in names and name not in lacking:
             raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(names)}")
@@ -185,9 +177,6 @@ def _columns(
     if shown is not None:
         value, kind = checked(shown, "lists of ids, strings or integers", is_list_of_ids)
         made["shown"] = as_type(value, kind, "VARCHAR[]"), "VARCHAR[]"
-    if data.filter:
-        met = [_meets(opened, condition, *column(condition[0])) for condition in data.filter]
-        made["meets"] = " AND ".join(f"coalesce({each}, false)" for each in met), "BOOLEAN"
     made |= {CONTEXT + name: column(name) for name in context}
     notes = [f"lack a column {name!r}: {_LACKING[name][1]}" for name in lacking]
     if feedback and sources.get(data.weight or "", data.weight) != WEIGHT:
@@ -234,8 +223,8 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
         data.since.timestamp() * scale
     )  # fmt: skip
     early = f"coalesce({log.time} < {double(first)}, false)"
-    (report.early,) = log.engine.row(f"SELECT count(*) FROM {log.table.name} WHERE {log.alive} AND {early}")
-    log.alive = f"{log.alive} AND NOT {early}"
+    (report.early,) = log.engine.row(f"SELECT count(*) FROM {log.table.name} WHERE {early}")
+    log.alive = f"NOT {early}"
 
 
 def _listed(numbers: Iterable[int]) -> str:
@@ -370,54 +359,3 @@ def _unlisted(log: Log, weights: Iterable[str], file: int) -> str:
     )
     others = [f"{name!r} ({count:,})" for name, count in found if name is not None]
     return ", ".join([*others[:5], *(["null"] if any(name is None for name, _ in found) else [])])
-
-
-def _meets(opened: Opened, condition: Condition, value: str, kind: str) -> str:
-    """Return whether a column's value meets a condition; text is compared as numbers or times with such operands."""
-    name, operator, operand = condition
-    operands = operand if isinstance(operand, list) else [operand]
-    first = operands[0]
-    if isinstance(first, str) and is_number(kind):
-        with suppress(ValueError):  # not all of them numbers
-            operands = [int(each) if matches_whole(each) else float(each) for each in operands]
-            first = operands[0]
-    if isinstance(first, date):
-        left = micros_of(value, kind)
-        of_operand = [f"epoch_us({literal(_utc(each).isoformat(' '))}::TIMESTAMP)" for each in operands]
-    elif isinstance(first, bool):
-        left = value if kind == "BOOLEAN" else f"TRY_CAST({value} AS BOOLEAN)" if is_text(kind) else None
-        of_operand = [str(each).lower() for each in operands]
-    elif isinstance(first, str):
-        left = text_of(value, kind) if is_text(kind) or kind in ("BOOLEAN", "DATE", "UUID") else None
-        of_operand = [literal(each) for each in operands]
-    else:
-        whole, left = all(isinstance(each, int) for each in operands), number_of(value, kind)
-        exact = whole and is_integer(kind)
-        if whole and is_text(kind) and max(map(abs, operands)) >= 2**53:  # a DOUBLE has fewer digits
-            exact = True
-            left = f"CASE WHEN {matches(value, NUMBER)} THEN TRY_CAST(trim({value}) AS DECIMAL(38, 9)) END"
-        elif exact:
-            left = f"{value}::HUGEINT"
-        elif left is not None:
-            left = f"CASE WHEN NOT isnan({left}) THEN {left} END"  # NaN is above every number
-        of_operand = [str(each) if exact else double(each) for each in operands]
-    read = left is not None and (
-        left == value or not is_text(kind)
-        or opened.engine.row(f"SELECT count({left}) > 0 OR count({value}) = 0 FROM {opened.relation}")[0]
-    )  # fmt: skip
-    if not read:
-        raise opened.file.wrong(name, f"what can be compared with {operand!r} (data.filter)", in_words(kind))
-    if isinstance(operand, list):
-        return f"({left}) {operator.upper()} ({', '.join(of_operand)})"
-    return f"({left}) {'<>' if operator == '!=' else operator} {of_operand[0]}"
-
-
-def matches_whole(text: str) -> bool:
-    """Tell whether a text is a whole number."""
-    return re.fullmatch(r"\s*[+-]?\d+\s*", text) is not None
-
-
-def _utc(day: date) -> datetime:
-    if not isinstance(day, datetime):
-        return datetime(day.year, day.month, day.day)
-    return day if day.tzinfo is None else day.astimezone(UTC).replace(tzinfo=None)

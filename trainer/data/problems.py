@@ -68,7 +68,6 @@ class RowReport:
     """What was read, what was left out, and why.
 
     Attributes:
-        filtered: left out by `data.filter`.
         early: left out by `data.since`.
         unweighted: left out because their event type weighs 0.
         dropped: bad ones left out, feature tables' among them.
@@ -81,7 +80,6 @@ class RowReport:
     """
 
     read: int = 0
-    filtered: int = 0
     early: int = 0
     unweighted: int = 0
     dropped: int = 0
@@ -118,7 +116,6 @@ class RowReport:
     def lines(self) -> list[str]:
         """Describe what was left out and why; empty where nothing was."""
         counts = {
-            "data.filter": self.filtered,
             "data.since": self.early,
             "event types of weight 0": self.unweighted,
             "bad rows": self.dropped,

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32
+from longtail.tables.values import literal, quoted
 from longtail.trainer.drafting.columns import spelled, words_of
 from longtail.trainer.errors import DataError
 
@@ -134,8 +135,8 @@ def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[s
     return lines, weights
 
 
-def draft_ratings(log: pa.Table) -> list[str]:
-    """Return comments about columns of ratings, with a filter that takes good ones only."""
+def draft_ratings(log: pa.Table, place: str) -> list[str]:
+    """Return comments about columns of ratings, with a query of a place that takes good ones only."""
     lines = []
     for name in log.column_names:
         kind = log.schema.field(name).type
@@ -144,8 +145,9 @@ def draft_ratings(log: pa.Table) -> list[str]:
         given = np.empty(0) if values_N is None else np.unique(values_N[np.isfinite(values_N)])
         if len(given) > 1 and given[-1] > 0:
             least = given[given >= _GOOD * given[-1]][0]
+            good = f"SELECT * FROM {literal(place)} WHERE {quoted(name)} >= {least:g}"
             lines += [f"# Column {name}, {given[0]:g} to {given[-1]:g}: low ones count as positives; the good alone:",
-                      f'# filter = [[{json.dumps(name)}, ">=", {least:g}]]']  # fmt: skip
+                      f"# train = {json.dumps(good, ensure_ascii=False)}"]  # fmt: skip
     return lines
 
 

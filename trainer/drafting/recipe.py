@@ -158,7 +158,10 @@ def _recipe(
     if "labels" in tables:
         data += _label_columns(tables["labels"], looks["labels"], roles.label_id, named([*paths["labels"]]))
     unread = [name for name in log.column_names if name not in roles]
-    data += [*draft_ratings(log), *([f"# Not read: {', '.join(unread)}."] if unread else [])]
+    data += [
+        *draft_ratings(log, os.path.relpath(paths["train"][0].resolve(), out.parent.resolve())),
+        *([f"# Not read: {', '.join(unread)}."] if unread else []),
+    ]
     left = (report if drop else replace(report, repeats=0)).lines()[:1]
     head = [f"# {each}" for each in left if each.startswith("Left out")]
     limits = ((50_000, 512), (300_000, 1024), (3_000_000, 2048))
