@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 from longtail.bundle import CurvePoint
@@ -14,7 +13,7 @@ class TrainingHistory:
 
     Attributes:
         losses: mean training loss of every epoch, nats.
-        metrics: the validation metric after an epoch, by epoch (from 1); 1.5 is halfway through the second.
+        metrics: the validation metric after an epoch, by epoch (from 1).
         best_epoch: epoch of the highest metric; the last one where nothing was validated.
         tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by the λ_n that was tried for the tree, where it was
             chosen by cross-validation: the best was taken.
@@ -22,8 +21,8 @@ class TrainingHistory:
     """
 
     losses: list[float] = field(default_factory=list)
-    metrics: dict[float, float] = field(default_factory=dict)
-    best_epoch: float = 0
+    metrics: dict[int, float] = field(default_factory=dict)
+    best_epoch: int = 0
     tree_penalties: dict[float, float] = field(default_factory=dict)
     temperatures: dict[float, float] = field(default_factory=dict)
 
@@ -37,15 +36,3 @@ class TrainingHistory:
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
     """Return the point of the highest metric; of equals, the largest λ, then the μ nearest 0."""
     return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal, -abs(point.popularity)))
-
-
-def validations_within(every: float, steps: int) -> frozenset[int]:
-    """Return steps of an epoch after which it is validated, but for the last, where `every` is a share of an epoch.
-
-    Example:
-        >>> sorted(validations_within(0.25, 10)), sorted(validations_within(2, 10))
-        ([2, 5, 8], [])
-    """
-    if every >= 1:
-        return frozenset()
-    return frozenset(round(place * every * steps) for place in range(1, math.ceil(1 / every))) - {0, steps}

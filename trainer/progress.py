@@ -61,11 +61,11 @@ class EpochProgress:
         """Count trained examples and show the epoch's mean loss so far."""
         self._progress.update(self._task, advance=examples, loss=loss)
 
-    def validated(self, epoch: float, loss: float, metric: str, curve: list[CurvePoint]) -> None:
+    def validated(self, epoch: int, loss: float, metric: str, curve: list[CurvePoint]) -> None:
         """Print one line about a validation after `epoch` epochs, at the points of `curve`."""
         best = best_of(curve, metric)
         value = best.metrics[metric].value
         self._progress.console.print(
-            f"  epoch {epoch:>3g}  loss {loss:.4f}  valid {metric} {value:.4f} at {Setting.of(best)}",
+            f"  epoch {epoch:>3}  loss {loss:.4f}  valid {metric} {value:.4f} at {Setting.of(best)}",
             highlight=False,
         )

@@ -5,7 +5,6 @@ Legend: `B` batch, `N` training pairs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DivergedError
 from longtail.trainer.evaluation.task import VALID_QUERIES
-from longtail.trainer.history import TrainingHistory, best_of, validations_within
+from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.limits import check_display, check_sizes
 from longtail.trainer.methods import methods_of
 from longtail.trainer.methods.queries import NegativesPerQuery
@@ -99,9 +98,7 @@ def prepare_run(
     state = checkpoints.load("latest", train_step.variables)
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
-    metrics = {
-        int(epoch) if epoch.isdigit() else float(epoch): metric for epoch, metric in state["history"]["metrics"].items()
-    }
+    metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
     history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out)
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
@@ -111,7 +108,7 @@ def train(
     recipe: Recipe,
     dataset: Dataset,
     *,
-    epochs: float,
+    epochs: int,
     work: Path,
     logs: Path,
     reporter: Reporter,
@@ -123,14 +120,13 @@ def train(
 
     Args:
         dataset: its data; validation runs if `valid` has pairs.
-        epochs: how many to train, at most; a fraction ends within an epoch.
+        epochs: how many to train, at most.
         warm_start: weights to begin with where there is no checkpoint.
         judge: called with the history before each epoch; an error that it raises ends the run.
     """
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
-    last_steps = round(epochs * steps)
     every = recipe.training.evaluate_every
     visits = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
     if backend.devices() > 1:
@@ -148,8 +144,8 @@ def train(
             kind, train_step.variables, {"epoch": epoch, "step": step, "loss": loss, "history": asdict(history)}
         )
 
-    def validate(epoch: int, step: int, total: float) -> float:
-        """Return the metric after some steps of an epoch, the best of λ = 0, ½ and 1; the best so far is kept."""
+    def validate(epoch: int, loss: float) -> None:
+        """Measure the metric after an epoch, from 1, the best of λ = 0, ½ and 1; the best so far is kept."""
         with train_step.updates.averaged():
             curve = trained.curve(
                 dataset.valid,
@@ -160,26 +156,20 @@ def train(
             )
         best = best_of(curve, recipe.evaluation.metric)
         metric = best.metrics[recipe.evaluation.metric].value
-        at = epoch + 1 if step == steps else round(epoch + step / steps, 6)
-        history.metrics[at] = metric
+        history.metrics[epoch] = metric
         figures = {recipe.evaluation.metric: metric, "best_bias_removal": best.bias_removal}
         figures["best_popularity"] = best.popularity
-        record({f"valid/{name}": value for name, value in figures.items()}, place(epoch, step))
-        progress.validated(at, total / step, recipe.evaluation.metric, curve)
+        record({f"valid/{name}": value for name, value in figures.items()}, epoch)
+        progress.validated(epoch, loss, recipe.evaluation.metric, curve)
         if metric >= max(history.metrics.values()):
-            history.best_epoch = at
-            save("best", *((epoch + 1, 0, 0.0) if step == steps else (epoch, step, total)))
-        return metric
-
-    def place(epoch: int, step: int) -> int:
-        """Return where trackers put a figure: at the epoch, or at the step where some validations are within epochs."""
-        return epoch * steps + step if every < 1 else epoch + 1
+            history.best_epoch = epoch
+            save("best", epoch, 0, 0.0)
 
     with (
         trackers(logs if is_first() else None, recipe, track) as record,
-        reporter.training(recipe.name, math.ceil(epochs), steps * batch_size) as progress,
+        reporter.training(recipe.name, epochs, steps * batch_size) as progress,
     ):
-        for epoch in range(run.epoch, math.ceil(epochs)):
+        for epoch in range(run.epoch, epochs):
             if history.out_of_patience(recipe.resolved_patience):
                 break
             if judge is not None:
@@ -190,8 +180,6 @@ def train(
                 train_step.begin_epoch()
             for method in train_step.methods:
                 method.begin_epoch(epoch, checkpoints, trained.embed_queries, trained.label_side, within=first > 0)
-            end = min(steps, last_steps - epoch * steps)
-            within = validations_within(every, steps) if validating else frozenset()
             batches = epoch_batches(
                 dataset.train,
                 trained.encoding.query,
@@ -203,7 +191,6 @@ def train(
                 visits=visits,
                 packs=recipe.training.accumulate == 1,
             )
-            done = first
             for step, batch in made_ahead(batches):
                 loss = float(train_step(batch))
                 if not np.isfinite(loss):
@@ -213,26 +200,18 @@ def train(
                 total += loss
                 done = step + 1
                 progress.advance(batch_size, loss=total / done)
-                if done in within and done < end:
-                    validate(epoch, done, total)
+                if done % recipe.training.checkpoint_steps == 0 and done < steps:
                     save("latest", epoch, done, total)
-                    if history.out_of_patience(recipe.resolved_patience):
-                        break
-                elif done % recipe.training.checkpoint_steps == 0 and done < end:
-                    save("latest", epoch, done, total)
-                if done == end:
-                    break
-            history.losses.append(total / done)
-            record({"train/loss": history.losses[-1]}, place(epoch, done))
-            ended = done == end and (every < 1 or (epoch + 1) % every == 0 or epoch + 1 >= epochs)
-            if validating and ended:
-                validate(epoch, done, total)
+            history.losses.append(total / steps)
+            record({"train/loss": history.losses[-1]}, epoch + 1)
+            if validating and ((epoch + 1) % every == 0 or epoch + 1 == epochs):
+                validate(epoch + 1, history.losses[-1])
             save("latest", epoch + 1, 0, 0.0)
     checkpoints.finish()
     if validating:
         checkpoints.load("best", train_step.variables)
     else:
-        history.best_epoch = min(len(history.losses), epochs)
+        history.best_epoch = len(history.losses)
     train_step.updates.take_averages()
     return trained
 

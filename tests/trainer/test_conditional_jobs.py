@@ -19,9 +19,13 @@ ADVERSARIAL = ["loss.family=logistic", 'loss.sampler={name="adversarial", negati
 JOBS = {
     "adversarial": [*ADVERSARIAL, "loss.regularizer=0.001", "evaluation.log_likelihood=true"],
     "model": ['loss.sampler={name="model", negatives=3, features=16}', "loss.weight=importance"],
-    "streaming": ["loss.frequencies=streaming", "loss.weight=relative"],
     "augment and reduce": [
         "loss.family=augment_and_reduce", "loss.weight=importance", 'loss.sampler={name="uniform", negatives=3}',
+    ],
+    "all that draws or keeps": [
+        "loss.frequencies=streaming", "loss.weight=relative", "data.reduction=sample", "training.batch_size=6",
+        "query.dropout=0.5", "query.input_activation=relu", "label.dropout=0.25", "optimizer.average=0.9",
+        "loss.retrieved_negatives={negatives=2, depth=4, warm_up=1}",
     ],
     "mined": ["loss.family={name='hinge', pairwise=true}", "loss.mining={keep=2, power=0.5, draw=3}"],
 }  # fmt: skip
@@ -38,14 +42,14 @@ def run(folder: Path, settings: list[str], name: str = "out") -> Bundle:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(settings, id=name, marks=[] if name == "streaming" else pytest.mark.nightly)
+        pytest.param(settings, id=name, marks=[] if name == "all that draws or keeps" else pytest.mark.nightly)
         for name, settings in JOBS.items()
     ],
 )
 def test_an_interrupted_job_ends_as_if_nothing_had_happened(
     tmp_path: Path, settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = [*settings, "training.checkpoint_steps=3", "training.epochs=2"]
+    settings = [*settings, "training.checkpoint_steps=3", "training.epochs=2", "evaluation.baselines=[]"]
     whole = run(tmp_path, settings, "whole")
     advance, steps = EpochProgress.advance, iter(range(12))
 

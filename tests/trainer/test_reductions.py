@@ -1,6 +1,5 @@
 """The three ways from several labels a query to one [METHODS §7]."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
-from longtail.trainer import train as loop
 from longtail.trainer.config import DataConfig
 from longtail.trainer.data.batches import one_per_query
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
 
 
@@ -100,47 +96,6 @@ def test_samples_are_uniform() -> None:
 
     expected = [1 / (query % 4 + 1) for query, _ in ROWS]
     np.testing.assert_allclose(drawn, expected, atol=5 * np.sqrt(0.25 / 4000))
-
-
-def run(work: Path, **sections: Any) -> loop.Trained:
-    recipe = tiny.recipe(**{"training": {"batch_size": 3, "checkpoint_steps": 2}} | sections)
-    reporter = Reporter(Console(file=io.StringIO()))
-    return loop.train(recipe, MANY, epochs=3, work=work, logs=work / "logs", reporter=reporter)
-
-
-SAMPLED: dict[str, Any] = {
-    "data": {"reduction": "sample"},
-    "query": {"features": [tiny.USER], "dropout": 0.5, "input_activation": "relu"},
-    "label": {"features": [tiny.ITEM], "dropout": 0.25},
-}
-
-
-@pytest.mark.slow
-def test_sampling_with_dropout_goes_on_after_a_kill_to_the_last_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three steps an epoch (10 queries in batches of 3), a checkpoint after two; killed in step 6 of 9."""
-    whole, batches, left = run(tmp_path / "whole", **SAMPLED), loop.epoch_batches, iter(range(5))
-
-    def dying(*arguments: Any, **more: Any) -> Any:
-        for batch in batches(*arguments, **more):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            yield batch
-
-    monkeypatch.setattr(loop, "epoch_batches", dying)
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path / "killed", **SAMPLED)
-    steps: list[int] = []
-    monkeypatch.setattr(
-        loop, "epoch_batches", lambda *a, **k: (steps.append(batch[0]) or batch for batch in batches(*a, **k))
-    )
-    resumed = run(tmp_path / "killed", **SAMPLED)
-
-    assert steps == [2, 0, 1, 2]
-    assert resumed.history == whole.history
-    for one, other in zip(whole.step.variables, resumed.step.variables, strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 def test_frequencies_are_those_of_the_visits() -> None:

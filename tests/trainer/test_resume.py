@@ -6,12 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from longtail.trainer import fit
 from tests.trainer import tiny
-from tests.trainer.page import write_package
 
 pytestmark = pytest.mark.process
 
@@ -29,14 +27,6 @@ def die_at(count):
             os.kill(os.getpid(), signal.SIGKILL)
     return step
 
-if point == "batch":
-    import longtail.trainer.train
-    batches, step = longtail.trainer.train.epoch_batches, die_at(count)
-    def dying(*arguments, **more):
-        for batch in batches(*arguments, **more):
-            step()
-            yield batch
-    longtail.trainer.train.epoch_batches = dying
 if point == "checkpoint":
     rename, step = os.rename, die_at(count)
     os.rename = lambda *paths: ("refit" in str(paths[0]) and step(), rename(*paths))
@@ -46,7 +36,7 @@ from longtail.trainer.cli import main
 backend.compile_loss = lambda function: function
 main()
 """
-"""`longtail-train`, whose losses wait for no XLA as those of this process, killed when it takes its n-th batch, or when
+"""`longtail-train`, whose losses wait for no XLA as those of this process, killed when
 the n-th checkpoint of its refit is written but not yet named."""
 
 
@@ -86,29 +76,3 @@ def test_a_job_killed_deep_in_its_refit_ends_as_if_nothing_had_happened(tmp_path
     for name in SAME:
         assert (killed / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert [path.name for path in work.iterdir()] == ["logs"], "checkpoints go once the bundle is written"
-
-
-@pytest.mark.nightly
-def test_so_does_one_with_layers_of_ones_own_and_negatives_of_its_own_lists(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_package(tmp_path / "site")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
-    text = tiny.RECIPE.replace(
-        'kind = "history", table = "item_id"', 'kind = "self_attention", entries = "label_tower"'
-    )
-    text = text.replace("[query]", '[query]\ntower = "gated"')
-    recipe, killed, whole = tiny.write_job(tmp_path, recipe=text), tmp_path / "killed", tmp_path / "whole"
-    more = "training.refit=false", "loss.retrieved_negatives={negatives=2, depth=4, warm_up=0}"
-    assert run("never", 0, recipe, whole, *more) == 0
-
-    assert run("batch", 6, recipe, killed, *more) == -signal.SIGKILL
-    kept = (tmp_path / "killed.work" / "select").iterdir()
-    assert sorted(path.name for path in kept) == ["latest-0", "retrieved-0"]
-    assert run("never", 0, recipe, killed, *more) == 0
-
-    for name in SAME:
-        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
-    with np.load(killed / "weights.npz") as weights, np.load(whole / "weights.npz") as others:
-        assert weights.files == others.files
-        assert all((weights[name] == others[name]).all() for name in others.files)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,44 +164,7 @@ def test_batches_hold_the_best_labels_by_the_weights_of_their_epoch_s_beginning(
     assert lists[3] != lists[2] != lists[0], "the weights have moved on"
 
 
-@pytest.mark.usefixtures("eager")
-def test_a_run_that_was_killed_draws_from_the_lists_of_its_epoch_s_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Killed within the epoch that was searched before, and in the next, which has the same lists."""
-
-    class KilledError(Exception):
-        pass
-
-    def until(stop: int) -> None:
-        """Run up to that batch of all."""
-
-        def dying(*arguments: Any, **more: Any) -> Iterator[tuple[int, Inputs]]:
-            for step, batch in epoch_batches(*arguments, **more):
-                if more["epoch"] * 5 + step == stop:
-                    raise KilledError
-                yield step, batch
-
-        with monkeypatch.context() as patched:
-            patched.setattr("longtail.trainer.train.epoch_batches", dying)
-            with pytest.raises(KilledError):
-                run(recipe, killed, epochs=4)
-
-    recipe, killed = job(warm_up=2, every=2), tmp_path / "killed"
-    whole = run(recipe, tmp_path / "whole", epochs=4)
-    until(13)
-    without = shutil.copytree(killed, tmp_path / "without", ignore=lambda *_: ["retrieved-0"])
-    until(18)
-    assert sorted(path.name.partition("-")[0] for path in killed.iterdir()) == ["latest", "logs", "retrieved"]
-    again = run(recipe, killed, epochs=4)
-
-    assert again.history == whole.history
-    np.testing.assert_array_equal(again.model.embed_labels(), whole.model.embed_labels())
-    with pytest.raises(CheckpointError, match="expected the lists of retrieved negatives from before epoch 3"):
-        run(recipe, Path(without), epochs=4)
-
-
-def lists_of(recipe: Recipe, data: Dataset, folder: Path) -> Retrieved:
+def lists_of(recipe: Recipe, data: Dataset, folder: Path, *, within: bool = False) -> Retrieved:
     """A search of an untrained model, whose λ is of label counts."""
     model, counts = tiny.model(recipe, data, batch_size=2), data.label_counts()
     log_pn = np.log((counts + 0.5) / (counts.sum() + 0.5 * len(counts))).astype(np.float32)
@@ -217,7 +179,7 @@ def lists_of(recipe: Recipe, data: Dataset, folder: Path) -> Retrieved:
     assert recipe.loss.retrieved_negatives is not None
     found = Retrieved(recipe, recipe.loss.retrieved_negatives, data)
     embed = lambda rows: model.embed_queries(query.of_queries(rows))  # noqa: E731
-    found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=False)
+    found.begin_epoch(1, Checkpoints(folder, "run"), embed, label_side, within=within)
     return found
 
 
@@ -249,6 +211,13 @@ def test_a_query_has_a_list_for_every_way_in_which_it_is_asked(tmp_path: Path) -
     found = lists_of(tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}}), data, tmp_path)
     assert found.list_of_N.tolist() == [0, 1, 2, 2]
     assert sets_of(found, [0, 1, 2]) == [{2, 3, 4}, {2, 3, 4}, {0, 3, 4}]
+
+
+def test_lists_that_are_lost_within_an_epoch_are_not_searched_again(tmp_path: Path) -> None:
+    """The weights are no longer those of its beginning."""
+    recipe = tiny.recipe(loss={"retrieved_negatives": {"negatives": 1, "depth": 5}})
+    with pytest.raises(CheckpointError, match="expected the lists of retrieved negatives from before epoch 2"):
+        lists_of(recipe, tiny.dataset(TRAIN, queries=4, labels=8), tmp_path, within=True)
 
 
 def test_jobs_that_take_none(tmp_path: Path) -> None:

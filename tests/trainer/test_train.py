@@ -1,4 +1,5 @@
 import io
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,6 +15,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError, DataError, RecipeError
 from longtail.trainer.job import alone_in
 from longtail.trainer.progress import Reporter
+from longtail.trainer.trackers import tracker_module
 from longtail.trainer.train import train
 from longtail.trainer.trained import Trained
 from tests.serving.process import until
@@ -148,3 +150,11 @@ def test_a_history_reads_no_table_of_other_ids(tmp_path: Path, table: str) -> No
     recipe = tiny.write_job(tmp_path)
     with pytest.raises(RecipeError, match=f"feature 'history': expected table = 'item_id', .* received '{table}'"):
         load_recipe(recipe, [f"query.features.1.table={table}"])
+
+
+def test_a_tracker_that_is_unknown_or_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match="track: expected one of mlflow, wandb, received 'comet'"):
+        tracker_module("comet")
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(RecipeError, match=r"expected mlflow to be installed: pip install 'longtail\[mlflow\]'"):
+        tracker_module("mlflow")

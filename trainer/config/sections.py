@@ -161,9 +161,8 @@ class TrainingConfig(Section):
     patience: int | None = Field(default=None, ge=0)
     """Stops when the validation metric has not risen for this many evaluations; 0 never does. By default 5 where the
     rates are constant, and never where a schedule lets them fall. The best evaluation's weights are kept."""
-    evaluate_every: int | float = Field(default=1, gt=0)
-    """Epochs between validations, or a share of an epoch: 0.25 looks four times an epoch. Each takes the best of λ = 0,
-    ½ and 1, the whole grid follows at the end."""
+    evaluate_every: int = Field(default=1, ge=1)
+    """Epochs between validations. Each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
     refit: bool = False
     """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
@@ -183,8 +182,6 @@ class TrainingConfig(Section):
             yield f"accumulate: expected equal parts, of at least 2 pairs, of batch_size = {self.batch_size}"
         if self.processes > 1 and self.devices == "one":
             yield f'processes: expected devices = "all" with {self.processes}, received devices = "one"'
-        if self.evaluate_every > 1 and self.evaluate_every % 1:
-            yield f"evaluate_every: expected whole epochs or a share of one, received {self.evaluate_every}"
 
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
