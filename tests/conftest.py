@@ -30,6 +30,10 @@ os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
 # Python starts a process for it, once; libraries ask when they are imported, in whichever test that is.
 platform.processor()
 
+# TensorFlow and thousands of tests are half a million objects, and none is garbage yet: a fifth of the time of
+# collection. `_what_is_imported_stays` turns it on again.
+gc.disable()
+
 HERE = Path(__file__).parent
 PROCESS_FOLDERS = tuple(HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs"))
 LONG_FILES = (
@@ -52,10 +56,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _what_is_imported_stays() -> Iterator[None]:
-    """The garbage collector passes over TensorFlow and thousands of tests, half a million objects. A service has it
-    look at all there are whenever it loads a release; where tests load hundreds in this process, it does not."""
+    """The garbage collector passes over what was imported and collected. A service has it look at all there are
+    whenever it loads a release; where tests load hundreds in this process, it does not."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     with pytest.MonkeyPatch.context() as patched:
         if follower := sys.modules.get("longtail.serving.core.follower"):
             patched.setattr(follower, "_freeze", lambda: None)
