@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from benchmarks.seeds.profiles import profile
 from longtail.bundle import BundleExistsError, atomic_directory
 from longtail.bundle.arrays import Float32, Float64, Int64
 
 DIMS, USERS, MIXTURE_NOISE = 32, 2_500, 0.2
+_RATIO = 100
+"""Largest over smallest count of a label, in a profile."""
+Profile = Literal["exp", "step"]
 
 _HISTORY = f"""# {USERS:,} users of Gowalla: the next check-in from the others.
 name = "gowalla-history"
@@ -88,12 +91,27 @@ def mixture() -> tuple[Int64, dict[str, int]]:
     return rng.choice(10_000, sum(parts.values()), p=frequency_L / frequency_L.sum()).astype(np.int64), parts
 
 
-def _profiled(kind: str) -> tuple[Int64, dict[str, int]]:
+def _profiled(kind: Profile) -> tuple[Int64, dict[str, int]]:
     """100 labels of 500 rows down-sampled to a long tail, then 10 and 50 balanced rows each [R21 §5.1]."""
-    train = np.repeat(np.arange(100), 500)
-    train = train[profile(train, kind, ratio=100)]  # type: ignore[arg-type]
+    train = profile(100, 500, kind) // 500
     valid, test = np.repeat(np.arange(100), 10), np.repeat(np.arange(100), 50)
     return np.concatenate([train, valid, test]), {"train": len(train), "valid": len(valid), "test": len(test)}
+
+
+def profile(labels: int, each: int, kind: Profile) -> Int64:
+    """Rows that stay of balanced labels, `each` rows in a row, when they are down-sampled to a long tail [R21 §5.1].
+
+    Of label i stay `floor(each · s_i)`, drawn without replacement: `exp`, s_i = 100^(−i / (L − 1)) [Cui et al. 2019];
+    `step`, s_i = 1 for the first ⌊L / 2⌋ labels, 1 / 100 for the others [Cao et al. 2019].
+    """
+    ranks_L = np.arange(labels)
+    shares_L = _RATIO ** (-ranks_L / (labels - 1)) if kind == "exp" else np.where(ranks_L < labels // 2, 1, 1 / _RATIO)
+    # The next whole number where float64 is short of it by rounding.
+    kept_L = np.floor(each * shares_L * (1 + 1e-12)).astype(np.int64)
+    shuffled_N = np.random.default_rng(0).permutation(labels * each)
+    by_label_LN = shuffled_N[np.argsort(shuffled_N // each, kind="stable")].reshape(labels, each)
+    kept: Int64 = np.sort(by_label_LN[np.arange(each) < kept_L[:, None]])
+    return kept
 
 
 _GENERATORS = {

@@ -34,7 +34,7 @@ from tests.trainer.page import registered, tables_as_they_are, write_package
 
 pytestmark = pytest.mark.filterwarnings(KERAS_VARIABLES_PREDATE_NUMPY_2)
 
-USERS, ITEMS, ROWS, DIMS = 30, 24, 400, 6
+USERS, ITEMS, ROWS, DIMS = 30, 24, 340, 6
 START = datetime(2026, 1, 1, 8, 30, 15, 250_000, UTC)
 TIERS = ("basic", "gold", "past")
 WORDS = ("red", "Green", "blue", "wide", "small", "old")
