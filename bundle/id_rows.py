@@ -8,20 +8,16 @@ Legend: `L` rows of the table, `N` ids that are looked up.
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Int32
 from longtail.bundle.errors import require
-
-UInt32 = npt.NDArray[np.uint32]
 
 _MAX_KEPT = 1 << 16
 """Size at which the cache of found ids is emptied."""
@@ -38,7 +34,6 @@ class IdRows(Mapping[str, int]):
     Args:
         ids: string or, beyond 2 GiB, large_string [L], distinct and not null.
         order_L: int32, their rows in the order of the ids, by code points; None: sorted when first needed.
-        fingerprints_L: uint32, theirs; None: computed when first needed.
 
     Example:
         >>> import pyarrow as pa
@@ -47,10 +42,10 @@ class IdRows(Mapping[str, int]):
         (1, None, [1, None, 0])
     """
 
-    def __init__(self, ids: pa.Array, order_L: Int32 | None = None, fingerprints_L: UInt32 | None = None) -> None:
+    def __init__(self, ids: pa.Array, order_L: Int32 | None = None) -> None:
         large = pa.types.is_large_string(ids.type)
         self.ids = ids if large or pa.types.is_string(ids.type) else ids.cast(pa.string())
-        self._stored = order_L, fingerprints_L
+        self._stored_order_L = order_L
         self._kept: dict[str, int] = {}
         _, offsets, text = self.ids.buffers()
         self._offset_of = memoryview(offsets or b"").cast("B").cast("q" if large else "i")[self.ids.offset :]
@@ -59,22 +54,13 @@ class IdRows(Mapping[str, int]):
     @cached_property
     def order(self) -> Int32:
         """Get all rows in the order of their ids, int32 [L]."""
-        if self._stored[0] is not None:
-            return self._stored[0]
+        if self._stored_order_L is not None:
+            return self._stored_order_L
         order_L: Int32 = pc.sort_indices(self.ids).to_numpy().astype(np.int32)
         return order_L
 
-    @cached_property
-    def fingerprints(self) -> UInt32:
-        """Get the `fingerprints` of all ids, uint32 [L]."""
-        if self._stored[1] is not None:
-            return self._stored[1]
-        # Chunks release the interpreter in between: a release may be loading while another one serves.
-        chunks = (self.ids[start : start + _CHUNK].to_pylist() for start in range(0, len(self.ids), _CHUNK))
-        return np.concatenate([np.empty(0, np.uint32), *map(fingerprints, chunks)])
-
     def check(self, file: str) -> None:
-        """Check that the ids are distinct, in order and of their fingerprints; raises BundleInvariantError."""
+        """Check that the ids are distinct and in order; raises BundleInvariantError."""
         labels, order_L = len(self.ids), self.order
         inside = bool(((order_L >= 0) & (order_L < labels)).all()) and len(order_L) == labels
         for start in range(0, labels, _CHUNK):
@@ -84,11 +70,6 @@ class IdRows(Mapping[str, int]):
                 distinct = pc.count_distinct(self.ids).as_py()
                 require(f"{file} holds distinct ids", distinct == labels, f"{labels} distinct", f"{distinct} distinct")
                 require(f"{file} holds its rows in the order of their ids", False, "ascending ids", "others")
-            ids = self.ids[start : start + _CHUNK]
-            same = self._stored[1] is None or np.array_equal(
-                self._stored[1][start : start + _CHUNK], fingerprints(ids.to_pylist())
-            )
-            require(f"{file} holds the fingerprints of its ids", same, "CRC-32 of every id", "others")
 
     def __getitem__(self, id_: str) -> int:
         row = self.get(id_)
@@ -176,14 +157,6 @@ class IdRows(Mapping[str, int]):
         rows_N = self.order[np.minimum(low_N, len(self) - 1)]
         found_N = pc.equal(column.take(pa.array(rows_N)), texts).to_pylist()
         return [row if found else None for row, found in zip(rows_N.tolist(), found_N, strict=True)]
-
-
-def fingerprints(ids: Iterable[str]) -> UInt32:
-    """Compute the CRC-32 of every id, uint32 [N].
-
-    A label that is not among 20 answered ones passes for one of them once in 2·10^8.
-    """
-    return np.array([zlib.crc32(id_.encode("utf-8", "replace")) for id_ in ids], np.uint32)
 
 
 def _bytes(id_: str) -> bytes:

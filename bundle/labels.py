@@ -16,7 +16,7 @@ from longtail.bundle.arrays import Array, Float32, Int8, Int64
 from longtail.bundle.id_rows import IdRows
 from longtail.bundle.mapped_table import ORDER, ids_of, map_table, numbers_of, write_table
 
-_NUMBERS = {"count": np.int64, "log_pn": np.float32, "bucket": np.int8, ORDER: np.int32, "fingerprint": np.uint32}
+_NUMBERS = {"count": np.int64, "log_pn": np.float32, "bucket": np.int8, ORDER: np.int32}
 _OPTIONAL = {"bias": np.float32, "log_popularity": np.float32}
 RESERVED_COLUMNS = ("label_id", *_NUMBERS, *_OPTIONAL)
 
@@ -47,7 +47,7 @@ class Labels:
 
     @cached_property
     def row_of(self) -> IdRows:
-        """Get the row of every label by id, with the order and the fingerprints of the ids."""
+        """Get the row of every label by id, with the order of the ids."""
         stored = self.stored_rows
         return stored if stored is not None and stored.ids is self.ids else IdRows(self.ids)
 
@@ -64,7 +64,6 @@ class Labels:
             "log_pn": self.log_pn,
             "bucket": self.buckets,
             ORDER: self.row_of.order,
-            "fingerprint": self.row_of.fingerprints,
         }
         if self.bias is not None:
             columns["bias"] = self.bias
@@ -92,5 +91,5 @@ class Labels:
             # Combine chunks once, so later `combine_chunks` calls do not copy.
             display=table.drop_columns(["label_id", *types]).combine_chunks(),
             log_popularity=numbers.get("log_popularity"),
-            stored_rows=IdRows(ids, numbers[ORDER], numbers["fingerprint"]),
+            stored_rows=IdRows(ids, numbers[ORDER]),
         )

@@ -24,7 +24,6 @@ from typing import Literal
 import numpy as np
 
 from longtail.bundle.arrays import Float32
-from longtail.bundle.id_rows import UInt32
 from longtail.serving.monitoring import ArmAnswer
 
 MAX_LABELS = 100
@@ -38,7 +37,6 @@ _UNIT = struct.Struct("<Q")
 _DRAWN = struct.Struct("<BH")
 _STEPS = 1024
 """Of a propensity's code in one power of 2: it is off by 0.04 % at most."""
-_HALF = np.uint32(16)
 Refusal = Literal["malformed", "forged", "expired"]
 
 
@@ -78,7 +76,7 @@ class AnswerRecord:
 
     def positions(self, labels: Sequence[str]) -> list[int | None]:
         """Find the places of labels in the answer, from 0, by their ids; None: not among the first 100."""
-        codes = [_code(zlib.crc32(label.encode("utf-8", "replace")), self.nonce) for label in labels]
+        codes = [_code(label, self.nonce) for label in labels]
         return [self.codes.index(code) if code in self.codes else None for code in codes]
 
 
@@ -87,7 +85,7 @@ def sign_answer(
     at: float,
     release: bytes,
     dials: tuple[float, float],
-    fingerprints_K: UInt32,
+    labels: Sequence[str],
     *,
     priors: Sequence[float] = (),
     arm: ArmAnswer | None = None,
@@ -100,7 +98,7 @@ def sign_answer(
         key: number and secret to sign with.
         at: when it was given, in seconds since 1970.
         release: name of the release that answered, UTF-8, at most 255 bytes.
-        fingerprints_K: `bundle.id_rows.fingerprints` of the answered labels, in order, uint32 [K].
+        labels: ids of the answered labels, in order, K.
         arm: in which it was answered; kept where arms are compared by it.
         propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
     """
@@ -108,12 +106,12 @@ def sign_answer(
     nonce = random.getrandbits(32) | 1
     counted = arm if arm is not None and arm.counted else None
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
-    codes_K = ((fingerprints_K[:MAX_LABELS] * np.uint32(nonce)) >> _HALF).astype("<u2")
+    codes = [_code(label, nonce) for label in labels[:MAX_LABELS]]
     parts = [
         _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *dials, flags),
         bytes((len(release),)), release,
         struct.pack(f"<B{len(priors)}f", len(priors), *priors),
-        bytes((len(codes_K),)), codes_K.tobytes(),
+        struct.pack(f"<B{len(codes)}H", len(codes), *codes),
     ]  # fmt: skip
     if counted is not None:
         names = [name.encode() for name in (counted.run, counted.arm)]
@@ -177,9 +175,9 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     )
 
 
-def _code(fingerprint: int, nonce: int) -> int:
-    """Hash a fingerprint to 16 bits by multiply-shift [Dietzfelbinger et al. 1997]."""
-    return (fingerprint * nonce & 0xFFFFFFFF) >> 16
+def _code(label: str, nonce: int) -> int:
+    """Hash the CRC-32 of a label's id to 16 bits by multiply-shift [Dietzfelbinger et al. 1997]."""
+    return (zlib.crc32(label.encode("utf-8", "replace")) * nonce & 0xFFFFFFFF) >> 16
 
 
 def _code_of(propensity: float) -> int:

@@ -22,7 +22,6 @@ from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
-from longtail.bundle.id_rows import fingerprints
 from longtail.index import without_rows
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.overlay import Overlay
@@ -62,7 +61,6 @@ class Catalogue:
         self._ids = labels.ids
         self.labels = len(labels.ids)
         self.row_of = labels.row_of
-        self._fingerprints_L = labels.row_of.fingerprints
 
     def with_overlay(self, overlay: Overlay) -> Catalogue:
         """A catalogue of these labels and those of an overlay, which shares all memory with this one."""
@@ -127,12 +125,6 @@ class Catalogue:
         known = [row for row in rows if row is not None]
         return without_rows(np.array(known, np.int64), NO_ROWS), len(rows) - len(known)
 
-    def fingerprints(self, rows_N: Int64) -> npt.NDArray[np.uint32]:
-        """`bundle.id_rows.fingerprints` of the rows' ids, uint32 [N]."""
-        return self._gather(
-            self._fingerprints_L, lambda added, places: fingerprints(added.ids[place] for place in places), rows_N
-        )
-
     def catalogue_rows(self, rows_N: Int64) -> Int64:
         """Rows as the release has them, int64 [N]: of a label that was embedded anew its row in the catalogue."""
         first = len(self._ids)
@@ -184,11 +176,11 @@ class Catalogue:
         """Training pairs of every row, int64 [N]."""
         return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
 
-    def recorded(self, rows_N: Int64) -> tuple[npt.NDArray[np.uint32], Int64, Int8, Int64]:
-        """Return fingerprints, catalogue rows, buckets and counts of rows, [N] each."""
+    def recorded(self, rows_N: Int64) -> tuple[Int64, Int8, Int64]:
+        """Return catalogue rows, buckets and counts of rows, [N] each."""
         if self._overlay is None or not rows_N.size or rows_N.max() < len(self._ids):
-            return self._fingerprints_L[rows_N], rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N]
-        return self.fingerprints(rows_N), self.catalogue_rows(rows_N), self.buckets(rows_N), self.counts(rows_N)
+            return rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N]
+        return self.catalogue_rows(rows_N), self.buckets(rows_N), self.counts(rows_N)
 
     def shown(self, rows_N: Int64) -> list[dict[str, Any]]:
         """Return `RankedLabel` of the HTTP API for rows, [N], without the score; only copies may be changed."""

@@ -183,12 +183,11 @@ class Mirror:
         """
         if self.staged is None or self._current is None or retriever.name != self._current.name:
             return
-        catalogue, served = retriever.catalogue, list[tuple[Query, Array, Array]]()
+        catalogue, served = retriever.catalogue, list[tuple[Query, list[str], Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
             if random.random() < share and not query.explore and query.vector is None:
                 rows_K = retrieval.rows_N[start:end]
-                fingerprints_K, buckets_K = catalogue.fingerprints(rows_K), catalogue.buckets(rows_K)
-                served.append((query, fingerprints_K, buckets_K))
+                served.append((query, catalogue.ids_of(rows_K).to_pylist(), catalogue.buckets(rows_K)))
 
         def count(staged: Retriever, _: Retriever, counts: StagedCounts) -> None:
             for each in served:
@@ -255,9 +254,7 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-def _count_query(
-    query: Query, fingerprints_K: Array, buckets_K: Array, staged: Retriever, counts: StagedCounts
-) -> None:
+def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retriever, counts: StagedCounts) -> None:
     try:
         retrieval = staged.retrieve([query])
     except EngineUnavailableError:  # which is no word about the release
@@ -270,8 +267,8 @@ def _count_query(
         return
     counts.queries += 1
     catalogue = staged.catalogue
-    found = catalogue.fingerprints(retrieval.rows_N)
-    counts.overlap += float(np.isin(fingerprints_K, found).mean()) if len(fingerprints_K) else 1.0
+    found = set(catalogue.ids_of(retrieval.rows_N).to_pylist())
+    counts.overlap += len(found.intersection(labels)) / len(labels) if labels else 1.0
     for sums, buckets in (
         (counts.exposures, catalogue.buckets(retrieval.rows_N)),
         (counts.exposures_of_current, buckets_K),
@@ -282,18 +279,19 @@ def _count_query(
 
 def _count_choice(event: Event, k: int, staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
     """Count which labels chosen each of the two would have answered; a release that refuses the query, none."""
-    by_staged, by_current = (_fingerprints(release, queries_of([event], k, release)) for release in (staged, current))
+    by_staged, by_current = (_answered(release, queries_of([event], k, release)) for release in (staged, current))
     rows_R = current.catalogue.rows([str(id_) for id_ in event.labels])[0]
-    for chosen, bucket in zip(current.catalogue.fingerprints(rows_R), current.catalogue.buckets(rows_R), strict=True):
+    ids = current.catalogue.ids_of(rows_R).to_pylist()
+    for chosen, bucket in zip(ids, current.catalogue.buckets(rows_R), strict=True):
         counts.positives[bucket] += 1
         counts.hits_of_both[bucket] += chosen in by_staged and chosen in by_current
         counts.hits[bucket] += chosen in by_staged and chosen not in by_current
         counts.hits_of_current[bucket] += chosen in by_current and chosen not in by_staged
 
 
-def _fingerprints(release: Retriever, queries: Sequence[Query]) -> set[int]:
+def _answered(release: Retriever, queries: Sequence[Query]) -> set[str]:
     try:
         retrieval = release.retrieve(queries)
     except (ServingError, EngineUnavailableError):
         return set()
-    return set(release.catalogue.fingerprints(retrieval.rows_N).tolist())
+    return set(release.catalogue.ids_of(retrieval.rows_N).to_pylist())

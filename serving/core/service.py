@@ -20,7 +20,6 @@ import numpy as np
 from longtail.bundle import LabelRecord, record_json
 from longtail.bundle.arrays import Int8
 from longtail.bundle.errors import describe
-from longtail.bundle.id_rows import UInt32
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment
@@ -361,7 +360,7 @@ class Service:
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not searches[0].preview:
             self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
-            fingerprints_N, rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
+            rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
             arms_B, restricted = [query.arm for query in queries], [each.restricted for each in asked]
             answered = AnsweredBatch(
                 release=retriever.name,
@@ -379,7 +378,7 @@ class Service:
             self.monitoring.count_answers(answered, retrieval.unknown)
             wanted = [search.answer_ids for search in searches for _ in search.options]
             if any(wanted) or settings.answer_share or answered.arms_B:
-                self._name_answers(asked, wanted, retriever, retrieval, fingerprints_N, buckets_N)
+                self._name_answers(asked, wanted, retriever, retrieval, buckets_N)
             if queries and self.mirror.staged is not None:
                 self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
         results = iter(retrieval.results)
@@ -391,7 +390,6 @@ class Service:
         wanted: Sequence[bool],
         retriever: Retriever,
         retrieval: Retrieval,
-        fingerprints_N: UInt32,
         buckets_N: Int8,
     ) -> None:
         """Give results their `answer_id` where one is wanted, and offer a share of the answers as events."""
@@ -407,14 +405,14 @@ class Service:
             propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
             dials = result["bias_removal"], result["popularity"]
             priors = [float(weight) for weight in result.get("priors", {}).values()]
+            labels = [label["id"] for label in result["labels"]]
             answer_id, name = sign_answer(
-                key, now, release, dials, fingerprints_N[start:end],
+                key, now, release, dials, labels,
                 priors=priors, arm=arm, restricted=query.restricted, propensities_K=propensities_K,
             )  # fmt: skip
             if wanted[place]:
                 result["answer_id"] = answer_id
             if is_event:
-                labels = [label["id"] for label in result["labels"]]
                 line = event_json(
                     kind="answer", time=now, answer=name, answered_at=now, release=retriever.name,
                     bias_removal=float(dials[0]), popularity=float(dials[1]), priors=priors or None,

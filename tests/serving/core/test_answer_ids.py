@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from longtail.bundle.id_rows import fingerprints
 from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord, read_answer_id, sign_answer
 from longtail.serving.monitoring import ArmAnswer
 
@@ -18,7 +17,7 @@ NOW = 1_800_000_000.25
 
 
 def sign(labels: list[str], **options: object) -> str:
-    return sign_answer(KEY, NOW, b"demo", (0.3, -0.25), fingerprints(labels), **options)[0]  # type: ignore[arg-type]
+    return sign_answer(KEY, NOW, b"demo", (0.3, -0.25), labels, **options)[0]  # type: ignore[arg-type]
 
 
 def read(text: str, oldest: float = NOW - 60) -> AnswerRecord:
@@ -53,7 +52,7 @@ def test_what_is_signed_is_read_again(
     propensities = np.array([0.37 ** (1 + place % 9) if place in drawn else 1 for place in range(len(labels))], "f4")
     name = release.encode("utf-8", "replace")
     text, answer = sign_answer(
-        KEY, NOW, name, (0.3, -0.25), fingerprints(labels),
+        KEY, NOW, name, (0.3, -0.25), labels,
         priors=priors, arm=arm, restricted=restricted, propensities_K=propensities,
     )  # fmt: skip
     found = read(text)
