@@ -56,7 +56,6 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.index_recall
 	$(VENV)/bin/python -m benchmarks.service_resources
 	$(VENV)/bin/python -m benchmarks.service_load
-	$(VENV)/bin/python -m benchmarks.evaluation_cost
 
 bench-peers: $(PEERS_VENV)/.installed  ## The index beside other libraries of vector search; LABELS=300000.
 	$(PEERS_VENV)/bin/python -m benchmarks.index_peers --labels $(or $(LABELS),100000)

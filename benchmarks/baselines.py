@@ -49,11 +49,7 @@ class Row:
 
 
 class Trial:
-    """Baselines on the data of one recipe.
-
-    Attributes:
-        task: test queries, with the training and validation pairs known.
-    """
+    """Baselines on the data of one recipe, and the task: test queries, training and validation pairs known."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
         self.recipe, self.dataset, self.known = recipe, dataset, before_test(dataset)

@@ -50,13 +50,7 @@ Search = Callable[[Float32, int], Int64]
 
 @dataclass(frozen=True)
 class Built:
-    """An index of some library.
-
-    Attributes:
-        at: a search at each of `settings`.
-        settings: cheapest first, in words.
-        size: bytes that it writes.
-    """
+    """An index of some library: a search at each of its settings, cheapest first, and the bytes that it writes."""
 
     at: Callable[[int], Search]
     settings: Sequence[str]
@@ -98,11 +92,7 @@ def main() -> None:
 
 
 class Truth:
-    """Exact answers, and what an index makes of them.
-
-    Args:
-        bundle: its rows are the database, its calibration queries the queries.
-    """
+    """Exact answers to a bundle's calibration queries over its rows, and what an index makes of them."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.rows_LE = np.ascontiguousarray(bundle.rows())

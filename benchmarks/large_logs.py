@@ -36,19 +36,14 @@ query_id = "user_id"
 label_id = "item_id"
 timestamp = "time"
 prepared = "prepared"
-split = {{ strategy = "temporal", valid = {share}, test = {share} }}
+split = { strategy = "temporal", valid = 0.001, test = 0.001 }
 [query]
-features = [{{ name = "user_id", kind = "id", dim = {dim} }}]
+features = [{ name = "user_id", kind = "id", dim = 16 }]
 [label]
-features = [{{ name = "item_id", kind = "id", dim = {dim} }}]
+features = [{ name = "item_id", kind = "id", dim = 16 }]
 [model]
-dim = {dim}
+dim = 16
 """
-
-
-def write_recipe(folder: Path, *, dim: int = 16, share: float = 0.001, more: str = "") -> None:
-    """A recipe beside the files of a log, with embeddings of `dim`, a `share` each for valid and test, and `more`."""
-    (folder / "recipe.toml").write_text(_RECIPE.format(dim=dim, share=share) + more)
 
 
 def write_log(folder: Path, pairs: int) -> None:
@@ -138,7 +133,7 @@ def main() -> None:
             work = folder / f"pairs-{pairs}"
             if not work.exists():
                 write_log(work, pairs)
-            write_recipe(work)
+            (work / "recipe.toml").write_text(_RECIPE)
             shutil.rmtree(work / "prepared", ignore_errors=True)
             figures: list[Any] = [size_of(work / "log")]
             for stage in arguments.stages:

@@ -121,18 +121,16 @@ _GENERATORS = {
 }
 
 
-def rows_around_means(labels_N: Int64, *, noise: float, seed: int = 0) -> tuple[Float32, Float64]:
+def rows_around_means(labels_N: Int64, *, noise: float) -> tuple[Float32, Float64]:
     """x = mean of its label + noise, and the means, which are independent, of expected length 1.
 
     Args:
-        labels_N: the row's label, int64 [N].
         noise: standard deviation of every coordinate.
-        seed: what both are drawn by.
 
     Returns:
         x, float32 [N, 32], and the means of labels 0 to the largest, float64 [L, 32].
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     means_LD = rng.standard_normal((labels_N.max() + 1, DIMS)) / np.sqrt(DIMS)
     x_ND: Float32 = (means_LD[labels_N] + noise * rng.standard_normal((len(labels_N), DIMS))).astype(np.float32)
     return x_ND, means_LD

@@ -41,12 +41,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Measured:
-    """Metrics at one λ.
-
-    Attributes:
-        metrics: by name.
-        contributions: float64 [N] by metric name; the mean over queries is the metric.
-    """
+    """Metrics at one λ, and contributions, float64 [N], by metric; their mean over queries is the metric."""
 
     metrics: dict[str, float]
     contributions: dict[str, Float64]

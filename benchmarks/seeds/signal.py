@@ -17,11 +17,7 @@ _ROWS = 1_000
 
 
 def overlaps(bench: Bench) -> dict[str, float]:
-    """Mean of 2 Σ_y α_xy over test rows, by noise: 1 where p_n = p_D, 0 where they never meet [BM20 eq. 16].
-
-    Args:
-        bench: the study of `mixture-10k`, whose tree it fits, or takes from an earlier run.
-    """
+    """Mean of 2 Σ_y α_xy over test rows of the study `mixture-10k`, by noise, its tree among them [BM20 eq. 16]."""
     labels, parts = mixture()
     rows_X = np.arange(parts["train"] + parts["valid"], len(labels))[:_ROWS]
     dataset = bench.dataset

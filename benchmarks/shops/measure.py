@@ -29,14 +29,7 @@ _SASREC = Path(__file__).with_name("sasrec.py")
 
 
 class Measurement:
-    """A data set of one recipe, and the figures of any lists for its test queries.
-
-    Attributes:
-        recipe: says how to split, and which metric chooses.
-        dataset: as the recipe reads it.
-        task: test queries, with the training and validation pairs known.
-        label_side: of our bundle: buckets are its.
-    """
+    """A data set of one recipe, and the figures of any lists for its test queries; buckets are our bundle's."""
 
     def __init__(self, recipe: Recipe, bundle: Bundle) -> None:
         self.recipe, self.bundle, self.dataset = recipe, bundle, read_dataset(recipe)

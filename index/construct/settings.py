@@ -55,11 +55,6 @@ def rows_scored(index: FaissIndex, effort: Effort, head: int) -> float:
     return scored + _HEAD_PER_LISTS * effort.probes * effort.refine * index.labels / float(index.index.nlist)
 
 
-def at_least(more: Effort, effort: Effort) -> bool:
-    """Whether one effort with the whole head finds all that another finds."""
-    return more.probes >= effort.probes and more.refine >= effort.refine
-
-
 def trial_at(bundle: Bundle, calibration: Calibration, index: FaissIndex, effort: Effort) -> Trial:
     """Measure an index with its head at an effort."""
     recall, rate = calibration.measure(Searcher(bundle, index, effort))
@@ -85,7 +80,8 @@ def efforts_at(
     most = chosen.effort
     lesser = _lesser(index, most)
     searcher = Searcher(bundle, index, most)
-    tried = {(trial.effort, calibration.k): trial.recall for trial in _of(chosen, trials)}
+    like_chosen = (trial for trial in trials if (trial.kind, trial.head) == (chosen.kind, chosen.head))
+    tried = {(trial.effort, calibration.k): trial.recall for trial in like_chosen}
     in_head_L = np.zeros(index.labels, np.bool_)
     if index.head is not None:
         in_head_L[index.head.rows_H] = True
@@ -114,19 +110,17 @@ def efforts_at(
 def _lesser(index: FaissIndex, most: Effort) -> list[Effort]:
     """Efforts that cost less than one that suffices everywhere, cheapest first; of `ivf_flat` with less of the head."""
     head = _size(index)
-    efforts = [effort for effort in efforts_of(index) if at_least(most, effort) and effort != most]
+    efforts = [
+        effort
+        for effort in efforts_of(index)
+        if most.probes >= effort.probes and most.refine >= effort.refine and effort != most
+    ]
     if head and index.kind == "ivf_flat":
         sizes = [0, *half_decades(_LEAST_HEAD, head)]
         efforts += [effort.model_copy(update={"head": size}) for effort in efforts_of(index) for size in sizes]
     costs = {effort: rows_scored(index, effort, head) for effort in efforts}
     enough = rows_scored(index, most, head)
     return sorted((effort for effort in efforts if costs[effort] < enough), key=costs.__getitem__)
-
-
-def timed(trial: Trial, speed: float | None, bytes_per_label: float) -> Trial:
-    """Get a trial with its queries per CPU second."""
-    rate = None if speed is None else round(speed, 1)
-    return trial.model_copy(update={"queries_per_second": rate, "bytes_per_label": bytes_per_label})
 
 
 def rates(
@@ -146,10 +140,6 @@ def rates(
                 searcher.search(queries_QE[query : query + 1], calibration.k)
                 seconds_SQ[place, query] = min(seconds_SQ[place, query], clock() - started)
     return [len(queries_QE) / float(seconds) for seconds in seconds_SQ.sum(axis=1)]
-
-
-def _of(chosen: Trial, trials: Sequence[Trial]) -> Iterator[Trial]:
-    return (trial for trial in trials if (trial.kind, trial.head) == (chosen.kind, chosen.head))
 
 
 def _size(index: FaissIndex) -> int:

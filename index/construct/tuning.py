@@ -29,7 +29,6 @@ from longtail.index.construct.settings import (
     half_decades,
     rates,
     rows_scored,
-    timed,
     trial_at,
 )
 from longtail.index.construct.spec import IndexSpec
@@ -237,5 +236,11 @@ def _timed(
     enough = [tuned for tuned in tried if tuned.chosen.lowest.recall >= least]
     progress(f"queries per second of {', '.join(tuned.index.kind for tuned in enough)}")
     searchers = [Searcher(bundle, tuned.index, tuned.chosen.effort) for tuned in enough]
-    speeds = dict(zip([tuned.index.kind for tuned in enough], rates(searchers, calibration), strict=True))
-    return [timed(tuned.chosen, speeds.get(tuned.index.kind), tuned.bytes) for tuned in tried]
+    found = zip(enough, rates(searchers, calibration), strict=True)
+    speeds = {tuned.index.kind: round(speed, 1) for tuned, speed in found}
+    return [
+        tuned.chosen.model_copy(
+            update={"queries_per_second": speeds.get(tuned.index.kind), "bytes_per_label": tuned.bytes}
+        )
+        for tuned in tried
+    ]

@@ -24,11 +24,6 @@ class Eligible:
     Args:
         bits: uint8 [⌈L / 8⌉], little-endian; those beyond L are 0.
         but_R: int64, ascending, rows that the expression does not rule out.
-
-    Attributes:
-        count: labels in the set.
-        share: of the labels of the catalogue.
-        whole: whether every row is in the set.
     """
 
     def __init__(self, bits: npt.NDArray[np.uint8], labels: int, expression: str = "", but_R: Int64 = _NO_ROWS) -> None:

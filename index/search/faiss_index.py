@@ -133,8 +133,6 @@ class FaissIndex:
     """A FAISS index over all labels, and its exact head. Safe for concurrent searches.
 
     Attributes:
-        kind: decides which parameters a search has.
-        factory: its FAISS factory string.
         index: the FAISS index; id i is label row i.
         head: labels scored for every query; None: the index alone answers.
         stored_lists_L: int32, the inverted list of every row, if known; None: read from the index when needed.

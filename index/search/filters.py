@@ -36,7 +36,6 @@ class Condition:
     """One operator on one display column, as a request's `filter` has it.
 
     Attributes:
-        column: its name.
         operator: eq, ne, in, not_in, lt, le, gt, ge or exists.
         values: what it compares with: strings, numbers, dates as microseconds since 1970, `"true"` and `"false"` for
             booleans; of exists True or False.

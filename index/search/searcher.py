@@ -50,8 +50,6 @@ class Searcher:
     A batch of one runs on the calling thread, as far as NumPy's BLAS does; larger batches use OpenMP's.
 
     Args:
-        bundle: the labels' rows, popularity and buckets.
-        index: over all of them.
         effort: how hard an approximate index is searched, wherever the dials stand.
         filtered: how much harder, where only a share of the labels may be answered.
         efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
