@@ -19,10 +19,10 @@ from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, req
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
-from longtail.bundle.mapped_table import link_tables, read_table
+from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
-from longtail.bundle.store import atomic_directory, sha256_of
+from longtail.bundle.store import atomic_directory, link_or_copy, sha256_of
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -126,7 +126,10 @@ class Bundle:
             (working / QUERY_TOWER).write_bytes(self.query_tower)
             if self.label_tower is not None:
                 (working / LABEL_TOWER).write_bytes(self.label_tower)
-            link_tables(self.tables, working / TABLES)
+            if self.tables:
+                (working / TABLES).mkdir()
+            for name, path in self.tables.items():
+                link_or_copy(path, working / TABLES / f"{name}.npy")
             if self.proposal is not None:
                 self.proposal.write(working / PROPOSAL)
             if self.vocabularies:

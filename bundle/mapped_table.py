@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -72,14 +68,3 @@ def read_table(path: Path) -> Float32:
     except (ValueError, EOFError) as error:
         raise BundleCorruptError(f"{path}: expected a NumPy array file: {error}") from error
     return array
-
-
-def link_tables(tables: Mapping[str, Path], folder: Path) -> None:
-    """Give files a second name in a folder, or copy them where the file system cannot link."""
-    for name, path in tables.items():
-        folder.mkdir(exist_ok=True)
-        target = folder / f"{name}.npy"
-        with suppress(OSError):
-            os.link(path.resolve(), target)
-            continue
-        shutil.copyfile(path, target)

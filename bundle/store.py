@@ -90,6 +90,15 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     fsync_path(path.parent)
 
 
+def link_or_copy(file: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where the file system cannot link; raises FileNotFoundError."""
+    file = file.resolve()
+    with suppress(OSError):
+        os.link(file, target)
+        return
+    shutil.copyfile(file, target)
+
+
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file's bytes."""
     with path.open("rb") as file:

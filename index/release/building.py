@@ -9,9 +9,7 @@ NAME/
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,6 +22,7 @@ from longtail.bundle import Bundle, atomic_directory, sha256_of
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.remote import local_bundle
+from longtail.bundle.store import link_or_copy
 from longtail.index.construct.collection import tune_collection
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
@@ -222,15 +221,12 @@ def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
     """Hard-link the bundle's files, or copy them where the file system cannot link."""
     for name in (MANIFEST, MANIFEST_SHA256, *bundle.manifest.files):
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        file = (source / name).resolve()
         try:
-            os.link(file, target / name)
+            link_or_copy(source / name, target / name)
         except FileNotFoundError as error:
             raise LongtailIndexError(
                 f"{source}: expected the bundle to stay until it is linked, found it deleted, as by prune: run again"
             ) from error
-        except OSError:
-            shutil.copyfile(file, target / name)
 
 
 def _current(there: Releases) -> str:

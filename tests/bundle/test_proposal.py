@@ -191,26 +191,17 @@ def plain_array() -> bytes:
         saved(offset=np.zeros(1)),
         saved(**{name: np.zeros(1) for name in ("offset", "weights", "biases", "leaf_labels", "more")}),
         saved(offset=np.array([{}])),
+        saved(offset=np.zeros(300))[:-200],
+        None,
     ],
-    ids=["empty", "noise", "an .npy file", "arrays missing", "an array too many", "pickled objects"],
+    ids=["empty", "noise", "an .npy file", "arrays missing", "an array too many", "pickled objects", "cut", "none"],
 )
-def test_a_file_that_is_something_else_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "proposal.npz").write_bytes(content)
+def test_a_file_that_is_something_else_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "proposal.npz").write_bytes(content)
 
     with pytest.raises(BundleCorruptError, match=r"proposal.npz: expected a proposal tree \(.npz\)"):
         Proposal.read(tmp_path / "proposal.npz")
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_damaged_file_is_refused(share: float, tmp_path: Path) -> None:
-    random_tree(300).write(tmp_path / "proposal.npz")
-    content = (tmp_path / "proposal.npz").read_bytes()
-    (tmp_path / "proposal.npz").write_bytes(content[: int(share * len(content))])
-
-    with pytest.raises(BundleCorruptError):
-        Proposal.read(tmp_path / "proposal.npz")
-    with pytest.raises(BundleCorruptError, match="No such file"):
-        Proposal.read(tmp_path / "nothing.npz")
 
 
 INVARIANTS: dict[str, tuple[Callable[[Proposal], Proposal], str]] = {
@@ -274,12 +265,6 @@ def test_a_bundle_carries_its_tree(tmp_path: Path) -> None:
     loaded = Bundle.load(tmp_path / "bundle").proposal
     assert loaded is not None
     np.testing.assert_array_equal(loaded.all_log_probabilities(queries(3)), tree.all_log_probabilities(queries(3)))
-
-    content = bytearray((tmp_path / "bundle" / "proposal.npz").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "bundle" / "proposal.npz").write_bytes(content)
-    with pytest.raises(BundleCorruptError, match=r"proposal.npz: expected sha256 [0-9a-f]{64}, found"):
-        Bundle.load(tmp_path / "bundle")
 
 
 def test_a_bundle_refuses_a_tree_of_other_labels_or_features(tmp_path: Path) -> None:

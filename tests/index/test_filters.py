@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longtail.index import Filter, Release
+from longtail.index import Filter, Release, Searcher
 from tests.index.conftest import KINDS, brute_force, masked
 
 
@@ -26,12 +26,24 @@ def eligible_labels(release: Release, filter_: Filter) -> np.ndarray:
     return eligible
 
 
-def check(release: Release, filter_: Filter, k: int, query: int, bias_removal: float) -> None:
+def check(
+    release: Release,
+    filter_: Filter | None,
+    k: int,
+    query: int,
+    bias_removal: float,
+    hidden: tuple[Searcher, np.ndarray] | None = None,
+) -> None:
+    """One query against every label's own score, of a searcher that hides some rows where one is given."""
     bundle = release.bundle
     query_D = bundle.calibration_queries[query]
     queries = bundle.augmentation.queries(query_D[None], bias_removal)
-    scores, rows = release.searcher.search(queries, k, [filter_])
-    eligible = eligible_labels(release, filter_)
+    eligible = eligible_labels(release, filter_ or Filter())
+    searcher = release.searcher
+    if hidden is not None:
+        searcher, rows_R = hidden
+        eligible[rows_R] = False
+    scores, rows = searcher.search(queries, k, None if filter_ is None else [filter_])
     exact = brute_force(bundle, query_D, bias_removal)
     found = rows[0][rows[0] >= 0]
     assert eligible[found].all()

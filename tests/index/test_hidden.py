@@ -7,25 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from longtail.index import Filter, QueryError, Release, Searcher
+from longtail.index import Filter, QueryError, Release
 from tests.index.conftest import KINDS, brute_force, masked
-from tests.index.test_filters import eligible_labels
-
-
-def check(release: Release, searcher: Searcher, hidden: np.ndarray, filter_: Filter | None, k: int) -> None:
-    """Query 0 at λ = 1 against every label's own score."""
-    bundle = release.bundle
-    queries = bundle.augmentation.queries(bundle.calibration_queries[:1], 1.0)
-    exact = brute_force(bundle, bundle.calibration_queries[0], 1.0)
-    eligible = eligible_labels(release, filter_ or Filter())
-    eligible[hidden] = False
-    scores, rows = searcher.search(queries, k, None if filter_ is None else [filter_])
-    found = rows[0][rows[0] >= 0]
-    assert eligible[found].all()
-    assert len(found) == len(set(found)) == min(k, eligible.sum())
-    assert np.allclose(scores[0][: len(found)], exact[found], atol=1e-4)
-    if release.manifest.kind in ("flat", "milvus_flat"):
-        assert np.allclose(scores[0], masked(exact, eligible, k), atol=1e-5)
+from tests.index.test_filters import check
 
 
 @pytest.mark.parametrize("spec", KINDS)
@@ -45,7 +29,7 @@ def test_hidden_labels_are_never_answered_whatever_the_filter(spec: str, opened:
             Filter(buckets=frozenset({0, 1}), exclude=best[:300], allow=best[100:]),
         ):
             for k in (1, 20, 300):
-                check(release, searcher, hidden, filter_, k)
+                check(release, filter_, k, query=0, bias_removal=1.0, hidden=(searcher, hidden))
 
 
 @pytest.mark.parametrize("spec", ["ivf_flat", "ivf_sq", "ivf_fastscan"])

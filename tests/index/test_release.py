@@ -150,16 +150,6 @@ def test_an_index_that_asks_for_more_than_its_file_holds_is_refused(mapped: bool
         index_files._read_faiss(file, 600, mapped=mapped)
 
 
-def test_a_full_disk_leaves_nothing(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("longtail.index.release.building.write_index", full)
-    with pytest.raises(OSError, match="No space left"):
-        build(bundle_path, tmp_path, name="never")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.process
 def test_kill_9_in_the_middle_of_a_write_leaves_the_published_release(bundle_path: Path, tmp_path: Path) -> None:
     build(bundle_path, tmp_path, name="good")

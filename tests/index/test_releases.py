@@ -218,3 +218,21 @@ def test_a_release_being_deleted_is_never_seen_half_there(releases: Releases, mo
     monkeypatch.setattr(local_module.shutil, "rmtree", lambda path, **_: (seen.append(releases.names()), remove(path)))
     releases.prune(keep=2)
     assert seen == [["b", "c"]]
+
+
+def test_staging_is_a_pointer_that_publishing_clears(releases: Releases) -> None:
+    releases.publish("a")
+    assert releases.staged() is None
+    releases.stage("b")
+    assert (releases.staged(), releases.current()) == ("b", "a")
+    assert releases.prune(keep=1) == []
+    releases.publish("c")
+    assert releases.staged() == "b"
+    releases.publish("b")
+    assert releases.staged() is None
+    releases.stage("a")
+    assert (releases.unstage(), releases.unstage()) == ("a", None)
+    with pytest.raises(LongtailIndexError, match="stage: expected another release than CURRENT, received 'b'"):
+        releases.stage("b")
+    with pytest.raises(ReleaseNotFoundError):
+        releases.stage("d")
