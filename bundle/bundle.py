@@ -16,6 +16,7 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
+from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256, read_manifest, verify_files
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, FileRecord, Manifest
@@ -31,10 +32,11 @@ CALIBRATION_QUERIES = "calibration_queries.npy"
 QUERY_TOWER = "query_tower.onnx"
 LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
+FORECAST = "forecast.arrow"
 VOCABULARIES = "vocabularies"
 TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
-CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL)
+CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL, FORECAST)
 """Beside manifest, vocabularies, tables and label vectors; any other file is a report."""
 
 UNIT_NORM_TOLERANCE = 1e-3
@@ -56,6 +58,7 @@ class Bundle:
         tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
             refer to them as `tables/NAME.npy`.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
+        forecast: what log π of the labels comes from where it is of a later period than training's; None without.
         reports: further files kept with the model (report.html, metrics.json), by name.
         priors: of the release that serves it, which keeps them: `write` does not; None without any.
         path: where it was loaded from; None before it is written.
@@ -70,6 +73,7 @@ class Bundle:
     tables: Mapping[str, Path] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
+    forecast: Forecast | None = None
     reports: Mapping[str, bytes] = field(default_factory=dict)
     priors: Priors | None = None
     path: Path | None = None
@@ -132,6 +136,8 @@ class Bundle:
                 link_or_copy(path, working / TABLES / f"{name}.npy")
             if self.proposal is not None:
                 self.proposal.write(working / PROPOSAL)
+            if self.forecast is not None:
+                self.forecast.write(working / FORECAST)
             if self.vocabularies:
                 (working / VOCABULARIES).mkdir()
             for name, vocabulary in self.vocabularies.items():
@@ -179,6 +185,7 @@ class Bundle:
                 name: Vocabulary.read(path / file, verify=verify) for name, file in _in(VOCABULARIES, manifest)
             },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
+            forecast=Forecast.read(path / FORECAST) if FORECAST in manifest.files else None,
             path=path,
         )
         if verify:

@@ -202,7 +202,7 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     with sibling_folder(out) as folder:
-        made = to_bundle(trained, distinct(held_out.request_rows), dial, reports, folder)
+        made = to_bundle(trained, before_test(dataset), distinct(held_out.request_rows), dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)
 
@@ -285,7 +285,7 @@ def compare_with_baselines(
         )  # fmt: skip
         tuning = task, learnt_from(dataset.train, dataset.train)
     task = Task.of(held_out, known, config, labels=labels, seed=seed, request_queries=dataset.request_queries)
-    features, label_side = trained.encoding.query.with_history(known), trained.label_side()
+    features, label_side = trained.encoding.query.with_history(known), trained.label_side(known)
     (ours_NK,), _ = rank(
         task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
         task.seen_keys, [dial.default], k=task.k, queries_N=task.queries_N,

@@ -14,6 +14,7 @@ import numpy as np
 
 from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.bundle.forecast import Forecast
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.dataset import Dataset
@@ -33,6 +34,7 @@ from longtail.trainer.losses.implied_noise import (
 )
 from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
+from longtail.trainer.prior import fit_forecast
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,26 @@ class Trained:
     def _log_pi(self) -> Float64:
         return log_frequencies_of(self.recipe, self.dataset)
 
-    def label_side(self) -> LabelSide:
-        """Return embeddings, biases, log ν, log π and buckets of all labels, as the bundle will hold them."""
+    def forecast(self, known: Pairs) -> Forecast | None:
+        """Fit π* of the horizon after some pairs, once; None where the prior is the training's own."""
+        if self.recipe.prior.kind == "count":
+            return None
+        fitted = self.dataset.forecasts
+        if len(known) not in fitted:
+            fitted[len(known)] = fit_forecast(self.recipe, self.dataset, known)
+        return fitted[len(known)]
+
+    def label_side(self, known: Pairs | None = None, *, served: bool = False) -> LabelSide:
+        """Return embeddings, biases, log ν, log π and buckets of all labels.
+
+        Args:
+            known: the pairs before the period that a forecast is of; by default those of training.
+            served: give labels whose date lies ahead nothing, as the bundle does.
+        """
         counts = self.dataset.label_counts()
         log_pi, log_nu = self._log_pi, self.log_noise()
+        if (forecast := self.forecast(self.dataset.train if known is None else known)) is not None:
+            log_pi = forecast.log_popularity(whole=not served)
         return LabelSide.of(
             self.model.embed_labels(),
             self.model.label_biases(),
@@ -84,20 +102,20 @@ class Trained:
 
     def noise(self) -> Noise:
         """Return what the λ of this model removes."""
-        loss, log_pi = self.recipe.loss, self._log_pi
+        loss, log_pi, ahead = self.recipe.loss, self._log_pi, self.recipe.prior.kind != "count"
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
             named = name_of_tree_noise(loss.objective(), log_pi, reweight=loss.reweight)
             return Noise(named + loss.noise_suffix + shared, constant=False, apart=True)
         log_nu = self.log_noise()
-        apart = not np.array_equal(log_nu, log_pi)
+        apart = ahead or not np.array_equal(log_nu, log_pi)
         constant = apart and bool(np.ptp(log_nu) == 0)
         named = name_of_noise(log_nu, log_pi, reweight=loss.reweight)
         if power := self._power_of_scores * power_of_q(loss.objective()):
             drawn = "exp(f)" if power == 1 else f"exp({power:.4g}·f)"
             named = drawn if constant else f"{drawn} · {named}"
         named += loss.noise_suffix
-        return Noise(named if constant else named + shared, constant=constant, apart=apart)
+        return Noise(named if constant else named + shared, constant=constant, apart=apart, ahead=ahead)
 
     @property
     def calibrated_at(self) -> float:
@@ -135,7 +153,7 @@ class Trained:
             held_out,
             known,
             lambda rows_B: self.model.embed_queries(read.of_queries(rows_B)),
-            self.label_side(),
+            self.label_side(known),
             self.recipe.evaluation,
             request_queries=self.dataset.request_queries,
             seed=self.recipe.seed,
@@ -158,7 +176,8 @@ def found_by_label(trained: Trained) -> FoundByLabel:
     if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
         theory["train"] = Setting(trained.theoretical_bias_removal())
         removed = theory["train"].bias_removal
-        theory["uniform"] = Setting(removed, -trained.slope) if trained.noise().apart else Setting(0.0)
+        apart = trained.noise().apart and not trained.noise().ahead
+        theory["uniform"] = Setting(removed, -trained.slope) if apart else Setting(0.0)
     k = min(int(recipe.evaluation.k), len(label_ids))
     return FoundByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
 
@@ -193,7 +212,9 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
-        why, best = "theory, for want of validation data", Setting(trained.theoretical_bias_removal())
+        removed = trained.theoretical_bias_removal()
+        theory = Setting(0.0, removed) if noise.ahead else Setting(removed)
+        why, best = "theory, for want of validation data", theory
     bias_removal = BiasRemoval(
         default=best.bias_removal,
         minimum=0.0 if trained.model.proposal is not None else -1.0,

@@ -11,7 +11,7 @@ from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.rows import ObjectiveConfig
-from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, TrainingConfig
+from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, PriorConfig, TrainingConfig
 from longtail.trainer.config.towers import NEIGHBOURS, OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.config.tune import TuneConfig
 from longtail.trainer.losses.families import LOSSES
@@ -44,6 +44,7 @@ class Recipe(Section):
     loss: LossConfig = LossConfig()
     objectives: dict[str, ObjectiveConfig] = Field(default_factory=dict)
     """Kinds of events over shared towers, by name; without, all pairs are of one kind [METHODS §2.4]."""
+    prior: PriorConfig = PriorConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -64,6 +65,7 @@ class Recipe(Section):
         yield from self._problems_of_data()
         if self.objectives:
             yield from self._problems_of_objectives(self.objectives)
+        yield from self._problems_of_prior()
         yield from self._problems_of_batches()
         yield from self._problems_of_scores()
         if self.tune is not None:
@@ -144,6 +146,19 @@ class Recipe(Section):
             yield f"objectives: expected each type that data.events.weights weighs once, {types}, received {owned}"
         if not any(self.export_shares.values()):
             yield "objectives: expected some export > 0, received only zeros"
+
+    def _problems_of_prior(self) -> Iterator[str]:
+        prior, kinds = self.prior, {each.name: each.kind for each in self.label.features}
+        if prior.kind == "count":
+            return
+        if self.data.timestamp is None:
+            yield f"prior.kind: expected data.timestamp with {prior.kind!r}, received none"
+        if self.loss.sampler.name == "adversarial":
+            yield f"prior.kind: expected 'count' with sampler 'adversarial', received {prior.kind!r}"
+        if self.evaluation.target_prior is not None:
+            yield f"prior.kind: expected 'count' with evaluation.target_prior, received {prior.kind!r}"
+        if wrong := [name for name in prior.features if kinds.get(name) not in ("id", "number")]:
+            yield f"prior.features: expected label features of the kinds id and number, received {wrong}"
 
     def _problems_of_batches(self) -> Iterator[str]:
         loss, parts = self.loss, self.training.accumulate
@@ -254,6 +269,7 @@ class Recipe(Section):
         """Return columns that the job reads of each feature table, `query` and `label`, beside the ids."""
         columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
         for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
+            columns[side] += [self.prior.since] if side == "label" and self.prior.since else []
             columns[side] += [
                 each.source
                 for each in tower.features

@@ -10,7 +10,7 @@ from pydantic import ByteSize, Field
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.trainer.config.base import Choice, Section
-from longtail.trainer.config.rows import EventsConfig, Places, Since
+from longtail.trainer.config.rows import EventsConfig, Places, Since, Span
 from longtail.trainer.metric_registry import k_of
 from longtail.trainer.optimizers import ROW_OPTIMIZERS
 
@@ -107,6 +107,28 @@ class DataConfig(Section):
     def _problems(self) -> Iterator[str]:
         if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
             yield "since and events.half_life: expected data.timestamp with them, received none"
+
+
+class PriorConfig(Section):
+    """The prior π* that μ, a request's `popularity`, multiplies [METHODS §6]."""
+
+    kind: Literal["count", "decayed", "forecast"] = "count"
+    """`count`: π, the labels' shares of the training pairs. `decayed`: of pairs that weigh less with age, by the
+    half-life of the best likelihood. `forecast`: what a regression on the log's past says of the next horizon."""
+    horizon: Span | None = None
+    """Time until the next model or refreshed prior, such as `7d`; by default the length of what is held out."""
+    origins: int = Field(default=12, ge=6)
+    """Times within the log that the regression learns from."""
+    features: list[str] = Field(default_factory=list)
+    """Label features that the regression reads: ids of one value, such as a category, and numbers."""
+    since: str | None = None
+    """Column of the label table: the date from which on a label is there. Before it, π* gives it nothing."""
+
+    def _problems(self) -> Iterator[str]:
+        if self.kind != "forecast" and self.features:
+            yield f"features: expected none with kind = {self.kind!r}, received {self.features}"
+        if self.kind == "count" and (self.horizon or self.since):
+            yield "horizon and since: expected none with kind = 'count'"
 
 
 class OptimizerConfig(Section):

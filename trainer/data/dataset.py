@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.forecast import Forecast
 from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.sets import distinct
 from longtail.tables import DataFile, find_files
@@ -66,6 +67,7 @@ class Dataset:
         impressions: label rows of what was shown with an interaction; None without.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
         report: what was left out of the files' rows, and what is wrong with them.
+        forecasts: fitted priors, by the number of pairs before the period that they are of.
     """
 
     query_ids: pa.Array
@@ -82,6 +84,7 @@ class Dataset:
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     repeats: str = "keep"
     report: RowReport = field(default_factory=RowReport)
+    forecasts: dict[int, Forecast] = field(default_factory=dict, repr=False, compare=False)
 
     def label_counts(self) -> Int64:
         """Return the training pairs of every label, unweighted, int64 [L]."""
@@ -221,11 +224,14 @@ class _Loading:
             self._replace(f"SELECT *, place AS tie FROM {self.pairs}", stored=False)
         if data.repeats == "drop":
             self.pairs, report.repeats = without_repeats(engine, self.pairs)
-        splits = {name: self._split(name) for name in _SPLITS}
+        train, valid, test = map(self._split, _SPLITS)
         label_table = tables["label"]
         return Dataset(
             query_ids=query_ids,
             label_ids=label_ids,
+            train=train,
+            valid=valid,
+            test=test,
             query_table=attributes,
             label_table=None if label_table is None else label_table.aligned(label_ids),
             ordered=data.ordered,
@@ -235,7 +241,6 @@ class _Loading:
             read_at=self.read_at,
             repeats=data.repeats,
             report=report,
-            **splits,
         )
 
     def _read(self) -> tuple[Log, dict[str, IdTable | None]]:

@@ -118,7 +118,7 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
         return _vectors(feature, source)
     if feature.kind == "date":
         return _dates(feature, source, exported)
-    values = _numbers_of(feature, source)
+    values = numbers_in(feature, source)
     known = values[source.training_rows]
     known = known[~np.isnan(known)].astype(np.float64)
     if feature.in_buckets:
@@ -159,7 +159,7 @@ def boundaries_of(known: Float64, buckets: int) -> list[float]:
     return [float(at) for at in np.unique(np.quantile(known, shares).astype(np.float32))]
 
 
-def _numbers_of(feature: FeatureConfig, source: FeatureTable) -> Float32:
+def numbers_in(feature: FeatureConfig, source: FeatureTable) -> Float32:
     """Return a column of numbers, booleans or text of numbers, [R]; NaN where a row has none."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -217,7 +217,7 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
 
 
 def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Dates:
-    seconds = _seconds_of(feature, source)
+    seconds = seconds_in(feature, source)
     known = seconds[source.training_rows]
     latest = int(known.max(initial=MISSING_DATE))
     reference = datetime.fromtimestamp(0 if latest == MISSING_DATE else latest, UTC)
@@ -226,7 +226,7 @@ def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | Non
     return Dates(date_rows(seconds, feature.parts, reference), feature.parts, reference)
 
 
-def _seconds_of(feature: FeatureConfig, source: FeatureTable) -> Int64:
+def seconds_in(feature: FeatureConfig, source: FeatureTable) -> Int64:
     """Return a column of times as seconds since 1970, [R]; `MISSING_DATE` where a row has none."""
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"

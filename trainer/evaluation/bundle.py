@@ -135,15 +135,15 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     known, held_out = _by_bundle_rows(known, rows_L), _by_bundle_rows(held_out, rows_L)
     if not len(held_out):
         raise DataError(nothing)
-    noise = Noise.of_bundle(bundle)
+    noise, labels = Noise.of_bundle(bundle), bundle.labels
+    if bundle.forecast is not None:
+        labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
     default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
     return bias_removal_curve(
         held_out,
         known,
         lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
-        LabelSide.of_bundle(
-            bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)
-        ),
+        LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
         _config(bundle, recipe),
         request_queries=dataset.request_queries,
         seed=recipe.seed,

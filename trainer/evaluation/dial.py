@@ -65,19 +65,21 @@ class Noise(NamedTuple):
     """What a curve must know of the noise that λ removes.
 
     Where it is `constant`, the same for every label, λ changes nothing; where it is `apart` from the label frequency, μ
-    is a dial of its own.
+    is a dial of its own. Where π is `ahead`, the forecast of a later period, it replaces ν: theory is λ = 0, μ = 1.
     """
 
     name: str
     constant: bool
     apart: bool
+    ahead: bool = False
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Noise:
         """Return what λ removes from a bundle's scores."""
         apart, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = apart and bool(np.ptp(bundle.labels.log_pn) == 0)
-        return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree)
+        ahead = bundle.forecast is not None
+        return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree, ahead=ahead)
 
     def first_line(self, grid: Sequence[float]) -> list[Setting]:
         """λ over the grid at μ = 0; λ = 0 alone if ν is the same for every label."""
@@ -89,7 +91,8 @@ class Noise(NamedTuple):
 
     def quick(self) -> list[Setting]:
         """Return what training validates epochs at: 0, ½ and 1 of the dial that moves."""
-        return [Setting(0.0, popularity) if self.constant else Setting(popularity) for popularity in (0.0, 0.5, 1.0)]
+        of_prior = self.constant or self.ahead
+        return [Setting(0.0, at) if of_prior else Setting(at) for at in (0.0, 0.5, 1.0)]
 
 
 def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[Setting]:
@@ -109,14 +112,18 @@ Measure = Callable[[list[Setting]], list[CurvePoint]]
 def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple[Setting, list[CurvePoint]]:
     """Choose the λ of the best metric at μ = 0, then the μ of the best metric there; also get both lines as measured.
 
-    Where the recipe has a floor, the best of the points that reach it; where none does, of those nearest to it.
+    Where π is ahead, μ is chosen first, at λ = 0, then λ at that μ. With a floor, the best of the points that reach
+    it; where none does, of those nearest to it.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
-    bias_removal = _best(curve, config, floors).bias_removal
+    bias_removal = 0.0 if noise.ahead else _best(curve, config, floors).bias_removal
     if second := noise.second_line(_prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    return Setting.of(_best(curve, config, floors)), curve
+    if noise.ahead and (popularity := _best(curve, config, floors).popularity):
+        curve = curve + measure([Setting(at, popularity) for at in config.bias_removal if at])
+    best = Setting.of(_best(curve, config, floors))
+    return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:

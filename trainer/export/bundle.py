@@ -18,6 +18,7 @@ from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
@@ -28,15 +29,18 @@ _CALIBRATION_QUERIES = 1000
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
-def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes], folder: Path) -> Bundle:
+def to_bundle(
+    trained: Trained, known: Pairs, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes], folder: Path
+) -> Bundle:
     """Create the bundle of a trained model, not yet written.
 
     Args:
+        known: the pairs before the period that a forecast is of.
         held_out_rows: `Pairs.request_rows` to draw calibration queries from, int32 [n].
         folder: where the towers are written, and the tables that the bundle's are links to.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model
-    label_side = trained.label_side()
+    label_side = trained.label_side(known, served=True)
     rng = np.random.default_rng(recipe.seed)
     rows_C = np.sort(rng.permutation(held_out_rows)[:_CALIBRATION_QUERIES]).astype(np.int32)
     inputs = trained.encoding.query.of_queries(rows_C)
@@ -105,6 +109,7 @@ def to_bundle(trained: Trained, held_out_rows: Int32, dial: Dial, reports: dict[
         tables=tables,
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
+        forecast=trained.forecast(known),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
 

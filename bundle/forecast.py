@@ -1,0 +1,252 @@
+"""The popularity that will be: π*, every label's share of the pairs of the next period [METHODS §6].
+
+A label's pairs are kept as sums that halve with time, one for each of several half-lives, so that later pairs are added
+without the earlier ones. π* is one of these sums, smoothed, times a factor from a boosted Poisson regression that reads
+all sums, those of the label's category or brand, the label's age and its numbers.
+
+Legend: `L` labels, `M` new ones, `W` half-lives, `N` pairs, `G` values of an attribute, `F` columns read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import Field
+
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32
+from longtail.bundle.dates import seconds_of
+from longtail.bundle.errors import BundleCorruptError
+from longtail.bundle.frequency import log_frequencies
+from longtail.bundle.manifest import Record
+from longtail.bundle.mapped_table import map_table, write_table
+
+_LEAST = 0.01
+"""Pairs of a horizon that are added before a logarithm is taken."""
+_ABSENT = 1e-12
+"""π* of a label whose date lies ahead, as a part of an average label's."""
+_SUMS, _FIRST, _SINCE = "sums", "first", "since"
+_ABOUT, _MODEL = b"forecast", b"lightgbm"
+
+
+class ForecastSettings(Record):
+    """What a forecast was fitted with."""
+
+    kind: Literal["decayed", "forecast"]
+    half_lives: list[float] = Field(min_length=1)
+    """Seconds, falling [W]. A query's pairs with a label count once in the shortest."""
+    base: int = Field(ge=0)
+    """Place of the half-life whose sum is multiplied."""
+    smoothing: float = Field(gt=0)
+    """Part of an average label's sum that is added to every label's."""
+    horizon: float = Field(gt=0)
+    """Seconds of the period that π* is of."""
+    begin: float
+    """Seconds since 1970 from which on pairs are in the sums."""
+    until: float
+    """Seconds since 1970 up to which pairs are in the sums."""
+    attributes: list[str] = Field(default_factory=list)
+    """Label features of one id each, such as a category."""
+    numbers: list[str] = Field(default_factory=list)
+    """Label features that are numbers."""
+    since: str | None = None
+    """Column of the date from which on a label is there."""
+    nats: dict[str, float] = Field(default_factory=dict)
+    """Mean log-probability of the pairs of the last period, which nothing was fitted to, by kind of prior."""
+
+    @property
+    def end(self) -> float:
+        """Seconds since 1970 at which the horizon ends."""
+        return self.until + self.horizon
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Decayed sums of every label's pairs, what is known of the labels, and the regression.
+
+    Attributes:
+        sums: Σ 2^(−age / half-life) of every label's pairs, float64 [L, W].
+        first: seconds since 1970 of a label's first pair, float64 [L]; +∞ without one.
+        about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
+            since 1970, float64, NaN where missing; L rows.
+        model: LightGBM's text; None for `decayed`.
+    """
+
+    settings: ForecastSettings
+    sums: Float64
+    first: Float64
+    about: pa.Table
+    model: str | None = None
+
+    def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
+        """Let the sums fall to a later time, and add the pairs since `settings.until`.
+
+        Args:
+            labels_N: label rows of the pairs, each of which counts 1.
+            times_N: seconds since 1970.
+        """
+        lives_W = np.asarray(self.settings.half_lives)
+        sums_LW, first_L = self.sums * np.exp2((self.settings.until - until) / lives_W), self.first.copy()
+        for place, life in enumerate(lives_W):
+            sums_LW[:, place] += np.bincount(labels_N, np.exp2((times_N - until) / life), len(first_L))
+        np.minimum.at(first_L, labels_N, times_N)
+        return replace(
+            self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L
+        )  # fmt: skip
+
+    def there(self, at: float) -> Bools:
+        """Return which labels' dates are not later than a time, in seconds since 1970, bool [L]."""
+        return ~(self._since > at)
+
+    @cached_property
+    def log_base(self) -> Float64:
+        """Compute log of the smoothed sum that the regression multiplies, float64 [L], up to a constant."""
+        return np.log(self.sums[:, self.settings.base] + self._added)
+
+    def log_popularity(self, *, whole: bool = False) -> Float64:
+        """Compute log π* of the horizon that begins at `settings.until`, nats, float64 [L]; logsumexp is 0.
+
+        Args:
+            whole: count labels whose date lies within the horizon, as an evaluation over it does; a service does not.
+        """
+        there_L = self.there(self.settings.end if whole else self.settings.until)
+        shares_L = np.exp(self._log_rates - self._log_total)
+        return log_frequencies(np.where(there_L, shares_L, 0.0), smoothing=_ABSENT / len(shares_L))
+
+    def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now: float) -> Float64:
+        """Compute log π* of labels without pairs beside the catalogue's, nats, float64 [M].
+
+        Args:
+            given_M: values by name of feature or column; unknown attributes count as an average one.
+            now: seconds since 1970; a label without a date is there from now on.
+        """
+        settings = self.settings
+        since_M = np.array([_seconds(given.get(settings.since or ""), now) for given in given_M], np.float64)
+        rates_M = np.full(len(given_M), np.log(self._added))
+        if self.model is not None and given_M:
+            codes = {
+                name: np.array([self._codes[name].get(str(given.get(name)), -1) for given in given_M])
+                for name in settings.attributes
+            }
+            numbers = {name: np.array([_number(given.get(name)) for given in given_M]) for name in settings.numbers}
+            none_M = np.zeros((len(given_M), len(settings.half_lives))), np.full(len(given_M), np.inf)
+            rates_M += self._factor(self._columns(*none_M, codes, numbers, since_M, now))
+        return np.where(since_M <= now, rates_M - self._log_total, np.log(_ABSENT / len(self.first)))
+
+    def columns(self) -> Float32:
+        """Return what the regression reads of every label, float32 [L, F]."""
+        codes = {name: np.asarray(self._coded(name).indices.fill_null(-1)) for name in self.settings.attributes}
+        numbers = {name: np.asarray(self.about[name]) for name in self.settings.numbers}
+        return self._columns(self.sums, self.first, codes, numbers, self._since, self.settings.until)
+
+    def write(self, path: Path) -> None:
+        """Write as an Arrow file, with settings and regression in the schema."""
+        sums = pa.FixedSizeListArray.from_arrays(self.sums.reshape(-1), self.sums.shape[1])
+        table = self.about.append_column(_SUMS, sums).append_column(_FIRST, pa.array(self.first))
+        about = {_ABOUT: self.settings.model_dump_json().encode()}
+        about |= {} if self.model is None else {_MODEL: self.model.encode()}
+        write_table(path, table.replace_schema_metadata(about))
+
+    @classmethod
+    def read(cls, path: Path) -> Forecast:
+        """Map what `write` wrote; raises BundleCorruptError."""
+        table = map_table(path)
+        about = table.schema.metadata or {}
+        try:
+            settings = ForecastSettings.model_validate_json(about[_ABOUT])
+            sums = np.asarray(table[_SUMS].combine_chunks().flatten()).reshape(len(table), -1)
+            first = np.asarray(table[_FIRST])
+            rest = table.drop_columns([_SUMS, _FIRST]).replace_schema_metadata(None)
+        except (KeyError, ValueError) as error:
+            raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
+        return cls(settings, sums, first, rest, about[_MODEL].decode() if _MODEL in about else None)
+
+    @cached_property
+    def _since(self) -> Float64:
+        if self.settings.since is None:
+            return np.full(len(self.first), np.nan)
+        return np.asarray(self.about[_SINCE])
+
+    @property
+    def _added(self) -> float:
+        return self.settings.smoothing * float(self.sums[:, self.settings.base].mean()) + np.finfo(float).tiny
+
+    @cached_property
+    def _log_rates(self) -> Float64:
+        return self.log_base if self.model is None else self.log_base + self._factor(self.columns())
+
+    @cached_property
+    def _log_total(self) -> float:
+        return float(np.logaddexp.reduce(self._log_rates[self.there(self.settings.until)]))
+
+    def _factor(self, columns_XF: Float32) -> Float64:
+        """Return log of what the regression multiplies the base by, float64 [L] or [M]."""
+        import lightgbm
+
+        booster = lightgbm.Booster(model_str=self.model)
+        return np.asarray(booster.predict(columns_XF, raw_score=True, num_threads=1), np.float64)
+
+    def _coded(self, name: str) -> pa.DictionaryArray:
+        return self.about[name].combine_chunks()
+
+    @cached_property
+    def _codes(self) -> dict[str, dict[str, int]]:
+        return {
+            name: {value: code for code, value in enumerate(self._coded(name).dictionary.to_pylist())}
+            for name in self.settings.attributes
+        }
+
+    @cached_property
+    def _of_groups(self) -> dict[str, Float64]:
+        """Average sums of the labels of every value of an attribute, float64 [G + 1, W]; in the last row of all."""
+        found = {}
+        for name in self.settings.attributes:
+            coded = self._coded(name)
+            code_L, values = np.asarray(coded.indices.fill_null(len(coded.dictionary))), len(coded.dictionary)
+            labels_G = np.maximum(np.bincount(code_L, minlength=values + 1), 1)
+            sums = [np.bincount(code_L, column_L, values + 1) / labels_G for column_L in self.sums.T]
+            found[name] = np.stack(sums, axis=1)
+            found[name][-1] = self.sums.mean(axis=0)
+        return found
+
+    def _columns(
+        self, sums: Float64, first: Float64, codes: Mapping[str, Array], numbers: Mapping[str, Float64],
+        since: Float64, now: float,
+    ) -> Float32:  # fmt: skip
+        """Return log rates, their differences over half-lives, log rates of attributes, ages in horizons, numbers."""
+        settings, horizon, lives_W = self.settings, self.settings.horizon, np.asarray(self.settings.half_lives)
+        elapsed = settings.until - settings.begin
+        a_horizon_W = horizon * np.log(2) / (lives_W * -np.expm1(-np.log(2) * elapsed / lives_W))
+        levels = np.log(sums * a_horizon_W + _LEAST)
+        of_groups = [np.log(self._of_groups[name] * a_horizon_W + _LEAST)[code] for name, code in codes.items()]
+        ages = np.where(first <= now, (now - first) / horizon, -1.0), (now - since) / horizon
+        columns = [levels, np.diff(levels, axis=1), *of_groups, *(each[:, None] for each in (*ages, *numbers.values()))]
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return np.nan
+
+
+def _seconds(value: Any, now: float) -> float:
+    """Return seconds since 1970 of a date in ISO 8601; now where there is none."""
+    try:
+        return seconds_of(str(value)) if value is not None else now
+    except (ValueError, OverflowError):
+        return now
+
+
+def once_each(queries_N: Int32, labels_N: Int32, times_N: Float64, span: float) -> npt.NDArray[np.int64]:
+    """Return the rows of pairs that count: a query's first with a label in each span of seconds, int64 [n]."""
+    keys = np.stack([queries_N, labels_N, (times_N // span).astype(np.int64)]).astype(np.int64)
+    _, rows = np.unique(keys, axis=1, return_index=True)
+    return np.sort(rows)

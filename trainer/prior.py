@@ -1,0 +1,216 @@
+"""Fit the popularity that will be on the past of a log: one row per label and origin [METHODS §6].
+
+Legend: `L` labels, `N` pairs, `W` half-lives, `S` smoothings, `R` rows of the regression, `F` columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from longtail.bundle.arrays import Bools, Float32, Float64, Int64
+from longtail.bundle.forecast import Forecast, ForecastSettings, once_each
+from longtail.trainer.config import FeatureConfig, Recipe
+from longtail.trainer.config.rows import seconds_of
+from longtail.trainer.data.columns import FeatureTable, strings_of
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.measures import numbers_in, seconds_in
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.times import UNITS
+from longtail.trainer.errors import DataError
+
+_HALVINGS = 8
+"""Half-lives are the log's span, halved so often."""
+_FOREVER = 1000.0
+"""Spans of the log that a half-life of none is."""
+_SMOOTHINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
+_FIRST_ORIGIN = 0.25
+"""Part of the log that every origin has behind it."""
+_CHOOSING = 4
+"""Origins that half-life and smoothing are chosen on."""
+_ROWS = 2_000_000
+_FEW = 500_000
+"""Rows up to which one thread is as fast as several, and many times as fast beside other work."""
+_TREES, _PATIENCE = 500, 20
+_BOOSTER = {
+    "objective": "poisson", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 50, "lambda_l2": 1.0,
+    "feature_fraction": 0.7, "bagging_fraction": 0.7, "bagging_freq": 1, "deterministic": True, "verbose": -1,
+}  # fmt: skip
+
+
+class _Origin(NamedTuple):
+    """A time within the log: the sums up to it, and the pairs of every label in the horizon after it, int64 [L]."""
+
+    forecast: Forecast
+    pairs_L: Int64
+
+    def nats(self, log_share_L: Float64) -> float:
+        """Compute the mean log-probability of the horizon's pairs under some shares, up to a factor, float64 [L]."""
+        pairs_n, log_n = self.pairs_L[self.there], log_share_L[self.there]
+        return float(pairs_n @ (log_n - np.logaddexp.reduce(log_n)) / max(int(pairs_n.sum()), 1))
+
+    @property
+    def there(self) -> Bools:
+        """Return which labels' dates are not later than the horizon's end, bool [L]."""
+        return self.forecast.there(self.forecast.settings.end)
+
+
+class _Log(NamedTuple):
+    """Pairs that count, by time: label rows and seconds since 1970, [N] each."""
+
+    labels_N: Int64
+    times_N: Float64
+
+    def between(self, after: float, until: float) -> _Log:
+        """Return the pairs later than a time, up to another."""
+        inside = slice(*np.searchsorted(self.times_N, (after, until), side="right"))
+        return _Log(self.labels_N[inside], self.times_N[inside])
+
+
+def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
+    """Fit π* of the horizon after the last of some pairs; raises DataError where times do not allow it.
+
+    The half-life, its smoothing and the number of trees are those of the best likelihood in periods before the last,
+    in which all kinds of priors are then compared.
+    """
+    config, unit = recipe.prior, dataset.report.unit
+    if known.times is None or unit is None or config.kind == "count":
+        raise DataError(f"prior.kind: expected dates in data.timestamp with {config.kind!r}, found numbers or none")
+    times_N = known.times / UNITS[unit]
+    begin, until = float(np.nanmin(times_N)), float(np.nanmax(times_N))
+    horizon = _horizon(recipe, dataset, UNITS[unit])
+    span = until - begin
+    lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
+    earliest = begin + _FIRST_ORIGIN * span
+    if until - horizon <= earliest:
+        raise DataError(
+            f"prior.horizon: expected less than ¾ of the log, {0.75 * span / 86_400:.3g} days, "
+            f"received {horizon / 86_400:.3g} days"
+        )
+    rows = once_each(known.queries, known.labels, times_N, lives[-1])
+    rows = rows[np.argsort(times_N[rows], kind="stable")]
+    log = _Log(known.labels[rows].astype(np.int64), times_N[rows])
+    attributes, numbers, about = _about(recipe, dataset)
+    settings = ForecastSettings(
+        kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, begin=begin, until=begin,
+        attributes=attributes, numbers=numbers, since=config.since,
+    )  # fmt: skip
+    labels = len(dataset.label_ids)
+    empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
+    steps = np.minimum(horizon, (until - horizon - earliest) / (config.origins - 1))
+    at = [until - horizon - steps * place for place in reversed(range(config.origins))]
+    settings, nats = _with_base(settings, list(_origins(empty, log, at[-_CHOOSING - 1 :])))
+    empty, model = replace(empty, settings=settings), None
+    if config.kind == "forecast":
+        model, nats["forecast"] = _boosted(list(_origins(empty, log, at)), recipe.seed)
+        model = model if nats["forecast"] > nats["decayed"] else None
+    settings = settings.model_copy(update={"nats": nats})
+    return replace(empty, settings=settings, model=model).counted(*log, until)
+
+
+def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
+    """Return seconds until the next prior: the recipe's, or the length of what is held out."""
+    if recipe.prior.horizon is not None:
+        return seconds_of(recipe.prior.horizon)
+    for held_out in (dataset.valid, dataset.test):
+        if len(held_out) and held_out.times is not None and np.ptp(held_out.times) > 0:
+            return float(np.ptp(held_out.times)) / unit
+    raise DataError("prior.horizon: expected a span such as '7d' without held-out pairs, received none")
+
+
+def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.Table]:
+    """Return the names of attributes and numbers that the recipe names, and their columns with `since`."""
+    features = {feature.name: feature for feature in recipe.label.features}
+    source = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, None, np.empty(0, np.int64))
+    attributes: list[str] = []
+    numbers: list[str] = []
+    columns: dict[str, pa.Array] = {}
+    for name in recipe.prior.features:
+        feature = features[name]
+        if feature.kind == "id":
+            attributes.append(name)
+            columns[name] = strings_of(feature, source).cast(pa.string()).dictionary_encode()
+        else:
+            numbers.append(name)
+            columns[name] = pa.array(numbers_in(feature, source).astype(np.float64))
+    if recipe.prior.since is not None:
+        since = seconds_in(FeatureConfig(name="since", kind="date", column=recipe.prior.since), source)
+        columns["since"] = pa.array(np.where(since == np.iinfo(np.int64).min, np.nan, since.astype(np.float64)))
+    table = pa.table(columns) if columns else pa.table({"row": pa.nulls(len(dataset.label_ids))})
+    return attributes, numbers, table
+
+
+def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
+    """Yield the origins of a log, by time."""
+    forecast, before, horizon = empty, -np.inf, empty.settings.horizon
+    for origin in at:
+        forecast = forecast.counted(*log.between(before, origin), origin)
+        wanted = log.between(origin, origin + horizon)
+        yield _Origin(forecast, np.bincount(wanted.labels_N, minlength=len(forecast.first)))
+        before = origin
+
+
+def _with_base(settings: ForecastSettings, origins: list[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
+    """Choose half-life and smoothing on all origins but the last, on which the nats are measured."""
+
+    def nats(origin: _Origin, base: int, smoothing: float) -> float:
+        sums_L = origin.forecast.sums[:, base]
+        return origin.nats(np.log(sums_L + smoothing * sums_L.mean() + np.finfo(float).tiny))
+
+    def best(places: int) -> tuple[int, float]:
+        grid = [(base, smoothing) for base in range(places) for smoothing in _SMOOTHINGS]
+        return max(grid, key=lambda pair: sum(nats(origin, *pair) for origin in choosing))
+
+    *choosing, last = origins
+    base, smoothing = best(len(settings.half_lives))
+    found = {"count": nats(last, *best(1)), "decayed": nats(last, base, smoothing)}
+    return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
+
+
+def _boosted(origins: list[_Origin], seed: int) -> tuple[str, float]:
+    """Fit the regression on all origins; return LightGBM's text, and the nats on the last by one without it."""
+    import lightgbm
+
+    rng = np.random.default_rng(seed)
+    parts = [_rows_of(origin, _ROWS // len(origins), rng) for origin in origins]
+
+    def rows(some: list[_Rows]) -> lightgbm.Dataset:
+        columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
+        return lightgbm.Dataset(columns, pairs, weight=weights, init_score=log_base, params=settings)
+
+    threads = 1 if sum(len(part.pairs) for part in parts) < _FEW else 0
+    settings = _BOOSTER | {"seed": seed, "num_threads": threads}
+    stop = lightgbm.early_stopping(_PATIENCE, verbose=False)
+    tried = lightgbm.train(settings, rows(parts[:-1]), _TREES, [rows(parts[-1:])], callbacks=[stop])
+    last = replace(origins[-1].forecast, model=tried.model_to_string(num_iteration=tried.best_iteration))
+    nats = origins[-1].nats(last.log_popularity(whole=True))
+    return lightgbm.train(settings, rows(parts), max(tried.best_iteration, 1)).model_to_string(), nats
+
+
+class _Rows(NamedTuple):
+    """Rows of the regression: columns, float32 [R, F], pairs, weights, and log of the pairs that the base expects."""
+
+    columns: Float32
+    pairs: Int64
+    weights: Float64
+    log_base: Float64
+
+
+def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
+    """Return the rows of one origin: half of the most for the most frequent labels, half for a sample of the others."""
+    forecast = origin.forecast
+    log_base_L = forecast.log_base - np.logaddexp.reduce(forecast.log_base[origin.there])
+    rows_R = np.flatnonzero(origin.there)
+    weights_R = np.ones(len(rows_R))
+    if len(rows_R) > most:
+        rows_R = rows_R[np.argsort(-log_base_L[rows_R], kind="stable")]
+        rest, drawn = len(rows_R) - most // 2, most - most // 2
+        sample = most // 2 + rng.choice(rest, drawn, replace=False)
+        rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
+        weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, rest / drawn)])
+    pairs = np.log(max(int(origin.pairs_L[origin.there].sum()), 1))
+    return _Rows(forecast.columns()[rows_R], origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)
