@@ -27,7 +27,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.data.times import UNITS, in_words
+from longtail.trainer.data.times import in_words
 from longtail.trainer.drafting.columns import (
     KINDS,
     TIME_WORDS,
@@ -40,12 +40,15 @@ from longtail.trainer.drafting.columns import (
     times_in,
     words_of,
 )  # fmt: skip
-from longtail.trainer.drafting.events import draft_events, draft_ratings, half_life_of
+from longtail.trainer.drafting.events import draft_events, draft_ratings
 from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.prior import fit_forecast
 
 _WIDTH = 64
 """Width of embeddings and of the model."""
 _SECONDS_A_DAY = 86_400
+_LEAST_PAIRS, _LEAST_GAIN, _MORE = 1000, 0.02, 0.01
+"""Pairs from which on a prior is measured; nats that one gains above counts, and a forecast above decayed counts."""
 _MANY, _BAD = 0.05, 0.05
 """Shares of repeated pairs from which on they are dropped, and of bad rows that `fit` leaves out by default."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
@@ -116,13 +119,17 @@ def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = 
         return table.arrow([*table.kinds])
 
 
-def _read(data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles) -> Dataset:
-    """Read the data by the lines drafted so far, with any share of bad rows."""
+def _read(
+    data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles, prior: Mapping[str, Any], labels: Sequence[Any]
+) -> tuple[Recipe, Dataset]:
+    """Read the data by the lines drafted so far, with any share of bad rows, and what a prior reads of labels."""
     settings = tomllib.loads(_joined(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
     settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
-    label = {"features": [{"name": roles.label_id, "kind": "id"}]}
-    return read_dataset(Recipe.model_validate({"name": "draft", "data": settings, "query": query, "label": label}))
+    label = {"features": [{"name": roles.label_id, "kind": "id"}, *labels]}
+    sections = {"name": "draft", "data": settings, "query": query, "label": label, "prior": prior}
+    recipe = Recipe.model_validate(sections)
+    return recipe, read_dataset(recipe)
 
 
 def _recipe(
@@ -137,15 +144,23 @@ def _recipe(
         data.append(f"{key} = {_toml(relative if len(relative) > 1 else relative[0])}")
     held_out = 0.05 if len(log) >= 500_000 and roles.timestamp else 0.1
     data += _data(log, choices, roles, held_out)
-    dataset, taken = _read(data, paths, roles), {"history", roles.query_id, roles.label_id}
+    taken = {"history", roles.query_id, roles.label_id}
+    looks = {key: [look_at(name, table[name]) for name in table.column_names] for key, table in tables.items()}
+    of_queries, left_out = _features(looks.get("queries", []), roles.query_id, taken)
+    of_labels, no_label = _features(looks.get("labels", []), roles.label_id, taken)
+    read = [
+        {"name": name, "kind": KINDS[look.holds], "column": look.name}
+        for name, look in of_labels
+        if KINDS[look.holds] in ("id", "number")
+    ]
+    since = next((look.name for look in looks.get("labels", []) if look.holds == "date" and _begins(look.name)), None)
+    asked: dict[str, Any] = {"kind": "forecast", "features": [each["name"] for each in read], "since": since}
+    draft, dataset = _read(data, paths, roles, asked if roles.timestamp else {}, read)
     report, queries, labels = dataset.report, len(dataset.query_ids), len(dataset.label_ids)
     kept_Q = np.bincount(np.concatenate([each.queries for each in (dataset.train, dataset.valid, dataset.test)]))
     median, pairs = np.median(kept_Q[kept_Q > 0]), int(kept_Q.sum())
     repeats = report.repeats / (pairs + report.repeats)
     drop = repeats > _MANY
-    looks = {key: [look_at(name, table[name]) for name in table.column_names] for key, table in tables.items()}
-    of_queries, left_out = _features(looks.get("queries", []), roles.query_id, taken)
-    of_labels, no_label = _features(looks.get("labels", []), roles.label_id, taken)
     described = bool(of_labels)
     bad = f"{report.dropped / report.read:.0%} of the rows are bad: mend them, or allow as many by max_bad_rows"
     unlisted = [
@@ -216,6 +231,7 @@ dim = {_WIDTH}
 sampler = "in_batch"
 weight = "unit"
 
+{_joined(draft_prior(draft, dataset))}
 [optimizer]
 embedding_learning_rate = {0.002 if described else 0.01}
 dense_learning_rate = 0.001
@@ -242,16 +258,18 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
     """Draft ids, split, weights and bad rows."""
     guesses = dict.fromkeys(roles.guessed, "  # a guess, by the number of its values")
     lines = [f"{role} = {_toml(getattr(roles, role))}{guesses.get(role, '')}" for role in ("query_id", "label_id")]
-    half_life = None
     if roles.timestamp is None:
         odd = [name for name in log.column_names if words_of(name) & TIME_WORDS]
         hint = f" {', '.join(odd)}: expected numbers, dates or ISO 8601 text in most rows." if odd else ""
         lines += [f"# No column of times was found, so pairs are held out by chance.{hint}",
                   f'split = {{ strategy = "random", valid = {held_out}, test = {held_out} }}']  # fmt: skip
     else:
-        split, half_life = _split(log, roles, roles.timestamp, held_out)
-        lines += split
-    lines += _events(log, choices, roles, half_life)
+        lines += _split(log, roles.timestamp, held_out)
+    if roles.event is not None:
+        columns = [log[roles.event], *([] if choices is None else [choices[EVENT]])]
+        types = pa.chunked_array([chunk for each in columns for chunk in each.cast(pa.string()).chunks])
+        of_types, weights = draft_events(roles.event, types)
+        lines += [*of_types, f"events = {_toml({'column': roles.event, 'weights': weights})}"]
     if choices is not None:
         lines += [f"# {len(choices):,} choices in a service weigh 1 / the chance of being shown there, other rows 1.",
                   f"weight = {_toml(WEIGHT)}"]  # fmt: skip
@@ -279,55 +297,59 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
         shown += [look.name] if few and look.name not in titles else []
     lines = [f"display = {_toml(shown[:_MOST_SHOWN])}  # in answers, and what requests filter by"] if shown else []
     for look in looks:
-        words = " ".join(spelled(look.name))
-        if not _SINCE.search(words) or _UNTIL.search(words):
+        if not _begins(look.name):
             continue
         if look.holds == "date" or ((times := times_in(table[look.name])) is not None and times.unit is not None):
             lines.append(f"# By its name, {look.name} in {where} is since when a label is there.")
     return lines
 
 
-def _split(
-    log: pa.Table, roles: Roles, timestamp: str, held_out: float
-) -> tuple[list[str], tuple[float, float] | None]:
-    """Draft the split by time, and compute how fast popularity passes; None where times are no dates."""
+def _begins(name: str) -> bool:
+    """Tell from the name of a date whether a label is there since then."""
+    words = " ".join(spelled(name))
+    return bool(_SINCE.search(words)) and not _UNTIL.search(words)
+
+
+def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
+    """Draft the split by time."""
     times = times_in(log[timestamp])
     if times is None:
-        return [f"timestamp = {_toml(timestamp)}"], None  # which reading refuses
+        return [f"timestamp = {_toml(timestamp)}"]  # which reading refuses
     times_N, good_N, unit = times
     first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
-    lines = [
+    return [
         f"timestamp = {_toml(timestamp)}  # {first} to {last}{bad}",
         "# The latest pairs are held out: a model is asked about days that it has not seen.",
         f'split = {{ strategy = "temporal", valid = {held_out}, test = {held_out} }}',
     ]
-    if unit is None:
-        return lines, None
-    known_N = np.asarray(pc.is_valid(log[roles.label_id])) & good_N
-    labels_N = log[roles.label_id].filter(known_N).combine_chunks().dictionary_encode().indices.to_numpy()
-    return lines, half_life_of(labels_N, times_N[known_N] / (UNITS[unit] * _SECONDS_A_DAY))
 
 
-def _events(
-    log: pa.Table, choices: pa.Table | None, roles: Roles, half_life: tuple[float, float] | None
-) -> list[str]:  # fmt: skip
-    lines: list[str] = []
-    events: dict[str, Any] = {}
-    if roles.event is not None:
-        columns = [log[roles.event], *([] if choices is None else [choices[EVENT]])]
-        types = pa.chunked_array([chunk for each in columns for chunk in each.cast(pa.string()).chunks])
-        lines, weights = draft_events(roles.event, types)
-        events |= {"column": roles.event, "weights": weights}
-    if half_life is not None:
-        days, gain = half_life
-        span = f"{days:.0f}d" if days >= 2 else f"{max(24 * days, 1):.0f}h"
-        lines += [
-            f"# What is wanted passes: popularity by events that weigh half after {span} predicts later ones",
-            f"# {gain:.2f} nats better than by all alike. A longer one forgets less of what people like.",
-        ]
-        events["half_life"] = span
-    return [*lines, f"events = {_toml(events)}"] if events else lines
+def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
+    """Draft the kind of prior that foretells the latest training pairs best, with the reason; nothing without times."""
+    known = dataset.train.followed_by(dataset.valid)
+    if recipe.prior.kind == "count" or dataset.report.unit is None or len(known) < _LEAST_PAIRS:
+        return []
+    try:
+        settings = fit_forecast(recipe, dataset, known).settings
+    except DataError as error:
+        return [f"# The popularity that training saw is served: {error}", ""]
+    nats, days = settings.nats, settings.horizon / _SECONDS_A_DAY
+    life = settings.half_lives[settings.base] / _SECONDS_A_DAY
+    decayed, forecast = nats["decayed"] - nats["count"], nats["forecast"] - nats["count"]
+    kind = "count" if max(decayed, forecast) < _LEAST_GAIN else "decayed" if forecast - decayed < _MORE else "forecast"
+    lines = [
+        f"# Of the last {days:.3g} days before test, a forecast of popularity makes pairs {forecast:+.2f} nats likelier than",
+        f"# all earlier pairs alike, pairs that weigh half after {life:.3g} days {decayed:+.2f}.",
+    ]
+    if kind == "count":
+        return [*lines, "# So popularity does not pass, and that of training is served.", ""]
+    lines += ["[prior]", f'kind = "{kind}"  # what `popularity` of a request multiplies']
+    if recipe.prior.since:
+        lines.append(f"since = {_toml(recipe.prior.since)}  # by its name, since when a label is there")
+    if kind == "forecast" and recipe.prior.features:
+        lines.append(f"features = {_toml(recipe.prior.features)}")
+    return [*lines, ""]
 
 
 def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
