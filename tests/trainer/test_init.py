@@ -17,11 +17,11 @@ from longtail.bundle.display import DisplayColumns
 from longtail.bundle.filterable import check_filterable
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.trainer.check import check
-from longtail.trainer.config import load_recipe
+from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.ids import lookalikes
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.drafting.columns import look_at
-from longtail.trainer.drafting.events import half_life_of, rejects
+from longtail.trainer.drafting.events import rejects
 from longtail.trainer.drafting.recipe import draft_recipe
 from longtail.trainer.errors import DataError, RecipeError
 from tests.trainer import tiny
@@ -472,55 +472,30 @@ def times_of_a_log(rows: int = 8_000, days: int = 80) -> tuple[np.ndarray, np.nd
     return np.sort(rng.uniform(0, days, rows)), rng.integers(0, 10, rows)
 
 
-def test_the_half_life_is_the_longest_with_half_of_the_best_gain() -> None:
-    days_N, noise_N = times_of_a_log()
-    labels_N = (10 * (days_N // 10) + noise_N).astype(np.int32)  # other ten labels every ten days
-    found = half_life_of(labels_N, days_N)
-
-    past, wanted = labels_N[:6400], labels_N[6400:7200]
-    span = days_N[6399] - days_N[0]
-
-    def popularity(life: float) -> np.ndarray:
-        weights = 0.5 ** ((days_N[6399] - days_N[:6400]) / life)
-        counts = np.array([weights[past == label].sum() for label in range(80)])
-        return (6400 * counts / counts.sum() + 1) / 6480
-
-    gains = {}
-    for halvings in np.arange(0, 8, 0.5):
-        mixed = [(1 - part) * popularity(span / 2**halvings) + part * popularity(np.inf) for part in (0, 0.2, 0.5)]
-        gains[span / 2**halvings] = max(np.log(p[wanted] / popularity(np.inf)[wanted]).mean() for p in mixed)
-    enough = [life for life, gain in gains.items() if gain >= max(gains.values()) / 2]
-    assert found is not None
-    assert found[0] == pytest.approx(max(enough))
-    assert found[1] == pytest.approx(gains[max(enough)])
-    assert max(enough) < max(gains) / 2
-    assert half_life_of(labels_N[::-1], days_N[::-1]) == pytest.approx(found)
-
-
-def test_what_does_not_pass_has_no_half_life() -> None:
-    days_N, noise_N = times_of_a_log()
-    assert half_life_of(noise_N.astype(np.int32), days_N) is None
-    assert half_life_of(noise_N.astype(np.int32), np.zeros(len(days_N))) is None
-    assert half_life_of(noise_N[:3].astype(np.int32), days_N[:3]) is None
-
-
-@pytest.mark.parametrize(("days", "event"), [(80, None), (80, "kind"), (4, None)])
-def test_a_drifting_log_s_pairs_fade(tmp_path: Path, days: int, event: str | None) -> None:
-    days_N, noise_N = times_of_a_log(days=days)
-    columns = {
-        "user_id": noise_N * 7 % 200,
-        "item_id": [f"p{label}" for label in 10 * (days_N * 8 // days) + noise_N],
+def drafted(tmp_path: Path, labels_N: np.ndarray, days_N: np.ndarray) -> tuple[Recipe, str]:
+    """A recipe drafted from a log of these labels, by the users in turn."""
+    rows = {
+        "user_id": np.arange(len(labels_N)) * 7 % 400,
+        "item_id": [f"p{label}" for label in labels_N],
         "at": [START + datetime.timedelta(days=float(day)) for day in days_N],
-        **({} if event is None else {event: ["view", "buy"] * (len(days_N) // 2)}),
     }
-    pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-    draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml", event=event)
-    found = half_life_of((10 * (days_N * 8 // days) + noise_N).astype(np.int32), days_N)
-    events = load_recipe(tmp_path / "r.toml").data.events
-    assert found is not None
-    assert events is not None
-    assert events.half_life == (f"{24 * found[0]:.0f}h" if days == 4 else f"{found[0]:.0f}d")
-    assert events.column == event
-    assert "predicts later ones" in (tmp_path / "r.toml").read_text()
-    report = check(load_recipe(tmp_path / "r.toml"))
-    assert report is not None
+    pq.write_table(pa.table(rows), tmp_path / "log.parquet")
+    draft_recipe(tmp_path / "log.parquet", tmp_path / "r.toml")
+    return load_recipe(tmp_path / "r.toml"), (tmp_path / "r.toml").read_text()
+
+
+def test_a_log_whose_labels_come_and_go_gets_a_prior(tmp_path: Path) -> None:
+    days_N, noise_N = times_of_a_log()
+    recipe, text = drafted(tmp_path, 10 * (days_N // 10).astype(int) + noise_N, days_N)
+
+    assert recipe.prior.kind in ("decayed", "forecast")
+    assert re.search(r"than by all earlier pairs alike, \+[12]\.\d\d by pairs that weigh half after [\d.]+ days", text)
+    assert check(recipe) is not None
+
+
+def test_a_log_that_stays_the_same_keeps_the_prior_of_training(tmp_path: Path) -> None:
+    days_N, noise_N = times_of_a_log()
+    recipe, text = drafted(tmp_path, noise_N, days_N)
+
+    assert recipe.prior.kind == "count"
+    assert "So popularity does not pass, and that of training is served." in text

@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -183,15 +182,6 @@ def test_event_types_weigh_and_those_of_weight_0_are_left_out(tmp_path: Path) ->
     assert dataset.report.unweighted == 1
 
 
-def test_weights_halve_with_age_and_multiply(tmp_path: Path) -> None:
-    path = events(tmp_path, "view", "buy", "view", "cart")
-
-    dataset = load(path, timestamp="when", events=EVENTS | {"half_life": "2d"})
-
-    np.testing.assert_allclose(dataset.train.weights, [2**-1.5, 10 / 2, 2**-0.5, 3])
-    assert load(path, timestamp="when", events={"half_life": "1d"}).train.weights.tolist() == [0.125, 0.25, 0.5, 1]
-
-
 def test_an_event_type_without_a_weight_is_a_bad_row(tmp_path: Path) -> None:
     path = events(tmp_path, "view", "wish", "share", "wish", None, "buy")
 
@@ -216,11 +206,10 @@ def test_rows_since_a_time(tmp_path: Path, since: str, kept: str) -> None:
 
 REFUSED = {
     "no span": ({"timestamp": "when", "since": "soon"}, "expected a span such as '30d' or a time"),
-    "no time": ({"since": "30d"}, "expected data.timestamp with them, received none"),
-    "no half-life": ({"timestamp": "when", "events": {"half_life": "0d"}}, "expected a span such as '90m'"),
-    "weights of nothing": ({"events": {"weights": {"view": 1}}}, "expected column and weights together"),
+    "no time": ({"since": "30d"}, "expected data.timestamp with it, received none"),
+    "weights of nothing": ({"events": {"weights": {"view": 1}}}, "events.column"),
+    "no weights": ({"events": {"column": "e", "weights": {}}}, "events.weights"),
     "only zeros": ({"events": {"column": "e", "weights": {"view": 0}}}, "expected some weight > 0"),
-    "nothing": ({"events": {}}, "expected column and weights, or half_life, received neither"),
 }
 
 
@@ -230,12 +219,11 @@ def test_what_a_recipe_cannot_say(changes: dict[str, Any], message: str) -> None
         DataConfig.model_validate({"train": "a.parquet"} | changes)
 
 
-@pytest.mark.parametrize("settings", [{"since": "30d"}, {"events": {"half_life": "30d"}}])
-def test_spans_need_times_that_are_times(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_spans_need_times_that_are_times(tmp_path: Path) -> None:
     path = parquet(tmp_path, user=["a", "b"], item=[1, 1], when=[1, 2])
 
     with pytest.raises(DataError, match=r"expected data.timestamp as dates, or as seconds, .* found other numbers in"):
-        load(path, timestamp="when", **settings)
+        load(path, timestamp="when", since="30d")
 
 
 def test_frequencies_count_weighted_pairs_and_counts_count_pairs(tmp_path: Path) -> None:

@@ -76,23 +76,17 @@ Since = Annotated[datetime | str, PlainValidator(_since)]
 
 
 class EventsConfig(Section):
-    """What interactions of different types and ages weigh: pairs' weights, as `data.weight` gives them by a column."""
+    """What interactions of different types weigh: pairs' weights, as `data.weight` gives them by a column."""
 
-    column: str | None = None
+    column: str
     """Column of the event's type."""
-    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(default_factory=dict)
+    weights: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
     """Weight by type, such as `{ view = 1, cart = 3, purchase = 10 }`; 0 leaves a type's rows out, from every split.
     A type that is not listed is a bad row (`data.on_bad_row`)."""
-    half_life: Span | None = None
-    """Time in which a weight halves, counted back from the newest row, such as `30d`."""
 
     def _problems(self) -> Iterator[str]:
-        if (self.column is None) != (not self.weights):
-            yield f"events: expected column and weights together, received {self.column!r} and {self.weights}"
-        if self.weights and not any(self.weights.values()):
+        if not any(self.weights.values()):
             yield f"events.weights: expected some weight > 0, received {self.weights}"
-        if self.column is None and self.half_life is None:
-            yield "events: expected column and weights, or half_life, received neither"
 
 
 class ObjectiveConfig(Section):

@@ -62,7 +62,7 @@ class DataConfig(Section):
     weighs those that were not as negatives. Ids that are not in the catalogue are left out. Files may lack
     `impressions`, the column of exports of feedback."""
     events: EventsConfig | None = None
-    """Weights by event type and age, times `weight` if there is one."""
+    """Weights by event type, times `weight` if there is one."""
     since: Since | None = None
     """Only interactions from a time on, such as `2026-01-31`, or from a span before the newest one, such as `30d`."""
     on_bad_row: Literal["error", "drop"] = "error"
@@ -105,8 +105,8 @@ class DataConfig(Section):
         return self.timestamp is not None or (self.split is not None and self.split.strategy in by_file)
 
     def _problems(self) -> Iterator[str]:
-        if self.timestamp is None and (self.since is not None or (self.events and self.events.half_life)):
-            yield "since and events.half_life: expected data.timestamp with them, received none"
+        if self.timestamp is None and self.since is not None:
+            yield "since: expected data.timestamp with it, received none"
 
 
 class PriorConfig(Section):

@@ -252,7 +252,7 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
         cells["shown"] = log.column("shown")
     contexts = [name for name in log.table.kinds if name.startswith(CONTEXT)]
     cells |= {f"context_{at}": log.column(name) for at, name in enumerate(contexts)}
-    weight = _weight(log, data, errors)
+    weight = _weight(log, data)
     if weight is not None:
         cells["weight"] = weight
     engine.run(
@@ -289,11 +289,11 @@ def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], 
 
 
 def _weights(data: DataConfig) -> dict[str, float]:
-    return data.events.weights if data.events and data.events.column else {}
+    return data.events.weights if data.events else {}
 
 
-def _weight(log: Log, data: DataConfig, errors: list[str]) -> str | None:
-    """Return what a row weighs by its column, its event type and its age; None where all weigh alike."""
+def _weight(log: Log, data: DataConfig) -> str | None:
+    """Return what a row weighs by its column and its event type; None where all weigh alike."""
     factors = []
     if log.has("weight"):
         given = log.column("weight")
@@ -301,16 +301,6 @@ def _weight(log: Log, data: DataConfig, errors: list[str]) -> str | None:
     if weights := _weights(data):
         of_types, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
         factors.append(f"list_extract([{of_types}], list_position([{types}], {log.column('event')}))")
-    if data.events and data.events.half_life and log.clock is not None:
-        if log.clock.unit is None or log.clock.newest is None:
-            first = next(iter(log.parts.values())).opened.file.name
-            errors.append(
-                "data.events.half_life: expected data.timestamp as dates, or as seconds, milliseconds, microseconds "
-                f"or nanoseconds since 1970, found other numbers in {first}"
-            )
-        else:
-            half = double(seconds_of(data.events.half_life) * UNITS[log.clock.unit])
-            factors.append(f"pow(2, -greatest({double(log.clock.newest)} - {log.time}, 0) / {half})")
     return f"({' * '.join(f'({factor})' for factor in factors)})::DOUBLE" if factors else None
 
 

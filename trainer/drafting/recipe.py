@@ -339,8 +339,8 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
     decayed, forecast = nats["decayed"] - nats["count"], nats["forecast"] - nats["count"]
     kind = "count" if max(decayed, forecast) < _LEAST_GAIN else "decayed" if forecast - decayed < _MORE else "forecast"
     lines = [
-        f"# Of the last {days:.3g} days before test, a forecast of popularity makes pairs {forecast:+.2f} nats likelier than",
-        f"# all earlier pairs alike, pairs that weigh half after {life:.3g} days {decayed:+.2f}.",
+        f"# In the last {days:.3g} days before test, pairs are {forecast:+.2f} nats likelier by a forecast of",
+        f"# popularity than by all earlier pairs alike, {decayed:+.2f} by pairs that weigh half after {life:.3g} days.",
     ]
     if kind == "count":
         return [*lines, "# So popularity does not pass, and that of training is served.", ""]

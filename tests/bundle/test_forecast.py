@@ -1,0 +1,140 @@
+"""Sums that halve with time, π* of labels with and without pairs, and the file that holds them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import Augmentation, BundleCorruptError
+from longtail.bundle.forecast import Forecast, ForecastSettings, once_each
+
+DAY = 86_400.0
+LABELS, LIVES = 50, [8 * DAY, 2 * DAY]
+RNG = np.random.default_rng(4)
+PAIRS = RNG.integers(0, LABELS - 2, 500)  # the last two labels have none
+TIMES = np.sort(RNG.uniform(0, 20 * DAY, 500))
+ABOUT = pa.table({"kind": pa.array(["a", "b"] * 25).dictionary_encode(), "price": np.linspace(1, 2, LABELS)})
+
+
+def forecast(dates: np.ndarray | None = None, **settings: object) -> Forecast:
+    """An empty forecast at day 0."""
+    given = {"kind": "decayed", "half_lives": LIVES, "base": 1, "smoothing": 0.1, "horizon": 2 * DAY, "begin": 0.0}
+    given |= {"until": 0.0, "attributes": ["kind"], "numbers": ["price"]}
+    about = ABOUT if dates is None else ABOUT.append_column("since", pa.array(dates))
+    made = ForecastSettings.model_validate(given | settings)
+    return Forecast(made, np.zeros((LABELS, len(LIVES))), np.full(LABELS, np.inf), about)
+
+
+def test_sums_halve_with_time_and_take_later_pairs() -> None:
+    at_once = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    early = TIMES < 7 * DAY
+    in_two = forecast().counted(PAIRS[early], TIMES[early], 7 * DAY).counted(PAIRS[~early], TIMES[~early], 20 * DAY)
+
+    expected = [
+        [np.sum(0.5 ** ((20 * DAY - TIMES[label == PAIRS]) / life)) for life in LIVES] for label in range(LABELS)
+    ]
+    np.testing.assert_allclose(at_once.sums, expected)
+    np.testing.assert_allclose(in_two.sums, expected)
+    np.testing.assert_array_equal(in_two.first, at_once.first)
+    assert at_once.first[PAIRS[0]] == TIMES[0]
+    assert np.isinf(at_once.first[-2:]).all()
+
+
+def test_decayed_popularity_is_the_smoothed_sum() -> None:
+    found = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    smoothed = found.sums[:, 1] + 0.1 * found.sums[:, 1].mean()
+
+    np.testing.assert_allclose(found.log_popularity(), np.log(smoothed / smoothed.sum()), atol=1e-9)
+    np.testing.assert_allclose(np.logaddexp.reduce(found.log_popularity()), 0, atol=1e-9)
+
+
+def test_a_label_whose_date_lies_ahead_has_nothing_until_then() -> None:
+    since = np.where(np.arange(LABELS) < 48, np.nan, [21 * DAY] * LABELS)
+    since[49] = 30 * DAY
+    found = forecast(since, since="since").counted(PAIRS, TIMES, 20 * DAY)
+
+    now, horizon = np.exp(found.log_popularity()), np.exp(found.log_popularity(whole=True))
+    assert now[48:].max() < 1e-12
+    assert horizon[48] > 1e-5  # it is there on day 21, and the horizon ends on day 22
+    assert horizon[49] < 1e-12
+    later = np.exp(found.counted(np.empty(0, int), np.empty(0), 21 * DAY).log_popularity())
+    assert later[48] > 1e-5
+    assert later[49] < 1e-12
+
+
+def test_a_new_label_has_what_one_without_pairs_has() -> None:
+    found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    new = found.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], now=20 * DAY)
+
+    np.testing.assert_allclose(new[:2], found.log_popularity()[-1])
+    assert new[2] < np.log(1e-12)
+
+
+@pytest.fixture(scope="module")
+def boosted() -> Forecast:
+    """A forecast whose regression was fitted to labels of kind a, wanted twice as much as those of kind b."""
+    import lightgbm
+
+    found = forecast().counted(PAIRS, TIMES, 20 * DAY)
+    columns = np.repeat(found.columns(), 40, axis=0)
+    wanted = np.tile(np.arange(LABELS).repeat(40) % 2 == 0, 1) + 1
+    data = lightgbm.Dataset(columns, wanted, params={"verbose": -1})
+    settings = {"objective": "poisson", "num_threads": 1, "verbose": -1, "min_data_in_leaf": 1}
+    return replace(found, model=lightgbm.train(settings, data, 30).model_to_string())
+
+
+def test_a_new_label_is_foretold_by_its_attributes(boosted: Forecast) -> None:
+    given = [{"kind": kind, "price": 1.5} for kind in ("a", "b")]
+    of_new = boosted.log_popularity_of_new(given, now=20 * DAY)
+
+    twin = replace(boosted, about=ABOUT.set_column(1, "price", pa.array([1.5] * LABELS)))
+    np.testing.assert_allclose(of_new - of_new[0], twin._log_rates[-2:] - twin._log_rates[-2], atol=1e-6)
+    assert np.isfinite(boosted.log_popularity_of_new([{"kind": "unknown", "price": None}, {}], now=0.0)).all()
+    assert len(boosted.log_popularity_of_new([], now=0.0)) == 0
+
+
+def test_what_is_written_is_read(boosted: Forecast, tmp_path: Path) -> None:
+    boosted.write(tmp_path / "forecast.arrow")
+    read = Forecast.read(tmp_path / "forecast.arrow")
+
+    assert read.settings == boosted.settings
+    np.testing.assert_array_equal(read.log_popularity(), boosted.log_popularity())
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pa.ipc.new_file(tmp_path / "forecast.arrow", ABOUT.schema) as file:
+        file.write_table(ABOUT.combine_chunks())
+    with pytest.raises(BundleCorruptError, match="expected sums and settings of a forecast"):
+        Forecast.read(tmp_path / "forecast.arrow")
+
+
+def test_a_query_counts_once_for_a_label_in_a_span() -> None:
+    queries, labels = np.array([7] * 1000 + [8]), np.array([3] * 1000 + [3])
+    rows = once_each(queries, labels, np.full(1001, 5.0), span=10.0)
+
+    assert len(rows) == 2
+    assert len(once_each(queries, labels, np.arange(1001.0), span=10.0)) == 101
+
+
+def test_lists_at_theory_s_setting_are_those_of_the_shifted_law() -> None:
+    """p*(y|x) ∝ p(y|x)·π*_y(t)/π_y: f = log p(y|x) − log π_y of a model, served at λ = 0, μ = 1, has its order."""
+    taste = RNG.normal(size=(20, LABELS))
+    log_pi = np.log(RNG.dirichlet(np.ones(LABELS)))
+    joint = np.exp(taste + log_pi)
+    conditional = joint / joint.sum(axis=1, keepdims=True)
+    embeddings = (np.log(conditional) - log_pi).T.astype(np.float32)  # u = e_x, v = f(x, ·)
+    for day in (3.0, 9.0):
+        shifted = np.log(RNG.dirichlet(np.exp(np.sin(np.arange(LABELS) + day))))
+        law = conditional * np.exp(shifted - log_pi)
+        law /= law.sum(axis=1, keepdims=True)
+        augmentation = Augmentation.fitted(1.0, embeddings, log_pi.astype(np.float32), None, shifted.astype(np.float32))
+        rows = augmentation.rows(embeddings, log_pi.astype(np.float32), None, shifted.astype(np.float32))
+        scores = augmentation.queries(np.eye(20, dtype=np.float32), 0.0, 1.0) @ rows.T
+
+        assert (np.argsort(-scores, axis=1) == np.argsort(-law, axis=1)).all()
+        spread = scores - np.log(law)
+        np.testing.assert_allclose(spread, spread[:, :1].repeat(LABELS, axis=1), atol=2e-5)

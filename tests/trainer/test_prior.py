@@ -1,0 +1,155 @@
+"""Priors of the next period: what is fitted, what is refused, and what `fit` serves."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pydantic import ValidationError
+
+from longtail.bundle import Bundle
+from longtail.trainer import evaluate, fit
+from longtail.trainer.config import Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.errors import DataError
+from longtail.trainer.job import before_test
+from longtail.trainer.prior import fit_forecast
+
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+ITEMS, DAYS = 120, 60
+
+
+def log_of(folder: Path, rows: int = 12_000) -> Path:
+    """Write a log in which every item has its week, and a table with category, price and first day of the items."""
+    rng = np.random.default_rng(5)
+    peak, days = rng.uniform(0, DAYS, ITEMS), np.sort(rng.uniform(0, DAYS, rows))
+    items = [rng.choice(ITEMS, p=_shares(peak, day)) for day in days]
+    at = [START + datetime.timedelta(days=float(day)) for day in days]
+    log = {
+        "user": [f"u{user}" for user in rng.integers(0, 400, rows)],
+        "item": [f"i{item}" for item in items],
+        "at": at,
+    }
+    pq.write_table(pa.table(log), folder / "log.parquet")
+    about = {
+        "item": [f"i{item}" for item in range(ITEMS)], "category": [f"c{int(day // 10)}" for day in peak],
+        "price": peak, "listed": [START + datetime.timedelta(days=float(day) - 20) for day in peak],
+    }  # fmt: skip
+    pq.write_table(pa.table(about), folder / "items.parquet")
+    return folder
+
+
+def _shares(peak: np.ndarray, day: float) -> np.ndarray:
+    weights = np.exp(-np.abs(day - peak) / 4)
+    return weights / weights.sum()
+
+
+def recipe(folder: Path, prior: dict[str, Any], **sections: Any) -> Recipe:
+    """A small recipe over the log."""
+    return Recipe.model_validate({
+        "name": "weeks",
+        "data": {
+            "train": str(folder / "log.parquet"), "labels": str(folder / "items.parquet"), "query_id": "user",
+            "label_id": "item", "timestamp": "at", "split": {"strategy": "temporal"},
+        },
+        "query": {"features": [{"name": "user", "kind": "id", "dim": 8}]},
+        "label": {"features": [
+            {"name": "item", "kind": "id", "dim": 8}, {"name": "category", "kind": "id", "dim": 8},
+            {"name": "price", "kind": "number"},
+        ], "combine": "concat"},
+        "model": {"dim": 8}, "loss": {"sampler": "in_batch", "weight": "unit"}, "prior": prior,
+        "training": {"epochs": 1, "batch_size": 256},
+        "evaluation": {"ks": [10], "metric": "recall@10", "baselines": []},
+    } | sections)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return log_of(tmp_path_factory.mktemp("weeks"))
+
+
+FORECAST = {"kind": "forecast", "features": ["category", "price"], "since": "listed"}
+
+
+def test_a_forecast_is_likelier_than_decayed_counts_and_these_than_all_alike(folder: Path) -> None:
+    of = recipe(folder, FORECAST)
+    dataset = read_dataset(of)
+    found = fit_forecast(of, dataset, before_test(dataset))
+
+    nats = found.settings.nats
+    assert nats["forecast"] > nats["decayed"] + 0.02 > nats["count"] + 0.5
+    # The period after it, which nothing was fitted to, says so too.
+    wanted = np.bincount(dataset.test.labels, minlength=ITEMS)
+    counts = np.bincount(before_test(dataset).labels, minlength=ITEMS) + 0.5
+    gain = wanted @ (found.log_popularity(whole=True) - np.log(counts / counts.sum())) / wanted.sum()
+    assert gain > 0.5
+    assert found.settings.horizon == pytest.approx(np.ptp(dataset.valid.times) / 1e6, rel=1e-3)
+    assert fit_forecast(of, dataset, before_test(dataset)).model == found.model
+
+
+def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
+    of = recipe(folder, {"kind": "decayed"})
+    dataset = read_dataset(of)
+    known = before_test(dataset)
+    last = int(np.argmax(known.times))
+    burst = known.take(np.r_[np.arange(len(known)), np.repeat(last, 1000)])
+
+    alone, with_burst = (fit_forecast(of, dataset, pairs).log_popularity() for pairs in (known, burst))
+    np.testing.assert_allclose(with_burst, alone)
+
+
+def data_of(recipe: Recipe) -> tuple[Dataset, Pairs]:
+    """The data set, and the pairs of training."""
+    dataset = read_dataset(recipe)
+    return dataset, dataset.train
+
+
+REFUSED = {
+    "no times": ({"kind": "forecast"}, {"timestamp": None}, "expected data.timestamp with 'forecast'"),
+    "no such feature": ({"kind": "forecast", "features": ["brand"]}, {}, r"kinds id and number, received \['brand'\]"),
+    "features of a count": ({"features": ["price"]}, {}, "features: expected none with kind = 'count'"),
+    "horizon of a count": ({"horizon": "7d"}, {}, "horizon and since: expected none with kind = 'count'"),
+}
+
+
+@pytest.mark.parametrize(("prior", "data", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_recipe_cannot_say(folder: Path, prior: dict[str, Any], data: dict[str, Any], message: str) -> None:
+    given = recipe(folder, {}).model_dump(by_alias=True, exclude_unset=True)
+    if data:
+        given["data"] |= data | {"split": {"strategy": "random"}}
+    with pytest.raises(ValidationError, match=message):
+        Recipe.model_validate(given | {"prior": prior})
+
+
+@pytest.mark.parametrize(
+    ("prior", "message"),
+    [({"kind": "decayed", "horizon": "50d"}, "expected less than ¾ of the log"),
+     ({"kind": "forecast", "since": "born"}, "expected a column 'born'")],
+)  # fmt: skip
+def test_what_the_data_cannot_give(folder: Path, prior: dict[str, Any], message: str) -> None:
+    of = recipe(folder, prior)
+    with pytest.raises(DataError, match=message):
+        fit_forecast(of, *data_of(of))
+
+
+def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) -> None:
+    of = recipe(folder, FORECAST)
+    bundle = fit(of, tmp_path / "run")
+    count = fit(recipe(folder, {}), tmp_path / "count")
+
+    read = Bundle.load(tmp_path / "run")
+    assert read.forecast is not None
+    assert read.manifest.popularity.default > 0
+    np.testing.assert_allclose(read.labels.log_popularity, read.forecast.log_popularity(), atol=1e-5)
+    dataset = read_dataset(of)
+    assert read.forecast.settings.until == pytest.approx(before_test(dataset).times.max() / 1e6)
+    stored, again = evaluate(bundle), evaluate(bundle, of)
+    assert again.value() == pytest.approx(stored.value(), abs=1e-3)
+    assert stored.value() > 1.3 * evaluate(count).value()
