@@ -18,7 +18,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.errors import DataError
+from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.job import before_test
 from longtail.trainer.prior import fit_forecast
 
@@ -137,6 +137,12 @@ def test_what_the_data_cannot_give(folder: Path, prior: dict[str, Any], message:
     of = recipe(folder, prior)
     with pytest.raises(DataError, match=message):
         fit_forecast(of, *data_of(of))
+
+
+def test_scores_that_hold_popularity_already_take_no_prior(folder: Path, tmp_path: Path) -> None:
+    of = recipe(folder, {"kind": "decayed"}, loss={"sampler": "full", "weight": "unit"})
+    with pytest.raises(RecipeError, match="expected 'count' with the loss softmax · full · unit"):
+        fit(of, tmp_path / "run")
 
 
 def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) -> None:
