@@ -99,18 +99,8 @@ class Rate:
         return float(residuals_U @ residuals_U)
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A figure and the bounds that hold at every look."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def leaves_out_zero(self) -> bool:
-        """Whether the difference is real."""
-        return self.low > 0 or self.high < 0
+Interval = dict[str, Any]
+"""A figure, the bounds that hold at every look, and whether these leave out 0: `value`, `low`, `high`, `real`."""
 
 
 def boundary(variance: float, alpha: float = ALPHA) -> float:
@@ -124,7 +114,7 @@ def rate_interval(rate: Rate, *, highest: float = math.inf) -> Interval | None:
     if value is None:
         return None
     reach = boundary(rate.variance) / rate.trials
-    return Interval(value, max(0.0, value - reach), min(highest, value + reach))
+    return _interval(max(0.0, value - reach), value, min(highest, value + reach))
 
 
 def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> Interval | None:
@@ -140,7 +130,11 @@ def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> In
     variance = arm.variance * of_control**2 + control.variance * of_arm**2
     reach = boundary(variance, alpha) / (arm.trials * of_control)
     value = arm.value - control.value
-    return Interval(value, value - reach, value + reach)
+    return _interval(value - reach, value, value + reach)
+
+
+def _interval(low: float, value: float, high: float) -> Interval:
+    return {"value": value, "low": low, "high": high, "real": low > 0 or high < 0}
 
 
 def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> float:
@@ -209,10 +203,10 @@ def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -
                 "settings": arm.settings,
                 "units": seen[name],
                 **_figures(counts[name]),
-                "hits_per_answer": _json(rate_interval(rates[name])),
+                "hits_per_answer": rate_interval(rates[name]),
                 "difference": None
                 if name == control
-                else _json(difference_interval(rates[name], rates[control], alpha=ALPHA / len(others))),
+                else difference_interval(rates[name], rates[control], alpha=ALPHA / len(others)),
             }
             for name, arm in experiment.arms.items()
         ],
@@ -233,14 +227,8 @@ def _figures(counts: Float64) -> dict[str, Any]:
             name: {"count": count, "share": count / sum(shown) if any(shown) else None}
             for name, count in zip(BUCKET_NAMES, shown, strict=True)
         },
-        "recall": {name: _json(rate_interval(rate, highest=1.0)) for name, rate in recall.items()},
+        "recall": {name: rate_interval(rate, highest=1.0) for name, rate in recall.items()},
     }
-
-
-def _json(interval: Interval | None) -> dict[str, Any] | None:
-    if interval is None:
-        return None
-    return {"value": interval.value, "low": interval.low, "high": interval.high, "real": interval.leaves_out_zero}
 
 
 def _iso(at: float) -> str:
@@ -276,14 +264,14 @@ def _row(arm: Mapping[str, Any]) -> tuple[str, ...]:
         str(arm["units"]),
         str(arm["answers"]),
         *("–" if (share := shown["share"]) is None else f"{share:.1%}" for shown in arm["exposures"].values()),
-        _interval(arm["hits_per_answer"]),
-        _interval(arm["recall"]["all"]),
-        "" if difference is None else _interval(difference, "+"),
+        _bounds(arm["hits_per_answer"]),
+        _bounds(arm["recall"]["all"]),
+        "" if difference is None else _bounds(difference, "+"),
         "" if difference is None else "real" if difference["real"] else "not yet",
     )
 
 
-def _interval(figure: Mapping[str, Any] | None, sign: str = "") -> str:
+def _bounds(figure: Mapping[str, Any] | None, sign: str = "") -> str:
     if figure is None:
         return "–"
     value, low, high = (format(figure[name], f"{sign}.4f") for name in ("value", "low", "high"))

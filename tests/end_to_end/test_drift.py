@@ -1,4 +1,4 @@
-"""Planted drift and planted recall through real servers: what an operator sees of both, and what a restart leaves.
+"""Planted drift through real servers: what an operator sees of it, and what a restart leaves.
 
 The release's default λ is 0, so its baseline is what calibration queries get at λ = 0. Users and calibration queries
 are random vectors alike: traffic at λ = 0 has no drift, traffic at λ = 1 goes to the head.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,6 @@ from tests.serving.process import ServerProcess
 
 LABELS, USERS, K = 300, 200, 20
 QUIET, LOUD, PREVIEWED = 100, 900, 40
-RATES = {"head": 0.6, "torso": 0.4, "tail": 0.2}
-"""Planted: of the labels chosen, how many the answer held."""
 DRIFT_ALERTS = {"LongtailTailShareCollapsed", "LongtailExposureDrift", "LongtailScoreDrift"}
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -71,17 +68,11 @@ def ask(longtail: Client, count: int, *, bias_removal: float | None = None, prev
     return [longtail.retrieve(queries[at : at + 50], preview=preview) for at in range(0, count, 50)]
 
 
-def report_when(longtail: Client, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The report once it says so: it is up to a second old."""
+def look(process: ServerProcess, longtail: Client, queries: int) -> Look:
     deadline = time.monotonic() + 15
-    while not holds(report := longtail.monitoring()):
+    while (report := longtail.monitoring())["windows"]["1h"]["queries"] < queries:  # it is up to a second old
         assert time.monotonic() < deadline, report["windows"]
         time.sleep(0.1)
-    return report
-
-
-def look(process: ServerProcess, longtail: Client, queries: int) -> Look:
-    report = report_when(longtail, lambda report: report["windows"]["1h"]["queries"] >= queries)
     families = text_string_to_metric_families(httpx.get(f"{process.url}/metrics").text)
     samples = [sample for family in families for sample in family.samples]
     return Look(report, {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples})
@@ -211,53 +202,3 @@ def test_figures_survive(looks: dict[str, Look], after: str) -> None:
         assert now["series"][name] == before["series"][name], name
     for name in ("release", "since", "baseline"):
         assert now[name] == before[name], name
-
-
-@dataclass
-class Planted:
-    """Labels chosen at known rates: per bucket how many, and how many of them the answers held."""
-
-    rng: np.random.Generator
-    of_bucket: dict[str, list[str]]
-    counts: dict[str, list[int]]
-
-    def choose(self, answered: dict[str, str]) -> list[str]:
-        """Two labels of every bucket that the answer has two of, each in the answer at the bucket's rate.
-
-        Args:
-            answered: buckets by label id.
-        """
-        chosen: list[str] = []
-        for bucket, rate in RATES.items():
-            inside = [id_ for id_, of in answered.items() if of == bucket]
-            outside = [id_ for id_ in self.of_bucket[bucket] if id_ not in answered]
-            if len(inside) < 2:
-                continue
-            hits = int(self.rng.binomial(2, rate))
-            chosen += [*self.rng.choice(inside, hits, replace=False), *self.rng.choice(outside, 2 - hits, False)]
-            self.counts[bucket][0] += 2
-            self.counts[bucket][1] += hits
-        return [str(id_) for id_ in chosen]
-
-    @property
-    def positives(self) -> int:
-        return sum(positives for positives, _ in self.counts.values())
-
-    def check(self, recall: dict[str, dict[str, Any]]) -> None:
-        for bucket, (positives, hits) in self.counts.items():
-            found = recall[bucket]
-            if bucket == "new":
-                assert (found["positives"], found["value"], positives) == (0, None, 0)
-                continue
-            assert (found["positives"], found["hits"], found["value"]) == (positives, hits, hits / positives), bucket
-            assert found["low"] < RATES[bucket] < found["high"], bucket
-            assert found["high"] - found["low"] < 0.12
-        assert recall["all"]["positives"] == self.positives
-
-
-def planted(releases: Path, seed: int) -> Planted:
-    labels = Releases(releases).open("first").bundle.labels
-    of_bucket: dict[str, list[str]] = {name: [] for name in BUCKET_NAMES}
-    for id_, bucket in zip(labels.ids.to_pylist(), labels.buckets.tolist(), strict=True):
-        of_bucket[BUCKET_NAMES[bucket]].append(id_)
-    return Planted(np.random.default_rng(seed), of_bucket, {name: [0, 0] for name in BUCKET_NAMES})
