@@ -79,6 +79,7 @@ def test_a_second_signal_closes_idle_connections_at_once(releases: Path, tmp_pat
             assert asked(idle) == (200, None)
             process.process.send_signal(signal.SIGTERM)
             until(lambda: httpx.get(f"{process.url}/readyz").status_code == 503, "not to be ready")
+            assert httpx.get(f"{process.url}/v1/release").status_code == 200, "requests are taken all the same"
             # Signals do not queue: let every worker handle the first.
             time.sleep(0.5)
             process.process.send_signal(signal.SIGTERM)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,44 +149,6 @@ def test_answers_equal_the_formula_over_the_bundle_files(service: ServerProcess,
                 check_ranking(result["labels"], ids, scores_L, min(k, len(left)))
 
         holds()
-
-
-def test_a_broken_release_is_refused_and_the_one_before_serves_on(service: ServerProcess, releases: Path) -> None:
-    publish_and_wait(service, releases, "cosine")
-    broken = releases / "broken"
-    shutil.copytree(releases / "dot", broken)
-    embeddings = broken / "bundle" / "embeddings.npy"
-    content = bytearray(embeddings.read_bytes())
-    content[-1] ^= 1
-    embeddings.write_bytes(content)
-    (releases / "CURRENT").write_text('{"current": "broken"}')
-    none = "longtail_release_load_failures_total 0.0"
-    until(lambda: none not in httpx.get(f"{service.url}/metrics").text, "the release to be refused")
-    answer = httpx.post(f"{service.url}/v1/retrieve", json={"queries": [QUERY]})
-    assert (answer.status_code, answer.json()["release"]) == (200, "cosine")
-    assert httpx.get(f"{service.url}/readyz").status_code == 200
-    (releases / "CURRENT").write_text('{"current": "cosine"}')
-    publish_and_wait(service, releases, "dot")
-    log = (releases.parent / "server.log").read_text()
-    assert log.count("release broken refused, cosine stays in service") == 1
-
-
-def test_a_body_of_10_megabytes_is_refused_and_the_service_goes_on(service: ServerProcess) -> None:
-    with httpx.Client(base_url=service.url, headers={"content-type": "application/json"}) as client:
-        assert client.post("/v1/retrieve", content=b" " * 10_000_000).status_code == 413
-        assert client.post("/v1/retrieve", content=(b" " * 10_000 for _ in range(1000))).status_code == 413
-        assert client.post("/v1/retrieve", content=b"\xff\xfe{").status_code == 400
-        assert client.get("/livez").status_code == 200
-
-
-def test_sigterm_turns_readiness_off_then_exits_with_0(releases: Path, tmp_path: Path) -> None:
-    Releases(releases).publish("dot")
-    with killing.server(releases, tmp_path / "log", drain_seconds=3, state=tmp_path / "state") as process:
-        process.wait_until_ready()
-        process.process.send_signal(signal.SIGTERM)
-        until(lambda: httpx.get(f"{process.url}/readyz").status_code == 503, "not to be ready")
-        assert httpx.post(f"{process.url}/v1/retrieve", json={"queries": [QUERY]}).status_code == 200
-        assert process.process.wait(20) == 0
 
 
 def test_a_second_service_on_the_same_state_is_refused_in_one_line(

@@ -1,32 +1,21 @@
-"""Large bodies: each is refused after a bounded part of it, so that other requests do not wait.
-
-`pytest -s` prints the longest wait of a second client and of a probe for each body: the suite tests the bound, not the
-time.
-"""
+"""Large bodies: each is refused after a bounded part of it, so that other requests do not wait."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2 as httpx
 import pytest
 from pydantic import ValidationError
 
-from longtail.index import IndexSpec, Releases, build
 from longtail.serving import create_app
 from longtail.serving.http.requests import Body
 from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
-from tests.bundles import make_bundle
-from tests.end_to_end.killing import server
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
-from tests.serving.process import ServerProcess, until
 
 MEGABYTE, VALUES = 1 << 20, 65_000
 HISTORY = '{"queries":[{"features":{"history":['
@@ -170,56 +159,3 @@ def test_long_dictionaries_are_refused(tmp_path: Path) -> None:
         answer = client.post(FEEDBACK, json={"events": [{"labels": ["a"], "features": features}]})
     error = {"message": "expected at most 10000 of them, received more", "field": "events.0.features"}
     assert answer.json()["error"] == error | {"type": "invalid_request"}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    root = tmp_path_factory.mktemp("large")
-    build(make_bundle(label_tower=True).write(root / "bundle"), root / "releases", spec=IndexSpec("flat"), name="only")
-    Releases(root / "releases").publish("only")
-    with server(root / "releases", root / "log", state=root / "state") as running:
-        running.wait_until_ready()
-        yield running
-
-
-class Client(threading.Thread):
-    """Asks the same over and over."""
-
-    def __init__(self, service: ServerProcess, method: str, path: str, body: object = None) -> None:
-        super().__init__()
-        self._service, self._asked, self._ended = service, (method, path, body), threading.Event()
-        self.waited, self.failed = 0.0, 0
-
-    def run(self) -> None:
-        method, path, body = self._asked
-        with httpx.Client(base_url=self._service.url, timeout=30) as http:
-            while not self._ended.is_set():
-                began = time.perf_counter()
-                self.failed += http.request(method, path, json=body).status_code != 200
-                self.waited = max(self.waited, time.perf_counter() - began)
-
-    def __enter__(self) -> Client:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self.join()
-
-
-@pytest.mark.slow
-@pytest.mark.process
-def test_other_clients_are_answered_beside_large_bodies(service: ServerProcess) -> None:
-    polite = {"queries": [{"features": {"user_id": "u1"}}]}
-    with httpx.Client(base_url=service.url, timeout=60) as http:
-        for case, (path, *parts) in ENTRIES.items():
-            for most in (VALUES, MEGABYTE):
-                content = filled(*parts, most)
-                with Client(service, "POST", RETRIEVE, polite) as client, Client(service, "GET", "/livez") as probe:
-                    until(lambda: client.waited and probe.waited)
-                    client.waited = probe.waited = 0
-                    answer = http.post(path, content=content, headers=JSON)
-                assert (client.failed, probe.failed) == (0, 0)
-                assert answer.status_code in (200, 400, 413, 422)
-                waited = [f"{seconds * 1e3:6.0f} ms" for seconds in (client.waited, probe.waited)]
-                print(f"{case:24}{len(content):8} B", answer.status_code, *waited)
