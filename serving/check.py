@@ -42,7 +42,7 @@ def check_release(path: Path) -> Iterator[str]:
     for bias_removal, popularity in places:
         query = Query(features=example, k=k, bias_removal=bias_removal, popularity=popularity)
         retrieval = retriever.retrieve([query])
-        buckets = np.bincount(retriever.catalogue.buckets(retrieval.rows_N), minlength=len(BUCKET_NAMES))
+        buckets = np.bincount(retrieval.buckets_N, minlength=len(BUCKET_NAMES))
         counts = ", ".join(f"{count} {name}" for name, count in zip(BUCKET_NAMES, buckets.tolist(), strict=True))
         yield f"answers at {dial_words(bias_removal, popularity)}: {len(retrieval.rows_N)} labels, {counts}"
     durations = []

@@ -106,16 +106,8 @@ class StorageError(ServingError):
     """What a client wants recorded cannot be put on disk; nothing of it was, or what was may be sent again."""
 
 
-class AddressTakenError(ServingError):
-    """The address to bind is not free; seen by the operator."""
-
-
-class TracingError(ServingError):
-    """Tracing is asked for and not installed; seen by the operator."""
-
-
 class StateError(ServingError):
-    """The state directory cannot be used; seen by the operator."""
+    """State, an address or packages that a service cannot start with; seen by the operator."""
 
 
 @contextmanager

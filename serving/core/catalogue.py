@@ -125,17 +125,6 @@ class Catalogue:
         known = [row for row in rows if row is not None]
         return without_rows(np.array(known, np.int64), NO_ROWS), len(rows) - len(known)
 
-    def catalogue_rows(self, rows_N: Int64) -> Int64:
-        """Rows as the release has them, int64 [N]: of a label that was embedded anew its row in the catalogue."""
-        first = len(self._ids)
-        if self._overlay is None or not rows_N.size or rows_N.max() < first:
-            return rows_N
-        above_N = rows_N >= first
-        own = self._overlay.added.catalogue_rows[rows_N[above_N] - first]
-        rows_N = rows_N.copy()
-        rows_N[above_N] = np.where(own < 0, rows_N[above_N], own)
-        return rows_N
-
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Label embeddings of some rows, float32 [N, D]."""
         return self._gather(
@@ -172,15 +161,16 @@ class Catalogue:
             return int(self._labels.buckets[row])
         return int(self.buckets(np.array([row]))[0])
 
-    def counts(self, rows_N: Int64) -> Int64:
-        """Training pairs of every row, int64 [N]."""
-        return self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
-
     def recorded(self, rows_N: Int64) -> tuple[Int64, Int8, Int64]:
-        """Return catalogue rows, buckets and counts of rows, [N] each."""
-        if self._overlay is None or not rows_N.size or rows_N.max() < len(self._ids):
+        """Return rows as the release has them, buckets and training pairs of rows, [N] each."""
+        first = len(self._ids)
+        if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N]
-        return self.catalogue_rows(rows_N), self.buckets(rows_N), self.counts(rows_N)
+        known_N, above_N = rows_N.copy(), rows_N >= first
+        own = self._overlay.added.catalogue_rows[rows_N[above_N] - first]
+        known_N[above_N] = np.where(own < 0, rows_N[above_N], own)
+        counts_N = self._gather(self._labels.counts, lambda added, places: added.counts[places], rows_N)
+        return known_N, self.buckets(rows_N), counts_N
 
     def shown(self, rows_N: Int64) -> list[dict[str, Any]]:
         """Return `RankedLabel` of the HTTP API for rows, [N], without the score; only copies may be changed."""

@@ -197,7 +197,7 @@ class ReleaseFollower:
 
     def _ask_engine(self) -> None:
         """Probe the index's server after a failure, so that its recovery is noticed without traffic."""
-        served = self._service.served
+        served = self._service.current
         engine = None if served is None else served.engine
         if engine is not None and engine.problem is not None:
             with suppress(LongtailIndexError):

@@ -186,8 +186,8 @@ class Mirror:
         catalogue, served = retriever.catalogue, list[tuple[Query, list[str], Array]]()
         for query, start, end in zip(queries, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True):
             if random.random() < share and not query.explore and query.vector is None:
-                rows_K = retrieval.rows_N[start:end]
-                served.append((query, catalogue.ids_of(rows_K).to_pylist(), catalogue.buckets(rows_K)))
+                labels = catalogue.ids_of(retrieval.rows_N[start:end]).to_pylist()
+                served.append((query, labels, retrieval.buckets_N[start:end]))
 
         def count(staged: Retriever, _: Retriever, counts: StagedCounts) -> None:
             for each in served:
@@ -266,13 +266,9 @@ def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retr
         counts.reason = counts.reason or str(error)[:300]
         return
     counts.queries += 1
-    catalogue = staged.catalogue
-    found = set(catalogue.ids_of(retrieval.rows_N).to_pylist())
+    found = set(staged.catalogue.ids_of(retrieval.rows_N).to_pylist())
     counts.overlap += len(found.intersection(labels)) / len(labels) if labels else 1.0
-    for sums, buckets in (
-        (counts.exposures, catalogue.buckets(retrieval.rows_N)),
-        (counts.exposures_of_current, buckets_K),
-    ):
+    for sums, buckets in ((counts.exposures, retrieval.buckets_N), (counts.exposures_of_current, buckets_K)):
         for bucket, shown in enumerate(np.bincount(buckets, minlength=len(BUCKET_NAMES)).tolist()):
             sums[bucket] += shown
 

@@ -424,6 +424,7 @@ class ResolvedQuery:
     explore: Mapping[int, int] = field(default_factory=dict)
     display: frozenset[str] | None = None
     diversity: Diversity | None = None
+    restricted: bool = False
 
     @classmethod
     def from_options(
@@ -465,6 +466,7 @@ class ResolvedQuery:
             explore=_explored(options, f"{prefix}explore") if options.explore else {},
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
             diversity=_diversity(options, k, catalogue, prefix) if apart else None,
+            restricted=options.restricted,
         )
 
     def without(self, row: int) -> ResolvedQuery:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
@@ -29,31 +29,24 @@ from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOpt
 from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError, serving_errors
-from longtail.serving.monitoring import Baseline
+from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline
 
 _LARGEST_NORM = 1e12
 """Largest norm of a query's vector; scores of larger ones could overflow float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retrieval:
-    """Answers to a batch of queries, and the figures of them that monitoring counts.
+@dataclass(frozen=True, kw_only=True)
+class Retrieval(AnsweredBatch):
+    """Answers to a batch of queries, with what monitoring counts of them.
 
     Attributes:
         results: `RetrieveResult` or `SimilarResult` of the HTTP API of every query, with NumPy's numbers.
-        ends_B: where each query's labels end among the N.
         propensities_N: float32, P(shown) of those labels given their query; None where no query explored.
         unknown: ids that the release does not know, in all `exclude` and in all `allow`.
     """
 
     results: list[dict[str, Any]]
-    bias_removal_B: Float32
-    popularity_B: Float32
-    rows_N: Int64
-    scores_N: Float32
-    ends_B: list[int]
     propensities_N: Float32 | None
-    explored: Mapping[int, int]
     unknown: Mapping[str, int]
     seconds: Mapping[str, float]
 
@@ -193,7 +186,7 @@ class Retriever:
             {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
             for arm in arms
         ]
-        return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started)
+        return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms)
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
         """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`."""
@@ -322,6 +315,7 @@ class Retriever:
         named: Sequence[Mapping[str, Any]],
         draws: Draws | None,
         started: float,
+        arms_B: Sequence[ArmAnswer | None] = (),
     ) -> Retrieval:
         """Rank labels for embedded queries; the result of each begins with its own of `named`."""
         encoded = perf_counter()
@@ -368,13 +362,20 @@ class Retriever:
                 result["pool"] = pools[place]
             result["unknown"] = {"exclude": query.unknown_exclude, "allow": query.unknown_allow}
             results.append(result)
+        rows_N, buckets_N, counts_N = self.catalogue.recorded(rows_N)
+        restricted = [query.restricted for query in resolved]
         return Retrieval(
+            release=self.name,
             results=results,
             bias_removal_B=bias_removal_B,
             popularity_B=popularity_B,
             rows_N=rows_N,
             scores_N=scores_N,
             ends_B=ends_B,
+            buckets_N=buckets_N,
+            counts_N=counts_N,
+            arms_B=arms_B if any(arms_B) else None,
+            restricted_B=np.array(restricted) if any(restricted) else None,
             propensities_N=propensities_N if explored_B else None,
             explored=slots_of(explored_B.values()) if explored_B else {},
             unknown={

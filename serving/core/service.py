@@ -15,10 +15,7 @@ from random import random
 from time import perf_counter, time
 from typing import Any, TypeVar
 
-import numpy as np
-
 from longtail.bundle import LabelRecord, record_json
-from longtail.bundle.arrays import Int8
 from longtail.bundle.errors import describe
 from longtail.index import EngineUnavailableError
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
@@ -42,7 +39,7 @@ from longtail.serving.errors import (
 )
 from longtail.serving.events.schema import event_json
 from longtail.serving.events.sink import EventSink
-from longtail.serving.monitoring import AnsweredBatch, Monitoring, OfflineFigures
+from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys, StoreError
 
@@ -104,7 +101,8 @@ class Service:
         """What is wrong with the release that CURRENT names; None: it is served as it was published."""
         self.experiment: Experiment | None = None
         """The experiment that runs, if one does."""
-        self._current: Retriever | None = None
+        self.current: Retriever | None = None
+        """The release being served, once one is."""
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelFollower(settings.place)
         self._changing = threading.Lock()
@@ -153,20 +151,6 @@ class Service:
             f"{seat.workers.ready}; others are starting"
         )
 
-    @property
-    def problem(self) -> str | None:
-        """Why no new requests should come here, or which published release is not served."""
-        if self.draining:
-            return "the service is shutting down"
-        if self.release_problem is not None:
-            return f"the published release, {self.release_problem}; the log says why"
-        return None if self._current is not None else "no release is loaded yet; see longtail-index publish"
-
-    @property
-    def served(self) -> Retriever | None:
-        """The release being served, once one is."""
-        return self._current
-
     def retriever(self, name: str | None = None) -> Retriever:
         """Get a loaded release, by default the current one; call it once for each request.
 
@@ -174,10 +158,13 @@ class Service:
             NotReadyError: none is loaded yet.
             UnknownReleaseError: this one is not loaded.
         """
-        current = self._current
+        current = self.current
         if current is None:
             if self.release_problem is not None:
-                raise NotReadyError(f"expected a release that can be served: {self.problem}")
+                raise NotReadyError(
+                    f"expected a release that can be served: the published release, {self.release_problem}; "
+                    "the log says why"
+                )
             raise NotReadyError("expected a published release, found none loaded yet; see longtail-index publish")
         if name is None or name == current.name:
             return current
@@ -199,24 +186,24 @@ class Service:
         with self._changing:
             # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
             # read the log once goes on with what it knows, and the follower says what is wrong with it since.
-            with suppress(*([] if self._current is None else [StoreError, ServingError])):
+            with suppress(*([] if self.current is None else [StoreError, ServingError])):
                 self._read_changes()
                 if self.keys.signing is None:
                     self.keys.load()
             changed = self._changes.apply_to(retriever)
-            if self._current is not None and not forced:
-                changed.check_compatible(self._current)
+            if self.current is not None and not forced:
+                changed.check_compatible(self.current)
             offline = OfflineFigures.of(changed.manifest)
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline)
             others = [kept for kept in self._loaded.values() if kept.name != changed.name]
             kept = others[max(0, len(others) - self.settings.keep_releases) :]
-            self._loaded, self._current = {each.name: each for each in (*kept, changed)}, changed
+            self._loaded, self.current = {each.name: each for each in (*kept, changed)}, changed
             # Few ask a release that another has followed: what is only there to be quick again is not kept for them.
             for other in kept:
                 other.catalogue.forget()
             self.set_release_problem(None)
             self._count_labels()
-            self.mirror.use(self.mirror.staged, self._current)
+            self.mirror.use(self.mirror.staged, self.current)
         self.monitoring.seat.set_ready(True)
         # A signal may have come in between.
         if self.draining:
@@ -227,7 +214,7 @@ class Service:
         with self._changing:
             self.mirror.use(None, None)
             if retriever is not None:
-                self.mirror.use(self._changes.apply_to(retriever), self._current)
+                self.mirror.use(self._changes.apply_to(retriever), self.current)
 
     def set_release_problem(self, problem: str | None) -> None:
         """Set what is wrong with the release that CURRENT names, beginning with its name; None: nothing."""
@@ -240,7 +227,7 @@ class Service:
         told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
         self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
-        if self._current is not None:
+        if self.current is not None:
             self.monitoring.seat.set_ready(not self._changes.behind and not self.draining)
 
     def drain(self) -> None:
@@ -360,25 +347,10 @@ class Service:
         retrieval = retriever.retrieve(queries, draws) if queries else retriever.similar(similar, draws)
         if not searches[0].preview:
             self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
-            rows_N, buckets_N, counts_N = retriever.catalogue.recorded(retrieval.rows_N)
-            arms_B, restricted = [query.arm for query in queries], [each.restricted for each in asked]
-            answered = AnsweredBatch(
-                release=retriever.name,
-                bias_removal_B=retrieval.bias_removal_B,
-                popularity_B=retrieval.popularity_B,
-                rows_N=rows_N,
-                scores_N=retrieval.scores_N,
-                ends_B=retrieval.ends_B,
-                buckets_N=buckets_N,
-                counts_N=counts_N,
-                explored=retrieval.explored,
-                arms_B=arms_B if any(arms_B) else None,
-                restricted_B=np.array(restricted) if any(restricted) else None,
-            )
-            self.monitoring.count_answers(answered, retrieval.unknown)
+            self.monitoring.count_answers(retrieval, retrieval.unknown)
             wanted = [search.answer_ids for search in searches for _ in search.options]
-            if any(wanted) or settings.answer_share or answered.arms_B:
-                self._name_answers(asked, wanted, retriever, retrieval, buckets_N)
+            if any(wanted) or settings.answer_share or retrieval.arms_B:
+                self._name_answers(asked, wanted, retrieval)
             if queries and self.mirror.staged is not None:
                 self.mirror.offer(retriever, queries, retrieval, settings.mirror_share)
         results = iter(retrieval.results)
@@ -388,12 +360,10 @@ class Service:
         self,
         asked: Sequence[SearchOptions],
         wanted: Sequence[bool],
-        retriever: Retriever,
         retrieval: Retrieval,
-        buckets_N: Int8,
     ) -> None:
         """Give results their `answer_id` where one is wanted, and offer a share of the answers as events."""
-        key, release, now = self.keys.signing, retriever.name.encode(), time()
+        key, release, now = self.keys.signing, retrieval.release.encode(), time()
         share, lines = self.settings.answer_share, []
         for place, (query, result, start, end) in enumerate(
             zip(asked, retrieval.results, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True)
@@ -414,12 +384,12 @@ class Service:
                 result["answer_id"] = answer_id
             if is_event:
                 line = event_json(
-                    kind="answer", time=now, answer=name, answered_at=now, release=retriever.name,
+                    kind="answer", time=now, answer=name, answered_at=now, release=retrieval.release,
                     bias_removal=float(dials[0]), popularity=float(dials[1]), priors=priors or None,
                     restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
-                    buckets=buckets_N[start:end].tolist(), features=recorded_features(features, self.settings),
-                    **arm_fields(arm),
+                    buckets=retrieval.buckets_N[start:end].tolist(),
+                    features=recorded_features(features, self.settings), **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
         if lines:
@@ -507,20 +477,12 @@ class Service:
             except InvalidRequestError as error:
                 if getattr(error.__cause__, "reason", "") != "forged":
                     raise
-                await self.read(self._refresh_keys)
+                await self.read(self.keys.refresh)
                 return read()
         except InvalidRequestError as error:
             if isinstance(error.__cause__, AnswerIdError):
                 self.monitoring.metrics.refused_ids[error.__cause__.reason].inc()
             raise
-
-    def _refresh_keys(self) -> None:
-        try:
-            self.keys.refresh()
-        except StoreError as error:
-            raise StorageError(
-                "expected keys of answer ids that can be read, found none; send it again later"
-            ) from error
 
     def _loaded_or_current(self, name: str) -> Retriever:
         try:
@@ -528,21 +490,17 @@ class Service:
         except UnknownReleaseError:
             return self.retriever()
 
-    def read_figures(self, report: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return what `report` makes of the figures; raises StorageError for the disk."""
-        try:
-            return report()
-        except (StoreError, OSError) as error:
-            logger.error("figures cannot be read: %s", error)
-            raise StorageError("expected figures that can be read, found none; the log says why not") from error
-
     async def write(self, work: Callable[[], Result]) -> Result:
         """Record feedback, in a thread that no search waits for."""
         return await self._run(self._writer, work)
 
     async def read(self, work: Callable[[], Result]) -> Result:
-        """Read figures, in a thread that neither searches nor writes wait for."""
-        return await self._run(self._reader, work)
+        """Read figures or state, in a thread that neither searches nor writes wait for; raises StorageError."""
+        try:
+            return await self._run(self._reader, work)
+        except (StoreError, OSError) as error:
+            logger.error("state cannot be read: %s", error)
+            raise StorageError("expected state that can be read, found none: send it again later") from error
 
     async def _run(self, executor: BoundedExecutor, work: Callable[[], Result]) -> Result:
         try:
@@ -571,13 +529,13 @@ class Service:
 
     def _read_changes(self) -> None:
         staged = self.mirror.staged
-        changed = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])], self._current)
+        changed = self._changes.read([*self._loaded.values(), *([] if staged is None else [staged])], self.current)
         self._loaded = {name: changed[each] for name, each in self._loaded.items() if each in changed}
-        if self._current is not None:
-            self._current = changed[self._current]
+        if self.current is not None:
+            self.current = changed[self.current]
             self._count_labels()
         if staged is not None:
-            self.mirror.use(changed.get(staged), self._current)
+            self.mirror.use(changed.get(staged), self.current)
 
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay

@@ -15,7 +15,7 @@ from starlette.middleware import Middleware
 from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
-from longtail.serving.errors import ServingError, StateError, TracingError
+from longtail.serving.errors import ServingError, StateError
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.kafka import KafkaEvents
 from longtail.serving.events.sink import EventSink
@@ -50,8 +50,7 @@ def create_app(
         retriever: serve this one and follow no releases; for tests and embedding.
 
     Raises:
-        StateError: the state directory cannot be used.
-        TracingError: `tracing` is set, and its packages are not installed.
+        StateError: the state directory cannot be used, or `tracing` is set and its packages are not installed.
     """
     settings = settings or Settings()  # type: ignore[call-arg]  # from the environment
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
@@ -91,7 +90,7 @@ def create_app(
 def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> None:
     """Trace every request except probes and scrapes with OpenTelemetry; continue a caller's traceparent.
 
-    Spans go to `processor`, by default in batches over OTLP/HTTP as the OTEL_… variables say. Raises TracingError
+    Spans go to `processor`, by default in batches over OTLP/HTTP as the OTEL_… variables say. Raises StateError
     unless the extra `otel` is installed.
     """
     try:
@@ -102,7 +101,7 @@ def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> N
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise TracingError(
+        raise StateError(
             f"tracing: expected the packages of the extra otel (pip install 'longtail[otel]'), found {error}"
         ) from error
     resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())

@@ -30,8 +30,8 @@ class AnsweredBatch:
     """One answered batch of queries.
 
     Attributes:
-        rows_N: rows of the answered labels, all queries one after the other, int64 [N]; L and above are labels added
-            since, which have no per-label count.
+        rows_N: rows of the answered labels, all queries one after the other, int64 [N]: of the release's labels their
+            rows in it, also of those that were embedded anew; L and above are labels added since.
         ends_B: where in the N labels every query's end, ascending.
         explored: labels drawn by chance, by bucket.
         restricted_B: whether the client restricted the answer to some labels (`buckets`, `allow`, `filter`), so that it

@@ -21,7 +21,7 @@ from threading import Thread
 from prometheus_client import multiprocess
 
 from longtail.serving import logs
-from longtail.serving.errors import AddressTakenError, StateError
+from longtail.serving.errors import StateError
 from longtail.serving.monitoring.prometheus import MULTIPROCESS
 from longtail.serving.monitoring.workers import Workers, WorkerState
 from longtail.serving.process.server import BACKLOG, Terminal, run, take_hangups
@@ -41,7 +41,7 @@ _LOOK_SECONDS = 0.1
 def serve(settings: Settings, log_level: str) -> None:
     """Serve in one process, or in several and their parent; return or exit when a signal has come.
 
-    Raises AddressTakenError, StateError or TracingError: what an operator has to change first.
+    Raises StateError: what an operator has to change first.
     """
     listener = _listen(settings)
     with _exclusive(settings.state_directory):
@@ -187,7 +187,7 @@ def _listen(settings: Settings) -> socket.socket:
         listener.bind((settings.host, settings.port))
     except OSError as error:
         listener.close()
-        raise AddressTakenError(
+        raise StateError(
             f"expected a free address, found {settings.host} port {settings.port}: {error.strerror}"
         ) from None
     listener.listen(BACKLOG)

@@ -42,7 +42,7 @@ async def feedback(request: Request) -> Response:
 async def monitoring(request: Request) -> Response:
     """Exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
     service = service_of(request)
-    report = await service.read(lambda: service.read_figures(service.monitoring.figures.report))
+    report = await service.read(service.monitoring.figures.report)
     staged = service.mirror.staged
     told = {**report, "staged": None if staged is None else staged.name}
     return json_response(request, told)

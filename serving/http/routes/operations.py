@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -42,11 +41,9 @@ async def staged(request: Request) -> Response:
     if other is None:
         raise UnknownReleaseError("expected a staged release, found none; see longtail-index stage")
 
-    def figures() -> dict[str, Any]:
-        return StagedCounts.read_all(service.settings.state_directory, other.name, current.name).figures()
-
-    found = await service.read(lambda: service.read_figures(figures))
-    return json_response(request, found)
+    state = service.settings.state_directory
+    counts = await service.read(lambda: StagedCounts.read_all(state, other.name, current.name))
+    return json_response(request, counts.figures())
 
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from longtail.serving import create_app
-from longtail.serving.errors import TracingError
+from longtail.serving.errors import StateError
 from longtail.serving.http.app import install_tracing
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
@@ -36,5 +36,5 @@ def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Pa
 
 def test_without_the_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.fastapi", None)
-    with pytest.raises(TracingError, match=r"longtail\[otel\]"):
+    with pytest.raises(StateError, match=r"longtail\[otel\]"):
         create_app(plane_settings(tmp_path, tracing=True), retriever=plane_retriever())
