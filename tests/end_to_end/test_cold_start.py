@@ -224,7 +224,9 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         assert longtail.monitoring()["labels"] == {"added": 0, "hidden": 1}
 
 
-def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: Path, tmp_path: Path) -> None:
+def test_labels_embedded_anew_keep_their_bucket_and_a_release_without_a_tower_deletes_them(
+    root: Path, tmp_path: Path
+) -> None:
     table = feather.read_table(root / "first" / "labels.arrow").to_pydict()
     heads = [id_ for id_, bucket in zip(table["label_id"], table["bucket"], strict=True) if bucket == 0][:5]
     with serving(root, tmp_path / "state") as (_, longtail):
@@ -232,15 +234,8 @@ def test_figures_know_labels_that_were_embedded_anew_by_their_own_bucket(root: P
         longtail.retrieve(features=FEATURES, k=5, allow=heads)
         longtail.feedback(Feedback(None, heads, FEATURES))
         window = longtail.monitoring()["windows"]["5m"]
-    assert window["exposures"]["head"]["count"] == 5
-    assert window["exposures"]["head"]["coverage"] > 0
-    positives = {bucket: of["positives"] for bucket, of in window["recall"]["organic"].items()}
-    assert positives == {"head": 5, "torso": 0, "tail": 0, "new": 0, "all": 5}
-
-
-def test_a_label_that_only_another_release_can_serve_is_deleted_all_the_same(root: Path, tmp_path: Path) -> None:
-    releases = Releases(root / "releases")
-    with serving(root, tmp_path / "state") as (_, longtail):
+        # A label that only another release can serve is deleted all the same.
+        releases = Releases(root / "releases")
         longtail.add_labels([NEW])
         releases.publish("bare", force=True)
         longtail.reload()
@@ -249,6 +244,10 @@ def test_a_label_that_only_another_release_can_serve_is_deleted_all_the_same(roo
         longtail.reload()
         with pytest.raises(NotFoundError):
             longtail.label(NEW.id)
+    assert window["exposures"]["head"]["count"] == 5
+    assert window["exposures"]["head"]["coverage"] > 0
+    positives = {bucket: of["positives"] for bucket, of in window["recall"]["organic"].items()}
+    assert positives == {"head": 5, "torso": 0, "tail": 0, "new": 0, "all": 5}
 
 
 def test_a_label_tower_that_does_not_run_is_refused_with_its_release(tmp_path: Path) -> None:

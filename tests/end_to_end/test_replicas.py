@@ -265,9 +265,17 @@ def test_label_changes_that_are_left_behind_are_refused(replicas: Replicas) -> N
     assert set(read_label_changes(place).hidden) == {"item-1"}
 
 
-def test_a_replica_that_starts_without_its_database_serves_nothing(
-    replicas: Replicas, database: PostgresServer
+def _status(replicas: Replicas, number: int) -> int | None:
+    try:
+        return replicas.asked(number, "GET", "/readyz").status_code
+    except httpx.TransportError:
+        return None
+
+
+def test_a_database_that_is_gone_or_hangs(
+    replicas: Replicas, database: PostgresServer, bundle: Path, tmp_path: Path
 ) -> None:
+    """A replica that starts without it serves nothing, others answer on; a rebuild takes in what any has changed."""
     assert replicas.asked(0, "DELETE", "/v1/labels/item-3").status_code == 200
     replicas.kill(0)
     database.kill()
@@ -280,32 +288,19 @@ def test_a_replica_that_starts_without_its_database_serves_nothing(
     database.start()
     replicas.services[0].wait_until_ready()
     assert "item-3" not in replicas.answered(0)
-
-
-def _status(replicas: Replicas, number: int) -> int | None:
-    try:
-        return replicas.asked(number, "GET", "/readyz").status_code
-    except httpx.TransportError:
-        return None
-
-
-def test_a_database_that_hangs_makes_replicas_unready_and_answers_go_on(
-    replicas: Replicas, database: PostgresServer
-) -> None:
+    until(lambda: _status(replicas, 1) == 200, "another to be ready again")
     database.pause()
     try:
         until(lambda: _status(replicas, 1) == 503, "a replica to say that it cannot read the state")
-        assert len(replicas.answered(1)) == LABELS
+        assert len(replicas.answered(1)) == LABELS - 1
         assert replicas.asked(1, "DELETE", "/v1/labels/item-4").status_code == 503
         assert replicas.services.pop(2).terminate() == 0, "one that is told to stop does"
     finally:
         database.go_on()
     until(lambda: _status(replicas, 1) == 200, "the replica to be ready again")
-
-
-def test_a_rebuild_takes_in_what_any_replica_changed(replicas: Replicas, bundle: Path, tmp_path: Path) -> None:
     added = {"id": "fresh", "features": label_features(1)}
     assert replicas.asked(0, "POST", "/v1/labels", json={"labels": [added]}).status_code == 200
     assert replicas.asked(1, "DELETE", "/v1/labels/item-9").status_code == 200
     report = merge_labels(bundle, replicas.database, tmp_path / "merged")
-    assert (report.added, report.removed, report.labels) == (1, 1, LABELS)
+    assert (report.added, report.labels) == (1, LABELS + 1 - report.removed)
+    assert report.removed in (2, 3), "what was not acknowledged is there whole or not at all"
