@@ -76,7 +76,7 @@ class AnswerRecord:
 
     def positions(self, labels: Sequence[str]) -> list[int | None]:
         """Find the places of labels in the answer, from 0, by their ids; None: not among the first 100."""
-        codes = [_code(label, self.nonce) for label in labels]
+        codes = _codes(labels, self.nonce)
         return [self.codes.index(code) if code in self.codes else None for code in codes]
 
 
@@ -106,7 +106,7 @@ def sign_answer(
     nonce = random.getrandbits(32) | 1
     counted = arm if arm is not None and arm.counted else None
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
-    codes = [_code(label, nonce) for label in labels[:MAX_LABELS]]
+    codes = _codes(labels[:MAX_LABELS], nonce)
     parts = [
         _HEAD.pack(_FORMAT, number & 255, int(at), nonce, *dials, flags),
         bytes((len(release),)), release,
@@ -175,9 +175,9 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     )
 
 
-def _code(label: str, nonce: int) -> int:
-    """Hash the CRC-32 of a label's id to 16 bits by multiply-shift [Dietzfelbinger et al. 1997]."""
-    return (zlib.crc32(label.encode("utf-8", "replace")) * nonce & 0xFFFFFFFF) >> 16
+def _codes(labels: Sequence[str], nonce: int) -> list[int]:
+    """Hash the CRC-32 of each label's id to 16 bits by multiply-shift [Dietzfelbinger et al. 1997]."""
+    return [(zlib.crc32(label.encode("utf-8", "replace")) * nonce & 0xFFFFFFFF) >> 16 for label in labels]
 
 
 def _code_of(propensity: float) -> int:

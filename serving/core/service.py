@@ -74,15 +74,6 @@ class Search:
     answer_ids: bool = False
     in_request: Sequence[int] | None = None
 
-    @property
-    def cost(self) -> Cost:
-        """Compute the cost, with the bytes of an answer whose labels are as long as the average one."""
-        if self.embed is not None:
-            return Cost(self.embed.count, self.embed.count)
-        catalogue = self.retriever.catalogue
-        bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in self.options])
-        return Cost(len(self.options), sum([query.depth for query in self.options]), bytes_)
-
 
 class Service:
     """The service of one process, for routes and the follower: search, label changes, feedback and figures.
@@ -295,14 +286,20 @@ class Service:
             QueueFullError, TimedOutError: the service is too busy.
             InvalidRequestError: the answer would be too long, or the release cannot answer the request.
         """
-        cost, limit = search.cost, self.settings.max_answer_bytes
+        options, catalogue, limit = search.options, search.retriever.catalogue, self.settings.max_answer_bytes
+        if search.embed is not None:
+            cost = Cost(search.embed.count, search.embed.count)
+        else:
+            # As if all labels were as long as the average one.
+            bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in options])
+            cost = Cost(len(options), sum([query.depth for query in options]), bytes_)
         if cost.bytes > limit:
             raise InvalidRequestError(
                 f"expected an answer of at most {limit} bytes, received a request for "
                 f"about {cost.bytes:.0f}: fewer labels, or columns in `display`, make less",
-                field="k" if isinstance(search.options[0], SimilarQuery) else "queries",
+                field="k" if isinstance(options[0], SimilarQuery) else "queries",
             )
-        alike = search.retriever, type(search.embed or search.options[0]), search.preview
+        alike = search.retriever, type(search.embed or options[0]), search.preview
         try:
             return await self.queue.submit(alike, search, cost, client.get())
         except (QueueFullError, TimedOutError) as error:
@@ -318,7 +315,8 @@ class Service:
             refused = EngineError(
                 "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
             )
-            self.monitoring.metrics.unanswered.inc(sum(search.cost.queries for search in searches))
+            counts = (len(each.options) if each.embed is None else each.embed.count for each in searches)
+            self.monitoring.metrics.unanswered.inc(sum(counts))
             return [refused] * len(searches)
         except Exception as error:
             if len(searches) > 1:
