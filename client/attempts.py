@@ -160,7 +160,11 @@ class Attempts(Generic[T]):
     def value(self, outcome: Outcome) -> T:
         """Return the call's value from the last outcome; raises LongtailError if that is an error."""
         if not isinstance(outcome, httpx.Response):
-            raise _unanswered(outcome) from outcome
+            found = f"{type(outcome).__name__}: {outcome}".rstrip(": ")
+            raise NoAnswerError(
+                f"expected an answer from {_place(outcome.request)}, received none: {found}",
+                type="timeout" if isinstance(outcome, httpx.TimeoutException) else "connection",
+            ) from outcome
         if not outcome.is_success:
             raise _error_of(outcome)
         try:
@@ -204,14 +208,6 @@ def _error_of(response: httpx.Response) -> LongtailError:
             f"{status} {response.reason_phrase}"
         ).rstrip()
         return kind(message, status=status, type=f"http_{status}", request_id=response.headers.get("x-request-id"))
-
-
-def _unanswered(cause: httpx.RequestError) -> NoAnswerError:
-    found = f"{type(cause).__name__}: {cause}".rstrip(": ")
-    return NoAnswerError(
-        f"expected an answer from {_place(cause.request)}, received none: {found}",
-        type="timeout" if isinstance(cause, httpx.TimeoutException) else "connection",
-    )
 
 
 def _place(request: httpx.Request) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -49,17 +48,8 @@ class LabelListing(RequestModel):
     bucket: BucketName | None = Field(default=None, description="Only labels of this frequency bucket.")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One page of labels by id, each a `LabelAnswer` of the HTTP API."""
-
-    labels: list[dict[str, Any]]
-    next_cursor: str | None
-    """The id that the page ends with; None of the last page."""
-
-
-def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> Page:
-    """Get one page of labels; most of what it costs leaves the interpreter to others."""
+def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> dict[str, Any]:
+    """Return `labels` and `next_cursor` of the HTTP API's `LabelPage`."""
     found = list[int]()
     if asked.state != "added":
         found += _first(_rows_after(catalogue, asked.cursor), catalogue, overlay, asked)
@@ -70,7 +60,7 @@ def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> 
     labels = catalogue.labels_json(shown)
     for label, state in zip(labels, _states(overlay, shown), strict=True):
         label["state"] = state
-    return Page(labels, ids[shown[-1]] if len(found) > asked.limit else None)
+    return {"labels": labels, "next_cursor": ids[shown[-1]] if len(found) > asked.limit else None}
 
 
 def _first(

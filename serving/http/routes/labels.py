@@ -50,8 +50,7 @@ async def labels(request: Request) -> Response:
         raise InvalidRequestError(f"expected limit <= {most}, received {describe(asked.limit)}", field="limit")
     retriever = service.retriever()
     page = await service.read(lambda: list_labels(retriever.catalogue, retriever.overlay, asked))
-    answer = {"labels": page.labels, "next_cursor": page.next_cursor, "release": retriever.name}
-    return json_response(request, answer)
+    return json_response(request, {**page, "release": retriever.name})
 
 
 @router.get(

@@ -13,7 +13,7 @@ import pytest
 
 from longtail.bundle import Bundle, LabelRecord, Labels, replay
 from longtail.serving import Retriever
-from longtail.serving.core.listing import LabelListing, Page, list_labels
+from longtail.serving.core.listing import LabelListing, list_labels
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import Exact, some_records
 from tests.serving.plane import PlaneEncoder
@@ -33,18 +33,18 @@ def retriever_of(bundle: Bundle, records: Sequence[LabelRecord] = (), name: str 
     return made.with_changes(records)
 
 
-def pages(retriever: Retriever, **asked: Any) -> Iterator[Page]:
+def pages(retriever: Retriever, **asked: Any) -> Iterator[dict[str, Any]]:
     cursor = None
     while True:
         page = list_labels(retriever.catalogue, retriever.overlay, LabelListing(**asked, cursor=cursor))
         yield page
-        cursor = page.next_cursor
+        cursor = page["next_cursor"]
         if cursor is None:
             return
 
 
 def listed(retriever: Retriever, **asked: Any) -> list[tuple[str, str]]:
-    return [(label["id"], label["state"]) for page in pages(retriever, **asked) for label in page.labels]
+    return [(label["id"], label["state"]) for page in pages(retriever, **asked) for label in page["labels"]]
 
 
 def expected_of(bundle: Bundle, records: Sequence[LabelRecord]) -> dict[str, str]:
@@ -67,7 +67,7 @@ def test_every_label_comes_once_in_its_state(limit: int) -> None:
     assert {id_ for id_, _ in listed(changed, limit=limit, bucket="new")} == new
     tail = {str(id_) for id_, bucket in zip(bundle.labels.ids, bundle.labels.buckets, strict=True) if bucket == 2}
     assert {id_ for id_, _ in listed(changed, limit=limit, bucket="tail")} == tail
-    sizes = [len(page.labels) for page in pages(changed, limit=limit)]
+    sizes = [len(page["labels"]) for page in pages(changed, limit=limit)]
     assert sizes[:-1] == [limit] * (len(sizes) - 1)
     assert sizes[-1] > 0
 
@@ -93,8 +93,8 @@ def test_what_is_there_all_the_while_comes_once_whatever_changes_between_pages()
         while True:
             served = retriever_of(bundle if rng.random() < 0.5 else turned, records)
             page = list_labels(served.catalogue, served.overlay, LabelListing(limit=5, state="visible", cursor=cursor))
-            seen += [label["id"] for label in page.labels]
-            cursor = page.next_cursor
+            seen += [label["id"] for label in page["labels"]]
+            cursor = page["next_cursor"]
             if cursor is None:
                 break
             records += some_records(rng, 4)
