@@ -202,11 +202,6 @@ class Settings(BaseSettings):
         return self.releases_directory / ".state" if self.state is None else self.state
 
     @property
-    def events_place(self) -> Path | str:
-        """Where events are kept: a folder, or the URL of a topic."""
-        return self.events or self.state_directory / "events"
-
-    @property
     def milvus_server(self) -> MilvusServer | None:
         """The server that these settings name, if any."""
         if self.milvus is None:

@@ -51,6 +51,7 @@ class Catalogue:
         self._labels = labels
         self._embeddings_LD = embeddings_LD
         self._display = {name: json_ready(name, labels.display[name]) for name in labels.display.column_names}
+        self.display_columns = labels.display.column_names
         self._column_bytes: dict[str, float] = {
             name: len(name) + _PUNCTUATION + column.nbytes / max(1, len(column))
             for name, column in self._display.items()
@@ -75,21 +76,11 @@ class Catalogue:
         self.row_of.forget()
         self.attributes.forget()
 
-    @property
-    def display_columns(self) -> list[str]:
-        """Names of the columns that are shown with labels, in order."""
-        return list(self._display)
-
     def mean_bytes(self, display: bool | Sequence[str]) -> float:
         """About how many bytes of JSON a label takes on average that shows all columns, none, or these."""
         if isinstance(display, bool):
             return _LABEL_BYTES + (self._columns_bytes if display else 0)
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
-
-    @property
-    def rows_by_id(self) -> npt.NDArray[np.int32]:
-        """Rows of the release in the order of their labels' ids, int32 [L]."""
-        return self.row_of.order
 
     def id_of(self, row: int) -> str:
         """The id of a row's label."""

@@ -14,7 +14,7 @@ from longtail.bundle import Hide, LabelChanges, LabelRecord, Restore, Upsert, re
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
-from longtail.serving.errors import NotReadyError, UnknownLabelError, UnservableReleaseError
+from longtail.serving.errors import UnknownLabelError, UnservableReleaseError
 from longtail.state import LabelPosition, LabelRead, LabelStore, Place, Postgres, StoreError
 
 logger = logging.getLogger(__name__)
@@ -65,13 +65,6 @@ class LabelFollower:
         since = self._reading_since
         hangs = since is not None and monotonic() - since > _HANGING_SECONDS
         return self._shared and (self.unreadable or hangs)
-
-    def check_abreast(self) -> None:
-        """Raise NotReadyError where this replica is behind."""
-        if self.behind:
-            raise NotReadyError(
-                "expected a database of state that can be read, found none, and so not what other replicas change"
-            )
 
     def apply_to(self, retriever: Retriever) -> Retriever:
         """A release just loaded, with every change read so far."""

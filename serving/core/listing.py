@@ -89,7 +89,7 @@ def _first(
 
 def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Rows of the release whose ids come after one, by id."""
-    rows_L = catalogue.rows_by_id
+    rows_L = catalogue.row_of.order
     if after is None:
         return rows_L
     return rows_L[bisect_right(range(len(rows_L)), after, key=lambda place: catalogue.id_of(int(rows_L[place]))) :]

@@ -135,7 +135,10 @@ class Service:
         if self.draining:
             raise NotReadyError("expected a service that takes requests, found one that is shutting down")
         self.retriever()
-        self._changes.check_abreast()
+        if self._changes.behind:
+            raise NotReadyError(
+                "expected a database of state that can be read, found none, and so not what other replicas change"
+            )
         seat = self.monitoring.seat
         raise NotReadyError(
             f"expected {seat.workers.workers} workers that have loaded a release, found "
@@ -456,8 +459,7 @@ class Service:
             if isinstance(error, StorageError):
                 raise
             raise StorageError("expected events to be kept in time, found that they are not; send them again") from None
-        if figures.troubled("records"):
-            figures.set_trouble("records", None)
+        figures.set_trouble("records", None)
 
     async def _read_choices(self, events: dict[int, Event], now: float) -> list[Choice]:
         """Check answer ids; a key that another replica has made meanwhile is read first."""

@@ -133,7 +133,7 @@ def _open_figures(settings: Settings, worker: int) -> LiveFigures:
 
 
 def _open_events(settings: Settings, monitoring: Monitoring) -> EventSink:
-    place = settings.events_place
+    place = settings.events or settings.state_directory / "events"
     try:
         if isinstance(place, str) and "://" in place:
             return KafkaEvents(place, monitoring.count_dropped)

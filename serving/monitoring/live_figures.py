@@ -217,10 +217,6 @@ class LiveFigures:
         troubles = self._broken | {signal: sentence}
         self._broken = {known: told for known, told in troubles.items() if told is not None}
 
-    def troubled(self, signal: Signal) -> bool:
-        """Return whether something is broken that this signal stands for."""
-        return signal in self._broken
-
     def report(self) -> dict[str, Any]:
         """The report as GET /v1/monitoring shows it, but for the request's id; up to a second old. Not to be modified.
 

@@ -56,7 +56,7 @@ def ask(client: httpx.Client, *queries: dict[str, Any], status: int = 200, **req
 def figures(app: Starlette, arm: str = "tail") -> Any:
     service = app.state.service
     service._events.append([]).result(10)  # what was offered before is written
-    report = compare(service.experiment, service.settings.events_place, (0.0, 1e10))
+    report = compare(service.experiment, service.settings.state_directory / "events", (0.0, 1e10))
     return next(one for one in report["arms"] if one["name"] == arm)
 
 
