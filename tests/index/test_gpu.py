@@ -118,12 +118,16 @@ def test_without_a_gpu_the_error_names_what_is_missing(
 ) -> None:
     build(bundle_path, tmp_path, spec=IndexSpec("flat"), name="a")
     monkeypatch.delattr(faiss, "StandardGpuResources", raising=False)
-    with pytest.raises(DeviceError, match=r"device gpu: expected a GPU build of FAISS, found faiss .* for CPUs"):
+    message = r"device gpu: expected a GPU build of FAISS, found faiss .* for CPUs; install the extra `gpu`"
+    with pytest.raises(DeviceError, match=message):
         Releases(tmp_path).open("a", device="gpu")
+    with pytest.raises(DeviceError, match=message):
+        build(bundle_path, tmp_path, name="b", device="gpu")
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
     with pytest.raises(DeviceError, match="at least one visible NVIDIA GPU, found none"):
         Releases(tmp_path).open("a", device="gpu")
+    assert Releases(tmp_path).names() == ["a"]
 
 
 @pytest.mark.usefixtures("_gpu")

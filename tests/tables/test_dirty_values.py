@@ -5,7 +5,7 @@ import decimal
 import json
 import math
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -186,17 +186,6 @@ def test_times_of_parquet_are_cut_to_microseconds(tmp_path: Path, unit: str, zon
     assert dataset.train.times.tolist() == [time * 10**6 // scale for time in times]
 
 
-@pytest.mark.parametrize(("operand", "items"), [(2**53, ["c"]), (2**53 + 1, ["b"]), (2**64 - 1, ["a"])])
-def test_a_filter_tells_large_integers_apart(tmp_path: Path, operand: int, items: list[str]) -> None:
-    codes = pa.array([2**64 - 1, 2**53 + 1, 2**53, 1], pa.uint64())
-    pq.write_table(pa.table({"user": ["u"] * 4, "item": [*"abcd"], "code": codes}), tmp_path / "t.parquet")
-    config = {"train": tmp_path / "t.parquet", "query_id": "user", "label_id": "item"}
-
-    dataset = load_dataset(DataConfig.model_validate(config | {"filter": [["code", "=", operand]]}), seed=0)
-
-    assert dataset.label_ids.to_pylist() == items
-
-
 IDS: dict[str, pa.Array] = {
     "int64": pa.array([39, 7, 12]),
     "uint64": pa.array([39, 7, 12], pa.uint64()),
@@ -248,30 +237,3 @@ def test_texts_of_json_stay_texts(tmp_path: Path, reader: Engine, text: str) -> 
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"a": text, "b": [text]}) + "\n" for _ in range(3)))
 
     assert read(reader, tmp_path / "t.jsonl").rows == [(text, [text])] * 3
-
-
-JSON: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "integers beside texts": ('{"a":1}\n{"a":"x"}\n{"a":"007"}\n', lambda rows: rows == [("1",), ("x",), ("007",)]),
-    "beyond int64": (
-        '{"a":1}\n{"a":18446744073709551615}\n{"a":-1}\n',
-        lambda rows: [int(row[0]) for row in rows] == [1, 2**64 - 1, -1],
-    ),
-    "a key that comes late": ('{"a":1}\n' * 3000 + '{"b":"x"}\n', lambda rows: rows[-1] == (None, "x")),
-    "case": ('{"ID":1,"id":2}\n', lambda rows: rows == []),
-    "a key twice": ('{"id":1,"id":2}\n', lambda rows: rows == []),
-    "cut off": ('{"a":1}\n{"a":', lambda rows: rows == []),
-    "a list": ('[{"a":1},{"a":2}]\n', lambda rows: rows == []),
-    "latin-1": ('{"a":"caf\udce9"}\n', lambda rows: rows == []),
-    "empty": ("", lambda rows: rows == []),
-}
-
-
-@pytest.mark.parametrize("case", JSON.values(), ids=JSON)
-def test_json_lines(tmp_path: Path, reader: Engine, case: tuple[str, Callable[[Any], bool]]) -> None:
-    content, is_right = case
-    (tmp_path / "t.jsonl").write_bytes(content.encode(errors="surrogateescape"))
-
-    found = read(reader, tmp_path / "t.jsonl")
-
-    assert is_right(found.rows)
-    assert bool(found.rows) != bool(found.refused and "t.jsonl" in found.refused)

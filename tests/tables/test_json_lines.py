@@ -70,12 +70,15 @@ BROKEN = {
     "text": ("user,item\n1,2\n", r"a\.jsonl: line 1: expected an object of JSON, found 'user,item'"),
     "in many lines": ('{\n"a": 1\n}\n', r"a\.jsonl: line 1: expected an object of JSON, found '\{'"),
     "a key twice": ('{"a": 1}\n{"a": 1, "a": 2}\n', r'a\.jsonl: .*duplicate key "a"'),
+    "keys that differ in case": ('{"ID": 1, "id": 2}\n', r"a\.jsonl: expected keys that differ in more than case"),
+    "latin-1": ('{"a": "caf\udce9"}\n', r"a\.jsonl: expected UTF-8"),
+    "empty": ("", r"a\.jsonl: expected a JSON object in every line, found an empty file"),
 }
 
 
 @pytest.mark.parametrize(("content", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_line_that_is_no_object(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "a.jsonl").write_text(content)
+    (tmp_path / "a.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=message):
         rows_of(tmp_path / "a.jsonl")
 
