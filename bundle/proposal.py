@@ -76,7 +76,14 @@ class Proposal:
     @cached_property
     def _inhabited(self) -> Bools:
         """Whether a label lies below a node, by heap place, bool [2 · 2**depth]."""
-        return _inhabited(self.leaf_labels)
+        leaves = len(self.leaf_labels)
+        inhabited = np.zeros(2 * leaves, bool)
+        inhabited[leaves:] = self.leaf_labels != PADDING
+        first = leaves // 2
+        while first:
+            inhabited[first : 2 * first] = inhabited[2 * first : 4 * first].reshape(-1, 2).any(axis=1)
+            first //= 2
+        return inhabited
 
     def project(self, inputs: Mapping[str, npt.NDArray[Any]]) -> Float32:
         """Compute z of encoded queries, float32 [B, K]; the query tower's other inputs are ignored."""
@@ -90,7 +97,8 @@ class Proposal:
             for height in range(self.depth, 0, -1):
                 right_BM = (heap_BM >> (height - 1) & 1).astype(bool)
                 activation_BM = self._activations(z_BK[rows], heap_BM >> height)
-                log_p_BM[rows] += _log_sigmoid(np.where(right_BM, activation_BM, -activation_BM))
+                left_BM, right_steps_BM = _log_steps(activation_BM)
+                log_p_BM[rows] += np.where(right_BM, right_steps_BM, left_BM)
         return log_p_BM
 
     def all_log_probabilities(self, z_BK: Float32) -> Float32:
@@ -222,14 +230,8 @@ def project(inputs: Mapping[str, npt.NDArray[Any]], projection: Mapping[str, Flo
     return z_BK
 
 
-def _log_sigmoid(activations: Float32) -> Float32:
-    """log σ(a) = -log(1 + exp(-a)) without overflow."""
-    log_p: Float32 = np.minimum(activations, 0) - np.log1p(np.exp(-np.abs(activations)))
-    return log_p
-
-
 def _log_steps(activations: Float32) -> tuple[Float32, Float32]:
-    """log σ(-a) and log σ(a): the steps left and right."""
+    """log σ(-a) and log σ(a), the steps left and right, without overflow."""
     softplus = np.log1p(np.exp(-np.abs(activations)))
     return -np.maximum(activations, 0) - softplus, np.minimum(activations, 0) - softplus
 
@@ -239,17 +241,6 @@ def _weighted_sum(rows_RK: Float32, ids_BP: npt.NDArray[Any], weights_BP: Float3
     for rows in _chunks(len(ids_BP), ids_BP.shape[1] * rows_RK.shape[1]):
         total_BK[rows] = np.matmul(weights_BP[rows][:, None, :], rows_RK[ids_BP[rows]])[:, 0, :]
     return total_BK
-
-
-def _inhabited(leaf_labels: Int32) -> Bools:
-    inhabited = np.zeros(2 * len(leaf_labels), bool)
-    inhabited[len(leaf_labels) :] = leaf_labels != PADDING
-    first = len(leaf_labels) // 2
-    while first:
-        children = inhabited[2 * first : 4 * first].reshape(-1, 2)
-        inhabited[first : 2 * first] = children.any(axis=1)
-        first //= 2
-    return inhabited
 
 
 def _chunks(rows: int, numbers_each: int) -> Iterator[slice]:

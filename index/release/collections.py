@@ -86,8 +86,4 @@ class HeldCollections:
         server.ask(drop_aliases)
 
     def _alias(self, name: str) -> str:
-        return HELD_BY + _digest(f"{self._place}/{name}")[:24]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+        return HELD_BY + hashlib.sha256(f"{self._place}/{name}".encode()).hexdigest()[:24]

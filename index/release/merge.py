@@ -94,7 +94,11 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         ),
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
-        reports=_reports(source, bundle),
+        reports={
+            name: (bundle / name).read_bytes()
+            for name in manifest.files
+            if name not in CONTRACT_FILES and "/" not in name
+        },
         path=None,
     ).write(out)
     return report
@@ -125,12 +129,3 @@ def _normalised(log_p_L: Float32) -> Float32:
     exact_L = log_p_L.astype(np.float64)
     normalised_L: Float32 = (exact_L - np.logaddexp.reduce(exact_L)).astype(np.float32)
     return normalised_L
-
-
-def _reports(source: Bundle, path: Path) -> dict[str, bytes]:
-    """The files that are kept with the model for people."""
-    return {
-        name: (path / name).read_bytes()
-        for name in source.manifest.files
-        if name not in CONTRACT_FILES and "/" not in name
-    }
