@@ -37,8 +37,8 @@ from longtail.serving.errors import (
     TimedOutError,
     UnknownReleaseError,
 )
+from longtail.serving.events import EventSink
 from longtail.serving.events.schema import event_json
-from longtail.serving.events.sink import EventSink
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
 from longtail.state import AnswerKeys, StoreError

@@ -28,8 +28,8 @@ import pyarrow.parquet as pq
 from longtail.bundle import replace_file
 from longtail.bundle.store import fsync_path
 from longtail.serving.errors import StorageError
+from longtail.serving.events import CountDropped
 from longtail.serving.events.schema import SCHEMA
-from longtail.serving.events.sink import CountDropped
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from longtail.bundle.errors import describe
 from longtail.serving.errors import StorageError
-from longtail.serving.events.sink import CountDropped
+from longtail.serving.events import CountDropped
 
 _HOST = r"(?:\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::\d{1,5})?"
 _ADDRESS = re.compile(rf"kafka://({_HOST}(?:,{_HOST})*)/(?!\.{{1,2}}$)([\w.-]{{1,249}})", re.ASCII)

@@ -16,9 +16,9 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.core.service import Service
 from longtail.serving.errors import ServingError, StateError
+from longtail.serving.events import EventSink
 from longtail.serving.events.folder import FolderEvents
 from longtail.serving.events.kafka import KafkaEvents
-from longtail.serving.events.sink import EventSink
 from longtail.serving.http.auth import Keys
 from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import documentation
