@@ -381,19 +381,6 @@ class LossConfig(Section):
         of_q, of_pi = self._powers_in_noise
         return 0.0 if of_pi == 0 and (self.sampler.even or of_q == 0) else 1.0
 
-    def could_imply(self, noise: str) -> bool:
-        """Return whether ν of this loss may have that name, as `name_of_noise` gives it.
-
-        Where the parts of ν are known without training, they are compared: `reweight` above all.
-        """
-        of_q, of_pi = self._powers_in_noise
-        if self.sampler.name == "adversarial":
-            return noise.startswith("p_n(y|x)") and (of_pi != 0) == ("·" in noise)
-        known = not math.isnan(of_pi) and (self.sampler.even or of_q == 0)
-        if not known or noise == "uniform":
-            return not known or of_pi == 0
-        return noise == ("π" if of_pi == 1 else f"π^{of_pi:.4g}")
-
     @property
     def _powers_in_noise(self) -> tuple[float, float]:
         """Return the powers of q and of π in ν, by names and parameters [METHODS §9]; NaN where ν is no power of π."""

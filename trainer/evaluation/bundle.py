@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Loss, Popularity, onnx_session
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, onnx_session
 from longtail.bundle.arrays import Int32
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.encode import Encoding
@@ -156,17 +157,17 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
     """Return what to measure: no likelihood, with a warning, of a bundle that another loss than the recipe's made."""
-    config, manifest, loss = recipe.evaluation, bundle.manifest, recipe.loss
+    config, found, own = recipe.evaluation, bundle.manifest.loss, None
     if not config.log_likelihood:
         return config
-    asked = Loss(family=str(loss.family), sampler=str(loss.sampler), weight=str(loss.weight))
-    found, noise = manifest.loss, manifest.bias_removal.noise
-    if asked == found and loss.could_imply(noise):
+    if bundle.path is not None and (bundle.path / "recipe.json").is_file():
+        own = json.loads((bundle.path / "recipe.json").read_bytes())["loss"]
+    if own == recipe.loss.model_dump(mode="json"):
         return config
     warnings.warn(
         "log_likelihood: left out, for the bundle's scores are log-probabilities at a λ that only its own loss says: "
-        f"expected a bundle of the recipe's loss {loss}, received one of {found.family} · {found.sampler} · "
-        f"{found.weight} whose ν is {noise}",
+        f"expected a bundle of the recipe's loss {recipe.loss}, received one of {found.family} · {found.sampler} · "
+        f"{found.weight} whose ν is {bundle.manifest.bias_removal.noise}",
         stacklevel=4,
     )
     return config.model_copy(update={"log_likelihood": False})

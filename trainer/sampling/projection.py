@@ -7,7 +7,7 @@ Legend: `n` rows of the design matrix, `C` its columns (one for each row of each
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,37 +17,18 @@ from longtail.bundle import Inputs
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.trainer.errors import DataError
 
-
-class QueryFeature(Protocol):
-    """What the tree reads of a recipe's query feature; `config.FeatureConfig` is one."""
-
-    @property
-    def name(self) -> str:
-        """Return the feature's name among the tower's inputs."""
-
-    @property
-    def kind(self) -> str:
-        """`id`, `history`, `bag`, `text` or `number`."""
-
-    @property
-    def table_name(self) -> str:
-        """Return name of the feature's vocabulary."""
-
-    @property
-    def hash_rows(self) -> int:
-        """Return rows of a `text` feature's table."""
+if TYPE_CHECKING:
+    from longtail.trainer.config import FeatureConfig
 
 
 _NO_VARIANCE = 1e-6
 """Components with less than this share of the first one's variance are noise, and become 0."""
 _SPARE, _POWERS = 16, 10
 """Further directions that are iterated, and how often."""
-_NO_SPAN = 1e-14
-"""Share of the largest squared length below which a column is rounding: the square of a variance's share."""
 
 
 def fit_projection(
-    features: Sequence[QueryFeature], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
+    features: Sequence[FeatureConfig], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
 ) -> tuple[dict[str, Float32], Float32]:
     """Return the first principal components of encoded queries, as `bundle.Proposal` applies them.
 
@@ -91,7 +72,7 @@ def fit_projection(
     }, offset_K.astype(np.float32)
 
 
-def _columns(feature: QueryFeature, inputs: Inputs, width: int) -> Any:
+def _columns(feature: FeatureConfig, inputs: Inputs, width: int) -> Any:
     """Return one feature's part of the design matrix, sparse [B, width]; every number is stored, zeros too."""
     values = inputs[feature.name]
     queries = np.arange(len(values))
@@ -106,7 +87,7 @@ def _columns(feature: QueryFeature, inputs: Inputs, width: int) -> Any:
 
 
 def _sparse(
-    feature: QueryFeature,
+    feature: FeatureConfig,
     values: npt.NDArray[Any],
     queries: Int64,
     columns: npt.NDArray[Any],
@@ -130,7 +111,7 @@ def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
     basis_CW = np.random.default_rng(0).standard_normal((columns, min(dims + _SPARE, queries, columns)))
     for _ in range(_POWERS):
         seen_nW = matrix @ basis_CW - mean_C @ basis_CW
-        basis_CW = _orthonormal(matrix.T @ seen_nW - np.outer(mean_C, seen_nW.sum(axis=0)))
+        basis_CW, _ = np.linalg.qr(matrix.T @ seen_nW - np.outer(mean_C, seen_nW.sum(axis=0)))
     seen_nW = matrix @ basis_CW - mean_C @ basis_CW
     variance_W, turn_WW = np.linalg.eigh(seen_nW.T @ seen_nW / queries)
     best = np.argsort(-variance_W, kind="stable")[:dims]
@@ -139,12 +120,3 @@ def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
     largest_1K = np.take_along_axis(directions_CK, np.abs(directions_CK).argmax(axis=0)[None], axis=0)
     components_CK[:, : len(best)] = directions_CK * np.sign(largest_1K) / np.sqrt(variance_W[-1])
     return components_CK
-
-
-def _orthonormal(columns_CW: Float64) -> Float64:
-    """Get an orthonormal basis of what the columns span; twice, because once leaves the square of their condition."""
-    for _ in range(2):
-        squares_W, vectors_WW = np.linalg.eigh(columns_CW.T @ columns_CW)
-        spanning = squares_W > _NO_SPAN * squares_W[-1]
-        columns_CW = columns_CW @ (vectors_WW[:, spanning] / np.sqrt(squares_W[spanning]))
-    return columns_CW
