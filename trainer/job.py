@@ -73,9 +73,6 @@ def fit(
         cluster: where the processes of `training.processes` find each other. Each makes the same call, reads the same
             data, and has the folder of `out` before it, where the first writes.
 
-    Returns:
-        The bundle as written; `evaluate` gives its figures.
-
     Raises:
         BundleExistsError: `out` is already there; raised before any work.
         TrainerError: what is wrong with the recipe, the data, a checkpoint, the export, or what the arguments name.

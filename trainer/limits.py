@@ -101,11 +101,7 @@ def warn_of_future(dataset: Dataset) -> str | None:
 
 
 def check_choice(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a family, a metric or a target prior by which no λ can be chosen on these data.
-
-    Raises:
-        DataError: what lacks.
-    """
+    """Refuse a family, a metric or a target prior by which no λ can be chosen on these data."""
     evaluation, family, prior = recipe.evaluation, recipe.loss.family.name, recipe.evaluation.target_prior
     bucket = evaluation.metric.partition("/")[2]
     if len(dataset.valid) and bucket:

@@ -274,12 +274,6 @@ IMPOSSIBLE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_impossible_values(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        tiny.recipe(**sections)
-
-
 COSINES = {"similarity": "cosine", "temperature": 1}
 SAMPLED = {"name": "uniform", "negatives": 5}
 
@@ -383,8 +377,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("sections", "message"), REFUSED.values(), ids=REFUSED)
-def test_losses_that_are_not_defined_are_refused(sections: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(
+    ("sections", "message"), [*IMPOSSIBLE.values(), *REFUSED.values()], ids=[*IMPOSSIBLE, *REFUSED]
+)
+def test_what_is_impossible_or_not_defined_is_refused(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         tiny.recipe(**sections)
 

@@ -241,7 +241,6 @@ def epoch_batches(
     but for the first and the last, and the sequences are packed. The same arguments give the same batches.
 
     Args:
-        methods: optional parts of the loss.
         seed: with `epoch` it decides the order and every draw.
         visits: rows of the training pairs in the order of an epoch, int64; by default all of them.
         packs: pack sequences; not where a batch is taken in parts.

@@ -26,7 +26,6 @@ def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed
     """Cut the training pairs of a table into `train`, `valid` and `test`; return the table that says so.
 
     Args:
-        split: the strategy, and the shares that are held out.
         given: splits that have a file of their own, for which nothing is cut off.
     """
     shares = [0.0 if name in given else share for name, share in (("test", split.test), ("valid", split.valid))]

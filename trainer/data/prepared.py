@@ -48,9 +48,6 @@ def read_dataset(recipe: Recipe) -> Dataset:
 def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     """Return the data of a recipe as mapped files in `data.prepared`, which are written where there are none of these
     settings and files; those of files that have changed since are removed.
-
-    Returns:
-        The data set, and the folder that it is in.
     """
     root = recipe.data.prepared
     if root is None:

@@ -161,7 +161,6 @@ def find_problems(engine: Engine, table: str, checks: Sequence[Check], parts: It
 
     Args:
         table: with `file`, a number, and `place`, a row's number.
-        parts: the files of the table.
     """
     if not checks:
         return "false"

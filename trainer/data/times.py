@@ -45,11 +45,7 @@ class Clock:
 
     @classmethod
     def of(cls, engine: Engine, time: str, table: str, where: str, now: datetime) -> Clock:
-        """Look at the times of some rows.
-
-        Args:
-            time: expression of a DOUBLE.
-        """
+        """Look at the times of some rows, an expression of a DOUBLE."""
         none = cls(None, None, now.timestamp())
         counts = ", ".join(f"count(*) FILTER ({none.plausible(time, unit)})" for unit in UNITS)
         known, *found = engine.row(f"SELECT count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {where}")

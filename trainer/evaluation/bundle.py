@@ -82,7 +82,6 @@ def evaluate(
 
     Args:
         recipe: measure on this recipe's data; None gives what the bundle holds.
-        split: `valid` or `test`.
         overrides: of a recipe that is a path, `KEY=VALUE`.
 
     Raises:

@@ -97,7 +97,6 @@ class BatchLoss:
 
     Attributes:
         in_batch: the batch's positives are candidates too, before the drawn ones.
-        bfloat16: compute inner products in bfloat16.
         repels: what the gradient of the batch's labels as negatives is multiplied by: above 1 they stand for recalled
             labels, draws of the same q that no gradient reaches [METHODS §2.1].
     """

@@ -244,7 +244,6 @@ def ramp(
 
     Args:
         margin: width of the slope, in logits; > 0.
-        pairwise: compare every negative with the positive.
 
     Hits: masked. Kept, it converges to f ≥ margin where p > ρ and f ≤ −margin where p < ρ: it has no likelihood.
 

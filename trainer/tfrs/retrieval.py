@@ -96,11 +96,9 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         Args:
             query_embeddings: [B, D], or [B, H, D] for H heads of which the best counts.
             candidate_embeddings: [C, D]; row i < B is the positive of query i.
-            sample_weight: [B].
             candidate_sampling_probability: q of every candidate, [C], in (0, 1], for weights that depend on it;
                 `unit` and `constant` do not, where Retrieval always corrects: `relative` is its equal.
             candidate_ids: [C]; strings, or integers.
-            compute_metrics, compute_batch_metrics: update `metrics`; `batch_metrics`.
             score_mask: bool [B, C]; False takes a negative out. A positive always counts.
 
         Raises ValueError where candidate ids or probabilities are needed and missing.

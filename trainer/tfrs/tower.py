@@ -57,9 +57,6 @@ def exported(model: tf.Module, raw: Columns, where: str) -> ExportedTower:
 
     The model's embeddings of the examples are compared with the service's: the values that a request gives for them,
     read by the bundle's own encoder, through ONNX Runtime: of all in one batch, and of the first alone.
-
-    Args:
-        raw: examples of what the model takes.
     """
     first = raw.take([0])
     embeddings_BD = raw.embed(model, where)

