@@ -1,4 +1,6 @@
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,24 +47,51 @@ def test_what_is_saved_is_restored_to_the_bit(tmp_path: Path, trained: TwoTower)
     assert float(other.train_step(BATCH)) == float(trained.train_step(BATCH)), "optimiser, schedule and seed came along"
 
 
-def test_momentum_and_dues_of_l2_come_along(tmp_path: Path) -> None:
-    job = tiny.recipe(
-        query={"features": [tiny.USER], "hidden": [3]},
-        optimizer={"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "l2": 0.01, "schedule": "cosine"},
-    )
-    trained, other = (tiny.model(job, DATA, batch_size=2, total_steps=4) for _ in range(2))
-    for rows in ((0, 0), (1, 2)), ((1, 1), (2, 1)):
-        trained.train_step(tiny.batch(tiny.pairs(*rows)))
+STATES: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "velocities, dues of l2": (
+        {
+            "query": {"features": [tiny.USER], "hidden": [3]},
+            "optimizer": {"embeddings": "sgd", "dense": "sgd", "momentum": 0.9, "l2": 0.01, "schedule": "cosine"},
+        },
+        {"table_user_id_velocity", "table_item_id_velocity", "table_user_id_touched"},
+    ),
+    "averages": ({"optimizer": {"average": 0.9}}, {"table_user_id_average"}),
+    "remembered embeddings": ({"loss": {"sampler": {"name": "cross_batch", "negatives": 5}}}, set()),
+    "remembered labels": ({"loss": {"sampler": {"name": "cross_batch", "negatives": 5, "gradients": True}}}, set()),
+    "β of queries": ({"loss": {"sampler": "full", "weight": "importance", "top_k": {"k": 2}}}, {"top_k"}),
+    "η of pairs": ({"loss": {"family": "augment_and_reduce", "weight": "importance"}}, {"log_eta"}),
+    "streamed frequencies": ({"loss": {"frequencies": "streaming", "weight": "relative"}}, set()),
+    "maps of objectives": (
+        {
+            "data": {"events": {"column": "event", "weights": {"click": 1, "purchase": 2}}},
+            "objectives": {"click": {"events": ["click"]}, "purchase": {"events": ["purchase"]}},
+        },
+        set(),
+    ),
+}
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("sections", "names"), STATES.values(), ids=STATES)
+def test_all_that_steps_change_comes_along(tmp_path: Path, sections: dict[str, Any], names: set[str]) -> None:
+    """After two steps; the third is the same."""
+    train = replace(TRAIN, objectives=np.int32([0, 1, 0, 1, 0, 1]))
+    data = tiny.dataset(train, queries=3, labels=4)
+    trained, other = (tiny.model(tiny.recipe(**sections), data, batch_size=2, total_steps=4) for _ in range(2))
+
+    def step(model: TwoTower, *rows: int) -> float:
+        asked = {"_request": train.queries[[*rows]], "_objective": train.objectives[[*rows]], "_pair": np.int32(rows)}
+        return float(model.train_step(tiny.batch(TRAIN.take(np.array(rows)), **asked)))
+
+    for rows in ((0, 2), (3, 4)):
+        step(trained, *rows)
     Checkpoints(tmp_path, "run").save("latest", trained.variables, {})
     Checkpoints(tmp_path, "run").load("latest", other.variables)
 
-    for model in (trained, other):
-        model.train_step(tiny.batch(tiny.pairs((0, 0), (2, 3))))
+    assert step(other, 0, 5) == step(trained, 0, 5)
     for one, another in zip(values(trained), values(other), strict=True):
         np.testing.assert_array_equal(one, another)
-    assert {"table_user_id_velocity", "table_item_id_velocity", "table_user_id_touched"} <= {
-        it.name for it in trained.variables
-    }
+    assert names <= {it.name for it in trained.variables}
 
 
 def test_the_newest_of_each_kind_is_kept(tmp_path: Path, trained: TwoTower) -> None:

@@ -3,14 +3,12 @@
 Legend: `B` batch, `M` remembered labels, `L` labels, `D` dimensions.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from keras import ops
 
-from longtail.trainer.checkpoint import Checkpoints
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.sampling import SAMPLERS, LabelTable, SamplerSetup
 from tests.trainer import tiny
@@ -122,19 +120,6 @@ def test_before_the_first_step_it_holds_draws_from_the_data_and_an_epoch_embeds_
         recalled, biases = map(ops.convert_to_numpy, sampler.recall())
         np.testing.assert_array_equal(recalled, rows_LD[labels])
         np.testing.assert_array_equal(biases, expected)
-
-
-@pytest.mark.parametrize("gradients", [False, True], ids=["as they were", "as they are"])
-def test_the_memory_survives_a_checkpoint(tmp_path: Path, gradients: bool) -> None:
-    model, other = made(gradients=gradients), made(gradients=gradients)
-    for rows in ([0, 4, 6], [1, 10, 8]):
-        model.train_step(tiny.batch(TRAIN.take(np.array(rows))))
-    Checkpoints(tmp_path, "run").save("latest", model.variables, {})
-    Checkpoints(tmp_path, "run").load("latest", other.variables)
-
-    batch = tiny.batch(TRAIN.take(np.array([5, 2, 3])))
-    assert float(other.train_step(batch)) == float(model.train_step(batch))
-    assert remembered(other).tolist() == remembered(model).tolist()
 
 
 def test_with_importance_weights_it_is_the_loss_of_the_whole_catalogue_on_average() -> None:

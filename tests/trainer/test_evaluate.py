@@ -9,6 +9,7 @@ from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, lines
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, rank
+from longtail.trainer.limits import check_choice
 from tests.trainer import tiny
 
 QUERIES, L, D, T = 12, 9, 4, 0.3
@@ -278,7 +279,8 @@ def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> Non
 
 
 def priced(settings: list[Setting]) -> list[CurvePoint]:
-    """Recall rises with λ from .1 to .3 and the tail's falls from .04 by .04 a λ; μ gives half of that back."""
+    """Recall rises with λ from .1 to .2 and the tail's falls from .04 to 0; μ gives half of that back. nDCG is best at
+    λ = .37."""
     return [
         CurvePoint(
             bias_removal=at.bias_removal,
@@ -287,26 +289,37 @@ def priced(settings: list[Setting]) -> list[CurvePoint]:
                 "recall@2": Interval(value=0.1 + 0.1 * at.bias_removal - 0.01 * at.popularity),
                 "recall@2/tail": Interval(value=0.04 - 0.04 * at.bias_removal + 0.02 * at.popularity),
                 "recall@2/torso": Interval(value=0.0),
+                "ndcg@2": Interval(value=1 - (at.bias_removal - 0.37) ** 2),
             },
         )
         for at in settings
     ]
 
 
-def test_the_default_is_the_best_that_reaches_the_floor() -> None:
-    one_dial, two_dials = Noise("π", constant=False, apart=False), Noise("π^0.5", constant=False, apart=True)
+@pytest.mark.parametrize(
+    ("metric", "floor", "expected"),
+    [
+        ("recall@2", {}, 1.0),
+        ("recall@2", {"tail": 0.02}, 0.5),
+        ("recall@2", {"recall@2/tail": 0.02, "torso": 0.0}, 0.5),
+        ("recall@2", {"tail": 0.5}, 0.0),  # no λ reaches it: the nearest
+        ("recall@2", {"tail": 0.02, "torso": 0.1}, 0.5),  # torso is as far everywhere
+        ("recall@2/tail", {"recall@2": 0.15}, 0.5),
+        ("recall@2/tail", {}, 0.0),
+        ("recall@2", {"tail": {"times": 1.5, "bias_removal": 0.5}}, 0.25),
+        ("recall@2/tail", {"recall@2": {"times": 0.85}}, 0.75),
+        ("recall@2", {"ndcg@2": {"times": 0.999}, "tail": 0.02}, 0.25),
+    ],
+)
+def test_the_default_is_the_best_that_reaches_the_floors(metric: str, floor: dict[str, Any], expected: float) -> None:
+    grid = config(metric=metric, bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor=floor)
+    assert best_dial(priced, grid, Noise("π", constant=False, apart=False))[0] == Setting(expected)
 
-    def best(noise: Noise, **floor: float) -> Setting:
-        grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor=floor)
-        return best_dial(priced, grid, noise)[0]
 
-    assert best(one_dial) == (1, 0)
-    assert best(one_dial, tail=0.02) == (0.5, 0), "recall@2/tail is .02 there"
-    assert best(one_dial, tail=0.02, torso=0.0) == (0.5, 0)
-    assert best(one_dial, tail=0.5) == (0, 0), "no λ reaches it: the nearest"
-    assert best(one_dial, tail=0.02, torso=0.1) == (0.5, 0), "torso is as far everywhere"
-    assert best(two_dials, tail=0.02) == (0.5, 0)
-    assert best(two_dials, tail=0.5) == (0, 0.5), "μ brings it nearer"
+def test_a_prior_may_bring_a_floor_nearer() -> None:
+    for floor, expected in ((0.02, (0.5, 0)), (0.5, (0, 0.5))):
+        grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor={"tail": floor})
+        assert best_dial(priced, grid, Noise("π^0.5", constant=False, apart=True))[0] == expected
 
 
 def test_nothing_to_find_is_an_error() -> None:
@@ -319,3 +332,12 @@ def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
 
     with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):
         bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), long, seed=0)
+
+
+def test_a_metric_of_a_bucket_without_valid_pairs_is_refused() -> None:
+    data = tiny.dataset(tiny.pairs((0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)), queries=3, labels=4)
+    job = tiny.recipe(evaluation={"ks": [2], "metric": "recall@2/tail"})
+
+    check_choice(job, dataclasses.replace(data, valid=tiny.pairs((1, 2))))
+    with pytest.raises(DataError, match="expected valid pairs of tail labels for recall@2/tail, found none"):
+        check_choice(job, dataclasses.replace(data, valid=tiny.pairs((1, 0))))

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from longtail.bundle import Bundle, onnx_session
 from longtail.trainer import Reporter, fit, load_recipe
-from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
@@ -143,22 +142,6 @@ def test_a_step_without_objectives_is_refused() -> None:
     model = tiny.model(recipe(), tiny.dataset(TRAIN, queries=4, labels=L), batch_size=B)
     with pytest.raises(ValueError, match="a step with objectives: expected _objective in its batch, received none"):
         model.train_step(tiny.batch(BATCH))
-
-
-def test_maps_come_along_with_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
-    data = tiny.dataset(TRAIN, queries=4, labels=L)
-    trained, other = (tiny.model(recipe(), data, batch_size=B) for _ in range(2))
-    batch = tiny.batch(BATCH, _objective=OF_BATCH)
-    for _ in range(2):
-        trained.train_step(batch)
-    Checkpoints(tmp_path, "run").save("latest", trained.variables, {})
-    Checkpoints(tmp_path, "run").load("latest", other.variables)
-
-    assert float(other.train_step(batch)) == float(trained.train_step(batch))
-    for one, another in zip(maps_of(trained), maps_of(other), strict=True):
-        assert (one == another).all()
-        assert (one != np.eye(D)).any()
-    assert identity_of(recipe(), data) != identity_of(tiny.recipe(data={"events": EVENTS}), data)
 
 
 def test_repeats_are_of_a_pair_and_its_objective() -> None:
