@@ -41,7 +41,7 @@ class AddedLabels:
         embeddings: float32 [M, D].
         counts: int64 [M], training pairs; 0 of a new label.
         log_pn: float32 [M]; a new label counts as the rarest of the bundle, the one of least π.
-        log_popularity: float32 [M], likewise; None if the bundle's labels have none.
+        log_popularity: float32 [M], likewise, or what a forecast says of a new label; None if the bundle's have none.
         buckets: int8 [M]; a new label is new, whatever the version of the bundle.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
@@ -175,12 +175,24 @@ class LabelAdder:
             np.concatenate([none_BD, *embeddings]),
             np.where(known_M, labels.counts[rows_M], 0),
             labels.log_pn[like_M],
-            None if labels.log_popularity is None else labels.log_popularity[like_M],
+            self._log_popularity(records, rows_M, like_M),
             np.where(known_M, labels.buckets[rows_M], np.int8(NEW)),
             None if labels.bias is None else np.where(known_M, labels.bias[rows_M], np.float32(0)),
             display,
             None if self._priors is None else self._priors.of_added(rows_M, [record.priors for record in records]),
         )
+
+    def _log_popularity(self, records: Sequence[Upsert], rows_M: Int64, like_M: Int64) -> Float32 | None:
+        """Get log π: a known label's own, of a new one the forecast's or else the rarest label's, float32 [M]."""
+        popularity_L, forecast = self._bundle.labels.log_popularity, self._bundle.forecast
+        if popularity_L is None:
+            return None
+        found_M = popularity_L[like_M]
+        if forecast is not None:
+            new = [record for record, row in zip(records, rows_M, strict=True) if row == NEW_LABEL]
+            given = [{**record.display, **record.features} for record in new]
+            found_M[rows_M == NEW_LABEL] = forecast.log_popularity_of_new(given, [each.at.timestamp() for each in new])
+        return found_M
 
     @cached_property
     def _tower(self) -> Tower:

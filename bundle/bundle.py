@@ -90,6 +90,11 @@ class Bundle:
             () if self.priors is None else self.priors.kappas,
         )
 
+    def stored_reports(self) -> dict[str, bytes]:
+        """Read the files of a loaded bundle that are kept with it for people, by name."""
+        names = [name for name in self.manifest.files if name not in CONTRACT_FILES and "/" not in name]
+        return {} if self.path is None else {name: (self.path / name).read_bytes() for name in names}
+
     @property
     def query_model(self) -> bytes | Path:
         """Get the query tower as bytes, or the path of its file where its tables are files too."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import Field
 
-from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int32
+from longtail.bundle.arrays import Array, Bools, Float32, Float64
 from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.frequency import log_frequencies
@@ -40,7 +40,7 @@ class ForecastSettings(Record):
 
     kind: Literal["decayed", "forecast"]
     half_lives: list[float] = Field(min_length=1)
-    """Seconds, falling [W]. A query's pairs with a label count once in the shortest."""
+    """Seconds, falling [W]."""
     base: int = Field(ge=0)
     """Place of the half-life whose sum is multiplied."""
     smoothing: float = Field(gt=0)
@@ -57,8 +57,22 @@ class ForecastSettings(Record):
     """Label features that are numbers."""
     since: str | None = None
     """Column of the date from which on a label is there."""
+    query_id: str = "query_id"
+    """Columns of a log that later pairs are read from: this one, and those below."""
+    label_id: str = "label_id"
+    timestamp: str = "time"
+    ticks: float = Field(default=1.0, gt=0)
+    """How many of the unit of `timestamp` a second has, where it holds numbers."""
+    event: str | None = None
+    ignored: list[str] = Field(default_factory=list)
+    """Types of events that do not count."""
     nats: dict[str, float] = Field(default_factory=dict)
     """Mean log-probability of the pairs of the last period, which nothing was fitted to, by kind of prior."""
+
+    @property
+    def once_in(self) -> float:
+        """Seconds in which a query's pairs with a label count once: the shortest half-life."""
+        return self.half_lives[-1]
 
     @property
     def end(self) -> float:
@@ -100,6 +114,50 @@ class Forecast:
             self, settings=self.settings.model_copy(update={"until": until}), sums=sums_LW, first=first_L
         )  # fmt: skip
 
+    def refreshed(
+        self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float
+    ) -> Forecast:
+        """Add the pairs between `settings.until` and a later time, a query's pairs with a label once in a span.
+
+        Args:
+            queries_N: a number for each query. Pairs from `settings.until` less `settings.once_in` on are needed, so
+                that what was counted then does not count again.
+        """
+        order_N = np.argsort(times_N, kind="stable")
+        times_N = times_N[order_N]
+        rows_n = once_each(queries_N[order_N], labels_N[order_N], times_N, self.settings.once_in)
+        rows_n = rows_n[(times_N[rows_n] > self.settings.until) & (times_N[rows_n] <= until)]
+        return self.counted(labels_N[order_N][rows_n], times_N[rows_n], until)
+
+    def with_labels(
+        self, rows_M: npt.NDArray[np.integer], given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]
+    ) -> Forecast:
+        """Append labels: those of the catalogue, by row, with their pairs, and new ones, of row −1, without any.
+
+        Args:
+            given_M, now_M: as of `log_popularity_of_new`.
+        """
+        known_M = rows_M >= 0
+        more: dict[str, list[Any]] = {_SINCE: self._since_of(given_M, now_M).tolist()}
+        more |= {name: [_text(each.get(name)) for each in given_M] for name in self.settings.attributes}
+        more |= {name: [_number(each.get(name)) for each in given_M] for name in self.settings.numbers}
+        columns = {}
+        for name in self.about.column_names:
+            coded = name in self.settings.attributes
+            before = self.about[name].cast(pa.string()) if coded else self.about[name]
+            joined = pa.chunked_array([*before.chunks, pa.array(more.get(name, [None] * len(given_M)), before.type)])
+            columns[name] = joined.combine_chunks().dictionary_encode() if coded else joined
+        return replace(
+            self,
+            sums=np.concatenate([self.sums, np.where(known_M[:, None], self.sums[rows_M], 0.0)]),
+            first=np.concatenate([self.first, np.where(known_M, self.first[rows_M], np.inf)]),
+            about=pa.table(columns),
+        )
+
+    def take(self, rows_n: npt.NDArray[np.integer]) -> Forecast:
+        """Keep some labels, in an order, int [n]."""
+        return replace(self, sums=self.sums[rows_n], first=self.first[rows_n], about=self.about.take(rows_n))
+
     def there(self, at: float) -> Bools:
         """Return which labels' dates are not later than a time, in seconds since 1970, bool [L]."""
         return ~(self._since > at)
@@ -119,15 +177,15 @@ class Forecast:
         shares_L = np.exp(self._log_rates - self._log_total)
         return log_frequencies(np.where(there_L, shares_L, 0.0), smoothing=_ABSENT / len(shares_L))
 
-    def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now: float) -> Float64:
+    def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Compute log π* of labels without pairs beside the catalogue's, nats, float64 [M].
 
         Args:
             given_M: values by name of feature or column; unknown attributes count as an average one.
-            now: seconds since 1970; a label without a date is there from now on.
+            now_M: seconds since 1970; a label without a date is there from then on.
         """
         settings = self.settings
-        since_M = np.array([_seconds(given.get(settings.since or ""), now) for given in given_M], np.float64)
+        now, since = np.asarray(now_M, np.float64), self._since_of(given_M, now_M)
         rates_M = np.full(len(given_M), np.log(self._added))
         if self.model is not None and given_M:
             codes = {
@@ -136,8 +194,8 @@ class Forecast:
             }
             numbers = {name: np.array([_number(given.get(name)) for given in given_M]) for name in settings.numbers}
             none_M = np.zeros((len(given_M), len(settings.half_lives))), np.full(len(given_M), np.inf)
-            rates_M += self._factor(self._columns(*none_M, codes, numbers, since_M, now))
-        return np.where(since_M <= now, rates_M - self._log_total, np.log(_ABSENT / len(self.first)))
+            rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
+        return np.where(since <= now, rates_M - self._log_total, np.log(_ABSENT / len(self.first)))
 
     def columns(self) -> Float32:
         """Return what the regression reads of every label, float32 [L, F]."""
@@ -167,6 +225,11 @@ class Forecast:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
         return cls(settings, sums, first, rest, about[_MODEL].decode() if _MODEL in about else None)
 
+    def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
+        """Return the dates of labels, in seconds since 1970, float64 [M]; now of a label without one."""
+        name = self.settings.since or ""
+        return np.array([_seconds(given.get(name), now) for given, now in zip(given_M, now_M, strict=True)], np.float64)
+
     @cached_property
     def _since(self) -> Float64:
         if self.settings.since is None:
@@ -187,10 +250,13 @@ class Forecast:
 
     def _factor(self, columns_XF: Float32) -> Float64:
         """Return log of what the regression multiplies the base by, float64 [L] or [M]."""
-        import lightgbm
+        return np.asarray(self._booster.predict(columns_XF, raw_score=True, num_threads=1), np.float64)
 
-        booster = lightgbm.Booster(model_str=self.model)
-        return np.asarray(booster.predict(columns_XF, raw_score=True, num_threads=1), np.float64)
+    @cached_property
+    def _booster(self) -> Any:
+        import lightgbm  # half a second, which most programs need not wait
+
+        return lightgbm.Booster(model_str=self.model)
 
     def _coded(self, name: str) -> pa.DictionaryArray:
         return self.about[name].combine_chunks()
@@ -217,7 +283,7 @@ class Forecast:
 
     def _columns(
         self, sums: Float64, first: Float64, codes: Mapping[str, Array], numbers: Mapping[str, Float64],
-        since: Float64, now: float,
+        since: Float64, now: float | Float64,
     ) -> Float32:  # fmt: skip
         """Return log rates, their differences over half-lives, log rates of attributes, ages in horizons, numbers."""
         settings, horizon, lives_W = self.settings, self.settings.horizon, np.asarray(self.settings.half_lives)
@@ -228,6 +294,10 @@ class Forecast:
         ages = np.where(first <= now, (now - first) / horizon, -1.0), (now - since) / horizon
         columns = [levels, np.diff(levels, axis=1), *of_groups, *(each[:, None] for each in (*ages, *numbers.values()))]
         return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def _number(value: Any) -> float:
@@ -245,7 +315,9 @@ def _seconds(value: Any, now: float) -> float:
         return now
 
 
-def once_each(queries_N: Int32, labels_N: Int32, times_N: Float64, span: float) -> npt.NDArray[np.int64]:
+def once_each(
+    queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, span: float
+) -> npt.NDArray[np.int64]:
     """Return the rows of pairs that count: a query's first with a label in each span of seconds, int64 [n]."""
     keys = np.stack([queries_N, labels_N, (times_N // span).astype(np.int64)]).astype(np.int64)
     _, rows = np.unique(keys, axis=1, return_index=True)

@@ -117,23 +117,34 @@ def build(
 @app.command()
 def priors(
     releases: ReleasesArgument,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URL of the priors of the release.")],
+    table: Annotated[
+        str | None, typer.Argument(metavar="[TABLE]", help="Path or URL of the named priors of the release.")
+    ] = None,
+    events: Annotated[
+        str | None,
+        typer.Option(metavar="PLACE", help="Log since the release's forecast of popularity, which it refreshes."),
+    ] = None,
     source: SourceOption = None,
     name: NameOption = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
     publish: PublishOption = False,
 ) -> None:
-    """Write a release with the priors of a new table; neither the model nor the lists are trained again."""
+    """Write a release with named priors of a new table, or with π* after later pairs; nothing is trained."""
+    if (table is None) == (events is None):
+        raise LongtailIndexError("priors: expected a TABLE or --events, one of them")
+    if events is not None and (prior or missing):
+        raise LongtailIndexError("--prior and --missing: expected a TABLE with them, received --events")
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the release") as status:
-        manifest = building.refresh_priors(
-            releases,
-            _prior_table(table, prior, missing),
-            source=source,
-            name=name,
-            progress=_progress(status, notes),
-        )
+        progress = _progress(status, notes)
+        if events is not None:
+            manifest = building.refresh_forecast(
+                releases, as_place(events), source=source, name=name, progress=progress
+            )
+        else:
+            given = _prior_table(str(table), prior, missing)
+            manifest = building.refresh_priors(releases, given, source=source, name=name, progress=progress)
     _report(releases, manifest, notes)
     if publish:
         _publish(releases, manifest.name)

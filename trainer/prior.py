@@ -77,7 +77,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     The half-life, its smoothing and the number of trees are those of the best likelihood in periods before the last,
     in which all kinds of priors are then compared.
     """
-    config, unit = recipe.prior, dataset.report.unit
+    config, data, unit = recipe.prior, recipe.data, dataset.report.unit
     if known.times is None or unit is None or config.kind == "count":
         raise DataError(f"prior.kind: expected dates in data.timestamp with {config.kind!r}, found numbers or none")
     times_N = known.times / UNITS[unit]
@@ -91,13 +91,16 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
             f"prior.horizon: expected less than ¾ of the log, {0.75 * span / 86_400:.3g} days, "
             f"received {horizon / 86_400:.3g} days"
         )
-    rows = once_each(known.queries, known.labels, times_N, lives[-1])
-    rows = rows[np.argsort(times_N[rows], kind="stable")]
+    by_time = np.argsort(times_N, kind="stable")
+    rows = by_time[once_each(known.queries[by_time], known.labels[by_time], times_N[by_time], lives[-1])]
     log = _Log(known.labels[rows].astype(np.int64), times_N[rows])
     attributes, numbers, about = _about(recipe, dataset)
     settings = ForecastSettings(
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, begin=begin, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
+        query_id=data.query_id, label_id=data.label_id, timestamp=str(data.timestamp), ticks=UNITS[unit],
+        event=None if data.events is None else data.events.column,
+        ignored=[name for name, weight in (data.events.weights if data.events else {}).items() if not weight],
     )  # fmt: skip
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)

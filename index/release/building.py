@@ -18,12 +18,13 @@ from pathlib import Path
 import faiss
 import numpy as np
 
-from longtail.bundle import Bundle, atomic_directory, sha256_of
+from longtail.bundle import Bundle, atomic_directory, sha256_of, working_directory
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import link_or_copy
 from longtail.index.construct.collection import tune_collection
+from longtail.index.construct.pairs import NewPairs, read_pairs
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
@@ -128,6 +129,49 @@ def refresh_priors(
     like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
     tuned = _tuned(bundle, before.spec, there, filterable, progress, before.manifest.device, like)
     return _write(there, name, bundle, tuned, before.spec, filterable, progress, before.manifest.device)
+
+
+def refresh_forecast(
+    releases: str | Path,
+    events: str | Path | NewPairs,
+    *,
+    source: str | None = None,
+    name: str | None = None,
+    until: float | None = None,
+    progress: Progress = lambda _: None,
+) -> ReleaseManifest:
+    """Write a release of an existing one's bundle with π* of the period after some later pairs; nothing is trained.
+
+    Args:
+        events: a log or an export of feedback with the pairs since the release's π*, or these pairs.
+        source: the existing release; CURRENT when None.
+        until: seconds since 1970, up to which pairs count; the time of the last pair when None.
+
+    Raises:
+        PriorsError: the release's bundle has no forecast, or no pair is later than it.
+    """
+    there = Releases(releases)
+    before = there.verify(source or _current(there))
+    bundle, forecast = before.bundle, before.bundle.forecast
+    if forecast is None:
+        raise PriorsError(
+            f"{before.name}: expected a release whose bundle has a forecast ([prior] in its recipe), found none"
+        )
+    pairs = events if isinstance(events, NewPairs) else read_pairs(events, bundle, forecast.settings, progress)
+    until = float(pairs.times.max(initial=-np.inf)) if until is None else until
+    if until <= forecast.settings.until:
+        newest = datetime.fromtimestamp(forecast.settings.until, UTC)
+        raise PriorsError(f"{before.name}: expected pairs later than its forecast, {newest:%Y-%m-%d %H:%M}, found none")
+    fresh = forecast.refreshed(*pairs, until)
+    labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
+    changed = replace(bundle, labels=labels, forecast=fresh, reports=bundle.stored_reports())
+    name = _free_name(there, name, before.manifest.bundle)
+    with working_directory(there.root / f"{name}.bundle") as working:
+        written = replace(changed.write(working / BUNDLE), priors=bundle.priors)
+        like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
+        filterable, device = before.manifest.filterable, before.manifest.device
+        tuned = _tuned(written, before.spec, there, filterable, progress, device, like)
+        return _write(there, name, written, tuned, before.spec, filterable, progress, device)
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:

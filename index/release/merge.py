@@ -20,7 +20,6 @@ import pyarrow as pa
 from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int64
-from longtail.bundle.bundle import CONTRACT_FILES
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
 from longtail.index.errors import LongtailIndexError
@@ -94,11 +93,13 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         ),
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
-        reports={
-            name: (bundle / name).read_bytes()
-            for name in manifest.files
-            if name not in CONTRACT_FILES and "/" not in name
-        },
+        forecast=source.forecast
+        and source.forecast.with_labels(
+            added.catalogue_rows,
+            [{**record.display, **record.features} for record in upserts if record.id not in skipped],
+            [record.at.timestamp() for record in upserts if record.id not in skipped],
+        ).take(places),
+        reports=source.stored_reports(),
         path=None,
     ).write(out)
     return report

@@ -68,7 +68,7 @@ def test_a_label_whose_date_lies_ahead_has_nothing_until_then() -> None:
 
 def test_a_new_label_has_what_one_without_pairs_has() -> None:
     found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
-    new = found.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], now=20 * DAY)
+    new = found.log_popularity_of_new([{"listed": "1970-01-11"}, {}, {"listed": "1970-02-01"}], [20 * DAY] * 3)
 
     np.testing.assert_allclose(new[:2], found.log_popularity()[-1])
     assert new[2] < np.log(1e-12)
@@ -89,12 +89,12 @@ def boosted() -> Forecast:
 
 def test_a_new_label_is_foretold_by_its_attributes(boosted: Forecast) -> None:
     given = [{"kind": kind, "price": 1.5} for kind in ("a", "b")]
-    of_new = boosted.log_popularity_of_new(given, now=20 * DAY)
+    of_new = boosted.log_popularity_of_new(given, [20 * DAY] * 2)
 
     twin = replace(boosted, about=ABOUT.set_column(1, "price", pa.array([1.5] * LABELS)))
     np.testing.assert_allclose(of_new - of_new[0], twin._log_rates[-2:] - twin._log_rates[-2], atol=1e-6)
-    assert np.isfinite(boosted.log_popularity_of_new([{"kind": "unknown", "price": None}, {}], now=0.0)).all()
-    assert len(boosted.log_popularity_of_new([], now=0.0)) == 0
+    assert np.isfinite(boosted.log_popularity_of_new([{"kind": "unknown", "price": None}, {}], [0.0, 0.0])).all()
+    assert len(boosted.log_popularity_of_new([], [])) == 0
 
 
 def test_what_is_written_is_read(boosted: Forecast, tmp_path: Path) -> None:

@@ -1,0 +1,84 @@
+"""Read pairs of a log for a forecast: a number for each query, label rows, and seconds since 1970.
+
+Legend: `N` pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float64, Int64
+from longtail.bundle.forecast import ForecastSettings
+from longtail.index.errors import PriorsError
+from longtail.tables import DataError, find_files
+from longtail.tables.engine import Opened, engine
+from longtail.tables.table import id_of, read_table
+from longtail.tables.values import literal, micros_of, number_of
+
+_OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
+"""Columns of an export of feedback, where it lacks those of the log."""
+
+
+class NewPairs(NamedTuple):
+    """Pairs of labels that a bundle has: a number for each query, label rows, int64 [N]; seconds since 1970 [N]."""
+
+    queries: Int64
+    labels: Int64
+    times: Float64
+
+
+def read_pairs(
+    place: Path | str, bundle: Bundle, settings: ForecastSettings, progress: Callable[[str], None]
+) -> NewPairs:
+    """Read the pairs of a log or an export of feedback, by the columns that training read; raises PriorsError."""
+
+    def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+        found: dict[str, tuple[str, str]] = {}
+        for role in ("query_id", "label_id", "timestamp", "event"):
+            name = getattr(settings, role)
+            name = _OF_EXPORT.get(role, name) if name not in opened.names else name
+            if role == "event" and (settings.event is None or name not in opened.names):
+                found[role] = ("NULL", "VARCHAR")
+                continue
+            found[role] = opened.column(name)
+            if role != "timestamp":
+                found[role] = id_of(opened, name, *found[role])
+        return found
+
+    try:
+        with engine() as duck:
+            table = read_table(duck, find_files(place), columns, str(place))
+            table.refuse_rejected()
+            table.find_types(["timestamp"])
+            cell, kind = table.column("timestamp"), table.kinds["timestamp"]
+            micros, number = micros_of(cell, kind), number_of(cell, kind)
+            if micros is None and number is None:
+                raise PriorsError(f"{place}, column {settings.timestamp!r}: expected times, found {kind}")
+            seconds = f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
+            ignored = ", ".join(map(literal, settings.ignored)) or "''"
+            query, label = f"(hash({table.column('query_id')}) >> 1)::BIGINT", table.column("label_id")
+            rows = duck.arrow(
+                f"SELECT {query} AS query, {label} AS label, {seconds} AS time FROM {table.name} "
+                f"WHERE {seconds} IS NOT NULL AND coalesce({table.column('event')} NOT IN ({ignored}), true)"
+            )
+            skipped = table.rows - len(rows)
+    except DataError as error:
+        raise PriorsError(str(error)) from error
+    labels = pc.index_in(rows["label"].cast(bundle.labels.ids.type), bundle.labels.ids)
+    known = np.asarray(labels.is_valid())
+    if skipped or not known.all():
+        progress(
+            f"priors: {skipped:,} of {table.rows:,} rows left out, without a time or of types that do not count, and "
+            f"{int((~known).sum()):,} of labels that the release lacks"
+        )
+    rows = rows.filter(pa.array(known))
+    return NewPairs(
+        np.asarray(rows["query"]), np.asarray(labels.drop_null()).astype(np.int64), np.asarray(rows["time"], np.float64)
+    )
