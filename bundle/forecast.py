@@ -31,6 +31,8 @@ _LEAST = 0.01
 """Pairs of a horizon that are added before a logarithm is taken."""
 _ABSENT = 1e-12
 """π* of a label whose date lies ahead, as a part of an average label's."""
+_ENOUGH = 100
+"""Later pairs from which on the kinds of priors are compared by them."""
 _SUMS, _FIRST, _SINCE = "sums", "first", "since"
 _ABOUT, _MODEL = b"forecast", b"lightgbm"
 
@@ -119,6 +121,8 @@ class Forecast:
     ) -> Forecast:
         """Add the pairs between `settings.until` and a later time, a query's pairs with a label once in a span.
 
+        `nats` are then those of the pairs added, under the priors before them, where they are 100 or more.
+
         Args:
             queries_N: a number for each query. Pairs from `settings.until` less `settings.once_in` on are needed, so
                 that what was counted then does not count again.
@@ -127,7 +131,15 @@ class Forecast:
         times_N = times_N[order_N]
         rows_n = once_each(queries_N[order_N], labels_N[order_N], times_N, self.settings.once_in)
         rows_n = rows_n[(times_N[rows_n] > self.settings.until) & (times_N[rows_n] <= until)]
-        return self.counted(labels_N[order_N][rows_n], times_N[rows_n], until)
+        wanted_n = labels_N[order_N][rows_n]
+        fresh = self.counted(wanted_n, times_N[rows_n], until)
+        if len(rows_n) < _ENOUGH:
+            return fresh
+        count = self.settings.model_copy(update={"base": 0})
+        kinds = {"count": replace(self, settings=count, model=None), "decayed": replace(self, model=None)}
+        kinds |= {"forecast": self} if self.model is not None else {}
+        nats = {kind: float(of.log_popularity(whole=True)[wanted_n].mean()) for kind, of in kinds.items()}
+        return replace(fresh, settings=fresh.settings.model_copy(update={"nats": nats}))
 
     def with_labels(
         self, rows_M: npt.NDArray[np.integer], given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]

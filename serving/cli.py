@@ -86,6 +86,9 @@ def run(
     search_threads: Annotated[
         int | None, typer.Option(help="Searches at once in a process, one core each (default: 1).")
     ] = None,
+    refresh_prior: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Refresh the forecast of popularity so often, such as 1h.")
+    ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
     settings_file: Annotated[Path | None, typer.Option("--settings", help="TOML file of settings.")] = None,
     log_level: Annotated[LogLevel, typer.Option(help="Least level that is logged.")] = LogLevel.info,
@@ -104,6 +107,7 @@ def run(
         state=state,
         workers=workers,
         search_threads=search_threads,
+        refresh_prior=refresh_prior,
         insecure=insecure,
         settings_file=settings_file,
     )

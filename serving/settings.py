@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -49,6 +50,16 @@ def _read_releases(given: object) -> object:
             raise ValueError(str(error)) from None
         return given.rstrip("/")
     return local_path(given) if isinstance(given, str) else given
+
+
+def _read_span(given: object) -> object:
+    """Return the seconds of a span such as `1h`."""
+    if not isinstance(given, str):
+        return given
+    found = re.fullmatch(r"(\d+)([smhd])", given)
+    if not found or not int(found[1]):
+        raise ValueError("expected a span such as 30m, 1h or 1d")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
 
 
 def _read_database(given: object) -> object:
@@ -102,6 +113,9 @@ class Settings(BaseSettings):
     """How often CURRENT is read; a published release is loaded at most this much later."""
     keep_releases: int = Field(default=1, ge=0)
     """Releases before the one served that stay loaded, for requests that name them in `release`."""
+    refresh_prior: Annotated[float, BeforeValidator(_read_span)] | None = None
+    """How often the forecast of popularity is refreshed from the service's own events, such as `1h`; of replicas, by
+    one of them. By default never."""
     mirror_share: float = Field(default=0.05, ge=0, le=1)
     """Share of the queries that a staged release is asked, too, unseen."""
 
@@ -224,6 +238,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 "expected a directory in state where releases are at a URL, received none: what must stay is not to be "
                 "in a cache"
+            )
+        if self.refresh_prior is not None and str(self.events_place).startswith("kafka:"):
+            raise ValueError(
+                "expected events in a folder with refresh_prior, received a topic: export them, and run "
+                "`longtail-index priors RELEASES --events PLACE --publish`"
             )
         if self.queue_limit < self.max_queries:
             raise ValueError(

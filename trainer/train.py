@@ -90,8 +90,7 @@ def prepare_run(
     )
     held_out = {} if tree is None else tree.held_out
     trained = Trained(recipe, dataset, encoding, model, train_step, TrainingHistory(tree_penalties=held_out))
-    noise = trained.noise()
-    if noise.ahead and noise.constant:
+    if recipe.prior.kind != "count" and trained.noise().constant:
         raise RecipeError(
             f"prior.kind: expected 'count' with the loss {recipe.loss}, whose scores hold the training's popularity at "
             f"every λ, received {recipe.prior.kind!r}; in_batch and unit leave it out"

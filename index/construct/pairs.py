@@ -71,14 +71,19 @@ def read_pairs(
             skipped = table.rows - len(rows)
     except DataError as error:
         raise PriorsError(str(error)) from error
-    labels = pc.index_in(rows["label"].cast(bundle.labels.ids.type), bundle.labels.ids)
-    known = np.asarray(labels.is_valid())
-    if skipped or not known.all():
+    pairs = known_pairs(rows, bundle)
+    if (unknown := len(rows) - len(pairs.labels)) or skipped:
         progress(
             f"priors: {skipped:,} of {table.rows:,} rows left out, without a time or of types that do not count, and "
-            f"{int((~known).sum()):,} of labels that the release lacks"
+            f"{unknown:,} of labels that the release lacks"
         )
-    rows = rows.filter(pa.array(known))
+    return pairs
+
+
+def known_pairs(rows: pa.Table, bundle: Bundle) -> NewPairs:
+    """Return the rows of labels that a bundle has, of the columns `query`, `label` (ids) and `time` (seconds)."""
+    labels = pc.index_in(rows["label"].cast(bundle.labels.ids.type), bundle.labels.ids)
+    rows = rows.filter(labels.is_valid())
     return NewPairs(
         np.asarray(rows["query"]), np.asarray(labels.drop_null()).astype(np.int64), np.asarray(rows["time"], np.float64)
     )

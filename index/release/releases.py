@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -216,19 +216,24 @@ class Releases:
             self.collections.hold(history[-1], held)
             return history[-1]
 
-    def prune(self, keep: int, say: Callable[[str], None] = lambda _: None) -> list[str]:
+    def prune(
+        self, keep: int, say: Callable[[str], None] = lambda _: None, *, among: Collection[str] | None = None
+    ) -> list[str]:
         """Delete all but the `keep` newest releases and those in use; returns the deleted names.
 
         In use are the current, the staged, the one that `rollback` would go to, and those of arms in
         `experiments.toml`, of which `say` gets a line. Unreadable releases count as oldest. Leftovers of killed builds
         are deleted too. Raises LongtailIndexError where `experiments.toml` cannot be read; nothing is deleted then.
+
+        Args:
+            among: the releases that may be deleted; None: all.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
         with self.shelf.turn() as (now, move):
             in_arms = self._in_arms()
             needed = {now.current, now.staged, *self._history_before(now)[-1:]}
-            newest_first = sorted(self.names(), key=self._age_key, reverse=True)
+            newest_first = sorted(self.names() if among is None else among, key=self._age_key, reverse=True)
             for name in newest_first[keep:]:
                 if name in in_arms - needed:
                     say(f"kept: {name}, which answers for an arm of {EXPERIMENTS_FILE}")

@@ -86,6 +86,7 @@ class Retriever:
         self.name = name
         self.created_at = created_at
         self.manifest = bundle.manifest
+        self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
         self.catalogue = Catalogue(bundle.labels, bundle.embeddings, filterable)
@@ -288,6 +289,7 @@ class Retriever:
                 prior.model_dump(include={"name", "minimum", "default", "maximum"})
                 for prior in (() if self._bundle.priors is None else self._bundle.priors.settings)
             ],
+            "forecast": self.forecast and self.forecast.model_dump(include={"kind", "until", "horizon", "nats"}),
             "proposal": self._by_query.proposal,
             "query_features": [
                 {

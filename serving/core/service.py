@@ -188,7 +188,7 @@ class Service:
             if self.current is not None and not forced:
                 changed.check_compatible(self.current)
             offline = OfflineFigures.of(changed.manifest)
-            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline)
+            self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline, changed.forecast)
             others = [kept for kept in self._loaded.values() if kept.name != changed.name]
             kept = others[max(0, len(others) - self.settings.keep_releases) :]
             self._loaded, self.current = {each.name: each for each in (*kept, changed)}, changed

@@ -1,12 +1,12 @@
 // The dial's offline curve at μ = 0: what each λ costs and gives, with the default and what is asked for.
 
-function dial(view, { bias_removal, popularity }) {
+function dial(view, { bias_removal, popularity, forecast }) {
   const { default: preset, chosen_by: chosen, curve_split: split } = bias_removal;
   const curve = bias_removal.curve.filter((point) => !point.popularity);
   const asked = settings(view.window.dials.bias_removal);
   const prior = popularity.default ? ` with μ ${lambda(popularity.default)}` : "";
   const today = asked.length ? `${upper(view.words)}: ${commonest(view.window.dials.bias_removal)}. ` : "";
-  const setting = `${today}The default is ${lambda(preset)}${prior}, chosen by ${chosen}.`;
+  const setting = `${today}The default is ${lambda(preset)}${prior}, chosen by ${chosen}.${foretold(forecast)}`;
   const charts = byId("dial-charts");
   if (!curve.length) {
     say(byId("dial-lead"), setting);
@@ -93,4 +93,12 @@ function lambdaTicks(from, to, width) {
   const first = Math.ceil(from / step - 1e-9);
   const last = Math.floor(to / step + 1e-9);
   return Array.from({ length: last - first + 1 }, (_, i) => [(first + i) * step, short((first + i) * step)]);
+}
+
+function foretold(forecast) {
+  if (!forecast) return "";
+  const { until, nats } = forecast;
+  const gain = nats.forecast === undefined ? nats.decayed - nats.count : nats.forecast - nats.count;
+  const at = new Date(until * 1000).toISOString().slice(0, 16).replace("T", " ");
+  return ` μ multiplies a forecast of popularity by pairs up to ${at}; it made the latest ones ${gain.toFixed(2)} nats likelier than counts.`;
 }

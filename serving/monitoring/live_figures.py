@@ -33,6 +33,7 @@ from prometheus_client.core import Metric
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
+from longtail.bundle.forecast import ForecastSettings
 from longtail.serving.errors import NotReadyError
 from longtail.serving.monitoring.baseline import DECILES, Baseline, OfflineFigures
 from longtail.serving.monitoring.prometheus import Metrics
@@ -315,8 +316,9 @@ class Monitoring:
         self.figures.count("dropped", events)
 
     def begin_release(
-        self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
-    ) -> None:
+        self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None,
+        forecast: ForecastSettings | None = None,
+    ) -> None:  # fmt: skip
         """Count further answers as this release's."""
         self.figures.begin_release(release, buckets_L, baseline, offline)
-        self.metrics.begin_release(release)
+        self.metrics.begin_release(release, forecast)

@@ -7,6 +7,7 @@ files that the one that is scraped adds up.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -26,6 +27,7 @@ from prometheus_client.registry import Collector
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int64
+from longtail.bundle.forecast import ForecastSettings
 from longtail.serving.monitoring.baseline import DECILES
 from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
 
@@ -146,6 +148,7 @@ class Metrics(Collector):
         self.refused_ids = {reason: refused.labels(reason) for reason in ("malformed", "forged", "expired")}
         self._unknown = {ids: unknown.labels(ids) for ids in ("exclude", "allow")}
         self._release: str | None = None
+        self._forecast: ForecastSettings | None = None
         self._shown = counted
         if MULTIPROCESS in os.environ:
             self._shown = CollectorRegistry()
@@ -226,9 +229,9 @@ class Metrics(Collector):
                 if count:
                     self._arm_choices.labels(chosen.arm.run, chosen.arm.arm, name).inc(count)
 
-    def begin_release(self, name: str) -> None:
-        """Name the release that is served from now on."""
-        self._release = name
+    def begin_release(self, name: str, forecast: ForecastSettings | None = None) -> None:
+        """Name the release that is served from now on, and its forecast of popularity."""
+        self._release, self._forecast = name, forecast
         self._swaps.inc()
 
     def collect(self) -> Iterator[Metric]:
@@ -239,6 +242,18 @@ class Metrics(Collector):
         if self._release is not None:
             family.add_metric([self._release], 1)
         yield family
+        age = GaugeMetricFamily("longtail_prior_age_seconds", "Since the last pair that the forecast knows.")
+        nats = GaugeMetricFamily(
+            "longtail_prior_nats",
+            "Mean log-probability of the latest pairs, by the prior before them.",
+            labels=["kind"],
+        )
+        if self._forecast is not None:
+            age.add_metric([], time.time() - self._forecast.until)
+            for kind, value in self._forecast.nats.items():
+                nats.add_metric([kind], value)
+        yield age
+        yield nats
 
     def scrape(self) -> bytes:
         """Return all series in Prometheus' text format, version 0.0.4."""

@@ -25,6 +25,7 @@ from longtail.serving.errors import StateError
 from longtail.serving.monitoring.prometheus import MULTIPROCESS
 from longtail.serving.monitoring.workers import Workers, WorkerState
 from longtail.serving.process.server import BACKLOG, Terminal, run, take_hangups
+from longtail.serving.refresh import refreshing
 from longtail.serving.settings import Settings
 from longtail.state import Postgres, StoreError, read_label_changes
 
@@ -46,10 +47,11 @@ def serve(settings: Settings, log_level: str) -> None:
     listener = _listen(settings)
     with _exclusive(settings.state_directory):
         _refuse_left_behind(settings)
-        if settings.workers == 1:
-            run(settings, listener)
-        else:
-            sys.exit(Supervisor(settings, listener, log_level).run())
+        with refreshing(settings, log_level):
+            if settings.workers == 1:
+                run(settings, listener)
+            else:
+                sys.exit(Supervisor(settings, listener, log_level).run())
 
 
 class Supervisor:

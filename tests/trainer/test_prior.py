@@ -26,12 +26,12 @@ START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 ITEMS, DAYS = 120, 60
 
 
-def log_of(folder: Path, rows: int = 12_000) -> Path:
+def log_of(folder: Path, rows: int = 12_000, start: datetime.datetime = START) -> Path:
     """Write a log in which every item has its week, and a table with category, price and first day of the items."""
     rng = np.random.default_rng(5)
     peak, days = rng.uniform(0, DAYS, ITEMS), np.sort(rng.uniform(0, DAYS, rows))
     items = [rng.choice(ITEMS, p=_shares(peak, day)) for day in days]
-    at = [START + datetime.timedelta(days=float(day)) for day in days]
+    at = [start + datetime.timedelta(days=float(day)) for day in days]
     log = {
         "user": [f"u{user}" for user in rng.integers(0, 400, rows)],
         "item": [f"i{item}" for item in items],
@@ -40,7 +40,7 @@ def log_of(folder: Path, rows: int = 12_000) -> Path:
     pq.write_table(pa.table(log), folder / "log.parquet")
     about = {
         "item": [f"i{item}" for item in range(ITEMS)], "category": [f"c{int(day // 10)}" for day in peak],
-        "price": peak, "listed": [START + datetime.timedelta(days=float(day) - 20) for day in peak],
+        "price": peak, "listed": [start + datetime.timedelta(days=float(day) - 20) for day in peak],
     }  # fmt: skip
     pq.write_table(pa.table(about), folder / "items.parquet")
     return folder

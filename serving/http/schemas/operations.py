@@ -46,6 +46,18 @@ class FilterableColumn(BaseModel):
     operators: list[str]
 
 
+class ReleaseForecast(BaseModel):
+    """The forecast of popularity that `popularity` of a request multiplies."""
+
+    kind: Literal["decayed", "forecast"]
+    until: float = Field(description="Seconds since 1970 of the last pair that it knows.")
+    horizon: float = Field(description="Seconds of the period after it that it is of.")
+    nats: dict[str, float] = Field(
+        description="Mean log-probability of the latest pairs under the prior before them, by kind: count, decayed, "
+        "forecast."
+    )
+
+
 class ReleaseAnswer(BaseModel):
     """Answer of GET /v1/release."""
 
@@ -60,6 +72,7 @@ class ReleaseAnswer(BaseModel):
     bias_removal: BiasRemoval
     popularity: Popularity
     priors: list[ReleasePrior]
+    forecast: ReleaseForecast | None = Field(description="Null where popularity is that of training.")
     buckets: Buckets
     proposal: str = Field(
         description="Which noise `bias_removal` multiplies the log of in /v1/retrieve: `label frequencies`, another "

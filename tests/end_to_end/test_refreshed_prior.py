@@ -1,0 +1,164 @@
+"""π* of a release is refreshed from later pairs: by the command, and by a service from its own events under load."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from threading import Event, Thread
+
+import httpx2 as httpx
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.bundle import Bundle
+from longtail.index import Releases, build
+from longtail.index.errors import PriorsError
+from longtail.index.release.building import refresh_forecast
+from longtail.trainer.config import recipe_toml
+from tests.bundles import make_bundle
+from tests.end_to_end.commands import fitted_and_published, longtail
+from tests.end_to_end.killing import server
+from tests.serving.process import until
+from tests.trainer.test_prior import DAYS, FORECAST, log_of, recipe
+
+RARE = "i7"
+HISTORY = {"name": "seen", "kind": "history", "table": "item", "dim": 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that ends now, its model in `model` and a release of it in `releases`."""
+    root = tmp_path_factory.mktemp("refreshed")
+    log_of(root, start=datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=DAYS))
+    of = recipe(root, FORECAST, query={"features": [{"name": "user", "kind": "id", "dim": 8}, HISTORY]})
+    (root / "recipe.toml").write_text(recipe_toml(of, root))
+    fitted_and_published(root)
+    return root
+
+
+def first(folder: Path) -> str:
+    """The release that was built after training."""
+    return min(Releases(folder / "releases").names())
+
+
+def later(folder: Path, users: list[str]) -> Path:
+    """Write a log in which each of some users chooses the rare label now."""
+    now = datetime.datetime.now(datetime.UTC)
+    rows = {"user": users, "item": [RARE] * len(users), "at": [now] * len(users)}
+    pq.write_table(pa.table(rows), folder / "later.parquet")
+    return folder / "later.parquet"
+
+
+def share_of(folder: Path, name: str) -> float:
+    """π* of the rare label in a release."""
+    labels = Releases(folder / "releases").open(name).bundle.labels
+    assert labels.log_popularity is not None
+    return float(np.exp(labels.log_popularity[labels.row_of[RARE]]))
+
+
+def test_a_command_refreshes_the_prior_and_the_lists_follow(folder: Path) -> None:
+    place = later(folder, [f"u{user}" for user in range(300)])
+    said = longtail("index", "priors", folder / "releases", "--events", place, "--name", "second")
+
+    assert "second" in said
+    assert share_of(folder, "second") > 10 * share_of(folder, first(folder))
+    second = Releases(folder / "releases").open("second").bundle
+    assert second.forecast is not None
+    assert {*second.forecast.settings.nats} >= {"count", "decayed"}  # of the 300 pairs
+    assert listed(second) > listed(Releases(folder / "releases").open(first(folder)).bundle) + 0.3
+
+
+def listed(bundle: Bundle) -> float:
+    """The share of lists of five at λ = 0, μ = 1 that hold the rare label."""
+    queries = bundle.augmentation.queries(bundle.calibration_queries, 0.0, 1.0)
+    best = np.argsort(-queries @ bundle.rows().T, axis=1)[:, :5]
+    return float((best == bundle.labels.row_of[RARE]).any(axis=1).mean())
+
+
+def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
+    for name, users in (("burst", ["u1"] * 1000), ("single", ["u1"])):
+        refresh_forecast(folder / "releases", later(folder, users), source=first(folder), name=name)
+
+    np.testing.assert_allclose(share_of(folder, "burst"), share_of(folder, "single"), rtol=1e-3)
+
+
+def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
+    forecast = Bundle.load(folder / "model").forecast
+    assert forecast is not None
+    given = [{"category": "c1", "price": 2.0}, {"category": "c5", "price": 55.0, "listed": "2000-01-01"}]
+    places = np.r_[4:10, len(forecast.first) + np.arange(2)]
+    more = forecast.with_labels(np.array([3, -1]), given, [forecast.settings.until] * 2).take(places)
+
+    np.testing.assert_array_equal(more.sums[-2], forecast.sums[3])
+    assert not more.sums[-1].any()
+    assert np.isinf(more.first[-1])
+    assert more.about["category"].to_pylist()[-1] == "c5"
+    assert np.isfinite(more.log_popularity()).all()
+
+
+def test_what_cannot_be_refreshed_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(PriorsError, match="expected pairs later than its forecast"):
+        refresh_forecast(folder / "releases", before_test(folder), source=first(folder))
+    make_bundle().write(tmp_path / "plain")
+    build(tmp_path / "plain", tmp_path / "releases", name="plain")
+    with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast"):
+        refresh_forecast(tmp_path / "releases", folder / "log.parquet", source="plain")
+
+
+def before_test(folder: Path) -> Path:
+    """Write the first half of the log."""
+    log = pq.read_table(folder / "log.parquet")
+    pq.write_table(log.slice(0, len(log) // 2), folder / "half.parquet")
+    return folder / "half.parquet"
+
+
+@pytest.mark.process
+def test_a_service_refreshes_its_prior_under_load(folder: Path) -> None:
+    with (
+        server(folder / "releases", folder / "server.log", refresh_prior="5s") as running,
+        httpx.Client(base_url=running.url, timeout=30) as http,
+    ):
+        running.wait_until_ready()
+        nats = http.get("/v1/release").json()["forecast"]["nats"]
+        assert nats["forecast"] > nats["decayed"] > nats["count"]
+
+        added = {"id": "brand-new", "features": {"category": "c5", "price": 58.0}}
+        answer = http.post("/v1/labels", json={"labels": [added]})
+        assert answer.status_code == 200, answer.text
+
+        def log_popularity(id_: str) -> float:
+            return float(http.get(f"/v1/labels/{id_}").json()["log_popularity"])
+
+        least = min(log_popularity(f"i{item}") for item in range(40))
+        assert log_popularity("brand-new") > least + 1
+        before, stop, failed, releases = log_popularity(RARE), Event(), list[str](), set[str]()
+
+        def ask() -> None:
+            with httpx.Client(base_url=running.url, timeout=30) as client:
+                while not stop.is_set():
+                    answer = client.post("/v1/retrieve", json={"queries": [{"features": {"user": "u1"}}]})
+                    if answer.status_code == 200:
+                        releases.add(answer.json()["release"])
+                    else:
+                        failed.append(answer.text)
+
+        asking = Thread(target=ask)
+        asking.start()
+        try:
+            events = [{"features": {"user": f"u{user}"}, "labels": [RARE]} for user in range(200)]
+            assert http.post("/v1/feedback", json={"events": events}).status_code == 200
+            until(lambda: log_popularity(RARE) > before + 2 and len(releases) > 1, seconds=60)
+        finally:
+            stop.set()
+            asking.join()
+
+        assert not failed
+        assert http.get("/v1/release").json()["forecast"]["until"] > time.time() - 60
+        metrics = http.get("/metrics").text
+        assert 0 < float(metrics.split("\nlongtail_prior_age_seconds ")[1].split()[0]) < 60
+        assert 'longtail_prior_nats{kind="decayed"}' in metrics
+        assert log_popularity("brand-new") > least + 1
+    assert 1 <= sum(".prior-" in name for name in Releases(folder / "releases").names()) <= 3
