@@ -34,7 +34,7 @@ _ABSENT = 1e-12
 _ENOUGH = 100
 """Later pairs from which on the kinds of priors are compared by them."""
 _SUMS, _FIRST, _SINCE = "sums", "first", "since"
-_ABOUT, _MODEL = b"forecast", b"lightgbm"
+_ABOUT, _MODEL = b"forecast", b"xgboost"
 
 
 class ForecastSettings(Record):
@@ -91,14 +91,14 @@ class Forecast:
         first: seconds since 1970 of a label's first pair, float64 [L]; +∞ without one.
         about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
             since 1970, float64, NaN where missing; L rows.
-        model: LightGBM's text; None for `decayed`.
+        model: XGBoost's, as UBJSON; None for `decayed`.
     """
 
     settings: ForecastSettings
     sums: Float64
     first: Float64
     about: pa.Table
-    model: str | None = None
+    model: bytes | None = None
 
     def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
         """Let the sums fall to a later time, and add the pairs since `settings.until`.
@@ -220,7 +220,7 @@ class Forecast:
         sums = pa.FixedSizeListArray.from_arrays(self.sums.reshape(-1), self.sums.shape[1])
         table = self.about.append_column(_SUMS, sums).append_column(_FIRST, pa.array(self.first))
         about = {_ABOUT: self.settings.model_dump_json().encode()}
-        about |= {} if self.model is None else {_MODEL: self.model.encode()}
+        about |= {} if self.model is None else {_MODEL: self.model}
         write_table(path, table.replace_schema_metadata(about))
 
     @classmethod
@@ -235,7 +235,7 @@ class Forecast:
             rest = table.drop_columns([_SUMS, _FIRST]).replace_schema_metadata(None)
         except (KeyError, ValueError) as error:
             raise BundleCorruptError(f"{path}: expected sums and settings of a forecast: {error}") from error
-        return cls(settings, sums, first, rest, about[_MODEL].decode() if _MODEL in about else None)
+        return cls(settings, sums, first, rest, about.get(_MODEL))
 
     def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of labels, in seconds since 1970, float64 [M]; now of a label without one."""
@@ -262,13 +262,18 @@ class Forecast:
 
     def _factor(self, columns_XF: Float32) -> Float64:
         """Return log of what the regression multiplies the base by, float64 [L] or [M]."""
-        return np.asarray(self._booster.predict(columns_XF, raw_score=True, num_threads=1), np.float64)
+        import xgboost
+
+        rows = xgboost.DMatrix(columns_XF, base_margin=np.zeros(len(columns_XF)), nthread=1)
+        return np.asarray(self._booster.predict(rows, output_margin=True), np.float64)
 
     @cached_property
     def _booster(self) -> Any:
-        import lightgbm  # half a second, which most programs need not wait
+        import xgboost  # half a second, which most programs need not wait
 
-        return lightgbm.Booster(model_str=self.model)
+        booster = xgboost.Booster({"nthread": 1})
+        booster.load_model(bytearray(self.model or b""))
+        return booster
 
     def _coded(self, name: str) -> pa.DictionaryArray:
         return self.about[name].combine_chunks()

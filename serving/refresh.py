@@ -90,7 +90,7 @@ def refresh(settings: Settings) -> str:
 def _chosen(settings: Settings, forecast: ForecastSettings, until: float) -> pa.Table:
     """Read what was chosen since the forecast: a number for each query, label ids, and seconds since 1970."""
     since = forecast.until - forecast.once_in
-    with events_of(Path(settings.events_place)) as connection:
+    with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
         given = {"since": since, "until": until, "query_id": forecast.query_id, "ignored": forecast.ignored}
         return connection.execute(_CHOSEN, given).to_arrow_table()
 

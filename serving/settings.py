@@ -239,7 +239,7 @@ class Settings(BaseSettings):
                 "expected a directory in state where releases are at a URL, received none: what must stay is not to be "
                 "in a cache"
             )
-        if self.refresh_prior is not None and str(self.events_place).startswith("kafka:"):
+        if self.refresh_prior is not None and str(self.events).startswith("kafka:"):
             raise ValueError(
                 "expected events in a folder with refresh_prior, received a topic: export them, and run "
                 "`longtail-index priors RELEASES --events PLACE --publish`"

@@ -37,8 +37,8 @@ _FEW = 500_000
 """Rows up to which one thread is as fast as several, and many times as fast beside other work."""
 _TREES, _PATIENCE = 500, 20
 _BOOSTER = {
-    "objective": "poisson", "learning_rate": 0.05, "num_leaves": 31, "min_data_in_leaf": 50, "lambda_l2": 1.0,
-    "feature_fraction": 0.7, "bagging_fraction": 0.7, "bagging_freq": 1, "deterministic": True, "verbose": -1,
+    "objective": "count:poisson", "eta": 0.05, "max_leaves": 31, "max_depth": 0, "grow_policy": "lossguide",
+    "min_child_weight": 5, "lambda": 1, "colsample_bytree": 0.7, "subsample": 0.7,
 }  # fmt: skip
 
 
@@ -174,24 +174,27 @@ def _with_base(settings: ForecastSettings, origins: list[_Origin]) -> tuple[Fore
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
-def _boosted(origins: list[_Origin], seed: int) -> tuple[str, float]:
-    """Fit the regression on all origins; return LightGBM's text, and the nats on the last by one without it."""
-    import lightgbm
+def _boosted(origins: list[_Origin], seed: int) -> tuple[bytes, float]:
+    """Fit the regression on all origins; return it, and the nats on the last by one that was fitted without it."""
+    import xgboost
 
     rng = np.random.default_rng(seed)
     parts = [_rows_of(origin, _ROWS // len(origins), rng) for origin in origins]
-
-    def rows(some: list[_Rows]) -> lightgbm.Dataset:
-        columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
-        return lightgbm.Dataset(columns, pairs, weight=weights, init_score=log_base, params=settings)
-
     threads = 1 if sum(len(part.pairs) for part in parts) < _FEW else 0
-    settings = _BOOSTER | {"seed": seed, "num_threads": threads}
-    stop = lightgbm.early_stopping(_PATIENCE, verbose=False)
-    tried = lightgbm.train(settings, rows(parts[:-1]), _TREES, [rows(parts[-1:])], callbacks=[stop])
-    last = replace(origins[-1].forecast, model=tried.model_to_string(num_iteration=tried.best_iteration))
+    settings = _BOOSTER | {"seed": seed, "nthread": threads}
+
+    def rows(some: list[_Rows]) -> xgboost.DMatrix:
+        columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
+        return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=threads or None)
+
+    tried = xgboost.train(
+        settings, rows(parts[:-1]), _TREES,
+        evals=[(rows(parts[-1:]), "last")], early_stopping_rounds=_PATIENCE, verbose_eval=False,
+    )  # fmt: skip
+    trees = tried.best_iteration + 1
+    last = replace(origins[-1].forecast, model=bytes(tried[:trees].save_raw("ubj")))
     nats = origins[-1].nats(last.log_popularity(whole=True))
-    return lightgbm.train(settings, rows(parts), max(tried.best_iteration, 1)).model_to_string(), nats
+    return bytes(xgboost.train(settings, rows(parts), trees).save_raw("ubj")), nats
 
 
 class _Rows(NamedTuple):

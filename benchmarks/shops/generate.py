@@ -6,7 +6,7 @@ of the category, the brand and a part of its own, which the picture tells in par
     static    w and u never change; w is a Zipf law
     sessions  visits of several events: each keeps to one category, and pulls towards the product seen before
     drift     w_p(t) rises and falls: every product has its weeks
-    fresh     a third of the products appear along the way, and are wanted most when they are new
+    fresh     a third of the products appear along the way, and are wanted most when they are new; a column has the day
 
 Legend: `P` products, `U` users, `N` events, `D` latent coordinates.
 """
@@ -156,11 +156,13 @@ def write(target: Path, law: Law, *, products: int, users: int, events: int, see
             working / "events.parquet",
         )  # fmt: skip
         picture_PK = _pictures(shop, rng)
+        born = pa.array(_START + (shop.born_P * 86_400).astype("timedelta64[s]"), mask=shop.born_P == 0)
+        listed = {"listed_at": born} if law == "fresh" else {}
         pq.write_table(
             pa.table({
                 "product_id": _names("p", np.arange(products)), "title": pa.array(_titles(shop, rng)),
                 "category": _names("c", shop.category_P), "brand": _names("b", shop.brand_P),
-                "price": pa.array(np.exp(shop.log_price_P).round(2)),
+                "price": pa.array(np.exp(shop.log_price_P).round(2)), **listed,
                 "picture": pa.FixedSizeListArray.from_arrays(pa.array(picture_PK.ravel()), PICTURE),
             }),
             working / "products.parquet",

@@ -77,14 +77,14 @@ def test_a_new_label_has_what_one_without_pairs_has() -> None:
 @pytest.fixture(scope="module")
 def boosted() -> Forecast:
     """A forecast whose regression was fitted to labels of kind a, wanted twice as much as those of kind b."""
-    import lightgbm
+    import xgboost
 
     found = forecast().counted(PAIRS, TIMES, 20 * DAY)
     columns = np.repeat(found.columns(), 40, axis=0)
     wanted = np.tile(np.arange(LABELS).repeat(40) % 2 == 0, 1) + 1
-    data = lightgbm.Dataset(columns, wanted, params={"verbose": -1})
-    settings = {"objective": "poisson", "num_threads": 1, "verbose": -1, "min_data_in_leaf": 1}
-    return replace(found, model=lightgbm.train(settings, data, 30).model_to_string())
+    data = xgboost.DMatrix(columns, wanted, base_margin=np.zeros(len(wanted)))
+    model = xgboost.train({"objective": "count:poisson", "nthread": 1}, data, 30)
+    return replace(found, model=bytes(model.save_raw("ubj")))
 
 
 def test_a_new_label_is_foretold_by_its_attributes(boosted: Forecast) -> None:

@@ -18,7 +18,7 @@ EXTRAS = {
     "serving-gpu": ("serve", "gpu", "postgres", "remote", "milvus", "kafka"),
     "trainer": ("train", "index", "postgres", "remote", "milvus"),
 }
-NOT_SERVED = {"serving-gpu": {"jax"}}
+NOT_SERVED = {"serving-gpu": {"jax", "xgboost"}}  # xgboost is for other platforms than that image
 
 
 def declared(image: str) -> dict[str, Requirement]:
