@@ -128,7 +128,7 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
     trained = id_towers(tmp_path, training=training, query=query)
 
-    bundle = to_bundle(trained, np.arange(3), Dial(BiasRemoval(default=0)), {}, tmp_path)
+    bundle = to_bundle(trained, trained.dataset.train, np.arange(3), Dial(BiasRemoval(default=0)), {}, tmp_path)
     inputs = {"user_id": np.int32([0, 1, 2, 3])}
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
 
@@ -161,7 +161,9 @@ def test_a_tower_that_computes_something_else_is_not_exported(
         (tmp_path / f"{side}_tower.onnx").write_bytes(model)
 
     with pytest.raises(ExportError, match=message):
-        to_bundle(finished.trained, np.arange(40), Dial(BiasRemoval(default=0)), {}, tmp_path)
+        to_bundle(
+            finished.trained, finished.trained.dataset.train, np.arange(40), Dial(BiasRemoval(default=0)), {}, tmp_path
+        )
 
 
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:
