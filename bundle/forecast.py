@@ -209,11 +209,12 @@ class Forecast:
             rates_M += self._factor(self._columns(*none_M, codes, numbers, since, now))
         return np.where(since <= now, rates_M - self._log_total, np.log(_ABSENT / len(self.first)))
 
-    def columns(self) -> Float32:
-        """Return what the regression reads of every label, float32 [L, F]."""
-        codes = {name: np.asarray(self._coded(name).indices.fill_null(-1)) for name in self.settings.attributes}
-        numbers = {name: np.asarray(self.about[name]) for name in self.settings.numbers}
-        return self._columns(self.sums, self.first, codes, numbers, self._since, self.settings.until)
+    def columns(self, rows_n: npt.NDArray[np.integer] | slice = slice(None)) -> Float32:
+        """Return what the regression reads of labels, float32 [L, F] or those of some rows [n, F]."""
+        codes = {name: np.asarray(self._coded(name).indices.fill_null(-1))[rows_n] for name in self.settings.attributes}
+        numbers = {name: np.asarray(self.about[name])[rows_n] for name in self.settings.numbers}
+        now, since = self.settings.until, self._since[rows_n]
+        return self._columns(self.sums[rows_n], self.first[rows_n], codes, numbers, since, now)
 
     def write(self, path: Path) -> None:
         """Write as an Arrow file, with settings and regression in the schema."""
@@ -336,6 +337,9 @@ def once_each(
     queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, span: float
 ) -> npt.NDArray[np.int64]:
     """Return the rows of pairs that count: a query's first with a label in each span of seconds, int64 [n]."""
-    keys = np.stack([queries_N, labels_N, (times_N // span).astype(np.int64)]).astype(np.int64)
-    _, rows = np.unique(keys, axis=1, return_index=True)
+    _, queries_N = np.unique(queries_N, return_inverse=True)
+    bins_N = (times_N // span).astype(np.int64)
+    bins_N -= bins_N.min(initial=0)
+    keys_N = (queries_N.astype(np.int64) * (int(labels_N.max(initial=0)) + 1) + labels_N) * (bins_N.max(initial=0) + 1)
+    _, rows = np.unique(keys_N + bins_N, return_index=True)
     return np.sort(rows)

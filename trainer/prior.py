@@ -32,13 +32,12 @@ _FIRST_ORIGIN = 0.25
 """Part of the log that every origin has behind it."""
 _CHOOSING = 4
 """Origins that half-life and smoothing are chosen on."""
-_ROWS = 2_000_000
-_FEW = 500_000
-"""Rows up to which one thread is as fast as several, and many times as fast beside other work."""
+_ROWS = 400_000
+"""Of the regression, at most: it takes some twenty seconds then, on one core, so that figures repeat on any machine."""
 _TREES, _PATIENCE = 500, 20
 _BOOSTER = {
     "objective": "count:poisson", "eta": 0.05, "max_leaves": 31, "max_depth": 0, "grow_policy": "lossguide",
-    "min_child_weight": 5, "lambda": 1, "colsample_bytree": 0.7, "subsample": 0.7,
+    "min_child_weight": 5, "lambda": 1, "colsample_bytree": 0.7, "subsample": 0.7, "nthread": 1,
 }  # fmt: skip
 
 
@@ -106,10 +105,10 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     steps = np.minimum(horizon, (until - horizon - earliest) / (config.origins - 1))
     at = [until - horizon - steps * place for place in reversed(range(config.origins))]
-    settings, nats = _with_base(settings, list(_origins(empty, log, at[-_CHOOSING - 1 :])))
+    settings, nats = _with_base(settings, _origins(empty, log, at[-_CHOOSING - 1 :]))
     empty, model = replace(empty, settings=settings), None
     if config.kind == "forecast":
-        model, nats["forecast"] = _boosted(list(_origins(empty, log, at)), recipe.seed)
+        model, nats["forecast"] = _boosted(_origins(empty, log, at), _ROWS // config.origins, recipe.seed)
         model = model if nats["forecast"] > nats["decayed"] else None
     settings = settings.model_copy(update={"nats": nats})
     return replace(empty, settings=settings, model=model).counted(*log, until)
@@ -157,44 +156,42 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
         before = origin
 
 
-def _with_base(settings: ForecastSettings, origins: list[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
+def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
     """Choose half-life and smoothing on all origins but the last, on which the nats are measured."""
+    grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
 
     def nats(origin: _Origin, base: int, smoothing: float) -> float:
         sums_L = origin.forecast.sums[:, base]
         return origin.nats(np.log(sums_L + smoothing * sums_L.mean() + np.finfo(float).tiny))
 
-    def best(places: int) -> tuple[int, float]:
-        grid = [(base, smoothing) for base in range(places) for smoothing in _SMOOTHINGS]
-        return max(grid, key=lambda pair: sum(nats(origin, *pair) for origin in choosing))
-
-    *choosing, last = origins
-    base, smoothing = best(len(settings.half_lives))
-    found = {"count": nats(last, *best(1)), "decayed": nats(last, base, smoothing)}
+    *choosing, last_G = [np.array([nats(origin, *pair) for pair in grid]) for origin in origins]
+    mean_G = np.mean(choosing, axis=0)
+    best, count = int(mean_G.argmax()), int(mean_G[: len(_SMOOTHINGS)].argmax())
+    base, smoothing = grid[best]
+    found = {"count": float(last_G[count]), "decayed": float(last_G[best])}
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
-def _boosted(origins: list[_Origin], seed: int) -> tuple[bytes, float]:
-    """Fit the regression on all origins; return it, and the nats on the last by one that was fitted without it."""
+def _boosted(origins: Iterator[_Origin], rows: int, seed: int) -> tuple[bytes, float]:
+    """Fit the regression on so many rows of each origin; return it, and the nats on the last by one without them."""
     import xgboost
 
-    rng = np.random.default_rng(seed)
-    parts = [_rows_of(origin, _ROWS // len(origins), rng) for origin in origins]
-    threads = 1 if sum(len(part.pairs) for part in parts) < _FEW else 0
-    settings = _BOOSTER | {"seed": seed, "nthread": threads}
+    rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
+    for origin in origins:
+        parts.append(_rows_of(origin, rows, rng))
 
-    def rows(some: list[_Rows]) -> xgboost.DMatrix:
+    def matrix(some: list[_Rows]) -> xgboost.DMatrix:
         columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
-        return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=threads or None)
+        return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
     tried = xgboost.train(
-        settings, rows(parts[:-1]), _TREES,
-        evals=[(rows(parts[-1:]), "last")], early_stopping_rounds=_PATIENCE, verbose_eval=False,
+        settings, matrix(parts[:-1]), _TREES,
+        evals=[(matrix(parts[-1:]), "last")], early_stopping_rounds=_PATIENCE, verbose_eval=False,
     )  # fmt: skip
     trees = tried.best_iteration + 1
-    last = replace(origins[-1].forecast, model=bytes(tried[:trees].save_raw("ubj")))
-    nats = origins[-1].nats(last.log_popularity(whole=True))
-    return bytes(xgboost.train(settings, rows(parts), trees).save_raw("ubj")), nats
+    last = replace(origin.forecast, model=bytes(tried[:trees].save_raw("ubj")))
+    nats = origin.nats(last.log_popularity(whole=True))
+    return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
 
 
 class _Rows(NamedTuple):
@@ -219,4 +216,4 @@ def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
         rows_R = np.concatenate([rows_R[: most // 2], rows_R[sample]])
         weights_R = np.concatenate([np.ones(most // 2), np.full(drawn, rest / drawn)])
     pairs = np.log(max(int(origin.pairs_L[origin.there].sum()), 1))
-    return _Rows(forecast.columns()[rows_R], origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)
+    return _Rows(forecast.columns(rows_R), origin.pairs_L[rows_R], weights_R, log_base_L[rows_R] + pairs)
