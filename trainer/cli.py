@@ -216,6 +216,10 @@ def evaluate(
             "FILE has columns label and share.",
         ),
     ] = None,
+    rolling: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Cut test into N periods, and refresh the forecast of popularity before each."),
+    ] = None,
     set_: _Set = None,
 ) -> None:
     """Print a bundle's evaluation table, as stored or measured again from its files."""
@@ -229,9 +233,16 @@ def evaluate(
 
         Console().print(target_table(FoundByLabel.read(bundle), target_prior))
         return
+    from longtail.trainer.config import load_recipe
     from longtail.trainer.evaluation import bundle as measured
-    from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table
+    from longtail.trainer.evaluation.report import evaluation_markdown, evaluation_table, rolling_table
 
+    if rolling is not None:
+        if recipe is None or rolling < 1:
+            raise RecipeError("--rolling: expected --recipe with it, and at least one period")
+        figures = measured.evaluate_rolling(bundle, recipe, rolling, overrides=set_ or [])
+        Console().print(rolling_table(figures, bundle.name, load_recipe(recipe, set_ or []).evaluation.metric))
+        return
     result = measured.evaluate(bundle, recipe, split=split, overrides=set_ or [])
     if markdown:
         print(evaluation_markdown(result.dial, result.metric))

@@ -19,6 +19,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.evaluation.bundle import evaluate_rolling
 from longtail.trainer.job import before_test
 from longtail.trainer.prior import fit_forecast
 
@@ -156,6 +157,13 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
     np.testing.assert_allclose(read.labels.log_popularity, read.forecast.log_popularity(), atol=1e-5)
     dataset = read_dataset(of)
     assert read.forecast.settings.until == pytest.approx(before_test(dataset).times.max() / 1e6)
+    rolled = evaluate_rolling(bundle, of, 3)
+    assert [each.prior for each in rolled] == ["counts", "forecast", "refreshed"] * 3
+    assert sum(each.pairs for each in rolled[::3]) == len(dataset.test)
+    early = {each.prior: each.metrics["recall@10"].value for each in rolled[:3]}
+    assert early["forecast"] == pytest.approx(early["refreshed"], abs=0.02)  # no pair has come before the first period
+    late = {each.prior: each.metrics["recall@10"].value for each in rolled[-3:]}
+    assert late["refreshed"] > late["counts"]
     stored, again = evaluate(bundle), evaluate(bundle, of)
     assert again.value() == pytest.approx(stored.value(), abs=1e-3)
     assert stored.value() > 1.3 * evaluate(count).value()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity, onnx_session
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies, onnx_session
 from longtail.bundle.arrays import Int32
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
+from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing, with_default
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
@@ -122,36 +127,122 @@ def evaluate(
     return EvaluationResult(name, recipe.evaluation.metric, measured, bundle.manifest.popularity)
 
 
+class RollingFigures(NamedTuple):
+    """What a bundle finds at its default dial in one period of test, with one prior.
+
+    Attributes:
+        begin: seconds since 1970.
+        prior: `counts` of the training pairs, the bundle's `forecast` as released, or `refreshed` by the pairs before.
+        pairs: of the period, of labels in the bundle.
+    """
+
+    begin: float
+    prior: str
+    pairs: int
+    metrics: Mapping[str, Interval]
+
+
+def evaluate_rolling(
+    bundle: Bundle | Path, recipe: Recipe | Path, periods: int, *, overrides: Sequence[str] = ()
+) -> list[RollingFigures]:
+    """Measure one model and several priors over periods of test of one length, each after the last.
+
+    What queries chose in earlier periods is in their histories and out of their lists, as it is for `test` as a whole.
+
+    Raises:
+        RecipeError: the bundle has no forecast.
+        DataError: times are no dates, or a period has no pair of a label in the bundle.
+        BundleError: the bundle cannot be loaded.
+    """
+    bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    if bundle.forecast is None:
+        raise RecipeError("rolling: expected a bundle with a forecast, [prior] in its recipe, received one without")
+    measured = _OnData.of(bundle, recipe)
+    known, test, unit = measured.before("test"), measured.dataset.test, measured.dataset.report.unit
+    if test.times is None or unit is None or known.times is None:
+        raise DataError("rolling: expected dates in data.timestamp, found numbers or none")
+    count = log_frequencies(bundle.labels.counts)
+    default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+    figures, forecast = list[RollingFigures](), bundle.forecast
+    ends = np.linspace(np.nextafter(test.times.min(), -np.inf), test.times.max(), periods + 1)
+    for begin, end in pairwise(ends):
+        held_out = test.take((test.times > begin) & (test.times <= end))
+        earlier = known.followed_by(test.take(test.times <= begin))
+        seen = _by_bundle_rows(earlier, measured.rows_L)
+        assert seen.times is not None
+        until = max(begin / UNITS[unit], forecast.settings.until)
+        forecast = forecast.refreshed(seen.queries, seen.labels, seen.times / UNITS[unit], until)
+        priors = {"counts": count, "forecast": bundle.forecast.log_popularity(whole=True)}
+        priors["refreshed"] = forecast.log_popularity(whole=True)
+        for name, log_prior in priors.items():
+            labels = replace(bundle.labels, log_popularity=log_prior.astype(np.float32))
+            nothing = f"rolling: expected pairs of labels in the bundle from {begin:g} to {end:g}, found none"
+            (point,) = measured.curve(held_out, earlier, labels, [default], nothing=nothing)
+            figures.append(RollingFigures(begin / UNITS[unit], name, len(held_out), point.metrics))
+    return figures
+
+
+@dataclass(frozen=True)
+class _OnData:
+    """A bundle and a recipe's data; `rows_L`: the bundle's row of every label of the data, −1 where it has none."""
+
+    bundle: Bundle
+    recipe: Recipe
+    dataset: Dataset
+    rows_L: Int32
+
+    @classmethod
+    def of(cls, bundle: Bundle, recipe: Recipe) -> _OnData:
+        dataset = read_dataset(recipe)
+        rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
+        return cls(bundle, recipe, dataset, rows_L)
+
+    @cached_property
+    def _encoding(self) -> Encoding:
+        manifest = self.bundle.manifest
+        return Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
+
+    def before(self, split: str) -> Pairs:
+        """Return the pairs that are known when a split begins."""
+        train, valid = self.dataset.train, self.dataset.valid
+        return train.followed_by(valid) if split == "test" and len(valid) else train
+
+    def curve(
+        self, held_out: Pairs, known: Pairs, labels: Labels, settings: Sequence[Setting], *, nothing: str
+    ) -> list[CurvePoint]:
+        """Measure some settings; raises DataError with the text `nothing` if no pair is left to find."""
+        bundle, recipe, dataset = self.bundle, self.recipe, self.dataset
+        features = self._encoding.query.with_history(known)
+        session = onnx_session(bundle.query_model, "query_tower.onnx")
+        training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
+        known, held_out = _by_bundle_rows(known, self.rows_L), _by_bundle_rows(held_out, self.rows_L)
+        if not len(held_out):
+            raise DataError(nothing)
+        return bias_removal_curve(
+            held_out,
+            known,
+            lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
+            LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
+            _config(bundle, recipe),
+            request_queries=dataset.request_queries,
+            seed=recipe.seed,
+            settings=settings,
+            log_proposal=log_proposal_of(bundle.proposal, features),
+            calibrated_at=0.0 if Noise.of_bundle(bundle).constant else recipe.loss.calibrated_at,
+            described=recipe.describes_labels,
+        )
+
+
 def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> list[CurvePoint]:
     """Return the curve on a recipe's data; raises DataError with the text `nothing` if no pair is left to find."""
-    dataset = read_dataset(recipe)
-    rows_L = pc.fill_null(pc.index_in(dataset.label_ids, value_set=bundle.labels.ids), -1).to_numpy()
-    known = dataset.train.followed_by(dataset.valid) if split == "test" and len(dataset.valid) else dataset.train
-    held_out = dataset.test if split == "test" else dataset.valid
-    encoding = Encoding.fit(recipe, dataset, dict(bundle.vocabularies), bundle.manifest.query_features)
-    features = encoding.query.with_history(known)
-    session = onnx_session(bundle.query_model, "query_tower.onnx")
-    training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
-    known, held_out = _by_bundle_rows(known, rows_L), _by_bundle_rows(held_out, rows_L)
-    if not len(held_out):
-        raise DataError(nothing)
-    noise, labels = Noise.of_bundle(bundle), bundle.labels
+    measured, labels = _OnData.of(bundle, recipe), bundle.labels
     if bundle.forecast is not None:
         labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
     default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
-    return bias_removal_curve(
-        held_out,
-        known,
-        lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
-        LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
-        _config(bundle, recipe),
-        request_queries=dataset.request_queries,
-        seed=recipe.seed,
-        settings=with_default(lines(recipe.evaluation, noise, default.bias_removal), default),
-        log_proposal=log_proposal_of(bundle.proposal, features),
-        calibrated_at=0.0 if noise.constant else recipe.loss.calibrated_at,
-        described=recipe.describes_labels,
-    )
+    settings = with_default(lines(recipe.evaluation, Noise.of_bundle(bundle), default.bias_removal), default)
+    held_out = measured.dataset.test if split == "test" else measured.dataset.valid
+    return measured.curve(held_out, measured.before(split), labels, settings, nothing=nothing)
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from rich.table import Table
 from longtail.bundle import BUCKET_NAMES, CurvePoint, Interval
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, removes_nothing
 from longtail.trainer.evaluation.target import FoundByLabel
@@ -64,6 +66,22 @@ def target_table(found: FoundByLabel, prior: str) -> Table:
     )
     title = f"valid, labels drawn as {prior}, top {found.k}"
     return _terminal_table(title, caption, [*dials, f"recall@{found.k}", "95 %"], rows)
+
+
+def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> Table:
+    """Create a terminal table of a model with several priors over periods of test."""
+    k, shown = k_of(metric), "%Y-%m-%d %H:%M"
+    names = [f"recall@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
+    rows = (
+        (
+            [datetime.fromtimestamp(each.begin, UTC).strftime(shown), f"{each.pairs:,}", each.prior],
+            _values(each.metrics, names),
+            each.prior == "refreshed",
+        )
+        for each in figures
+    )
+    caption = "counts: of training; forecast: as released; refreshed: by the pairs before the period"
+    return _terminal_table(f"{name}, top {k}", caption, ["from", "pairs", "prior", "recall", *BUCKET_NAMES], rows)
 
 
 def baseline_table(compared: Comparison) -> Table:
