@@ -173,6 +173,11 @@ def finish(
         "Seed": str(recipe.seed),
         "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
     }
+    if (forecast := trained.forecast(before_test(dataset))) is not None:
+        fitted, days = forecast.settings, forecast.settings.horizon / 86_400
+        nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
+        facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}; theory: λ = 0, μ = 1"
+        reporter.say(f"Prior: {facts['Prior']}")
     objectives = figures_by_objective(trained, dataset, dial)
     for name, found in objectives.items():
         facts[f"Objective {name}"] = found["in_words"]

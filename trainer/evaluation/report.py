@@ -70,7 +70,7 @@ def target_table(found: FoundByLabel, prior: str) -> Table:
 
 def rolling_table(figures: Sequence[RollingFigures], name: str, metric: str) -> Table:
     """Create a terminal table of a model with several priors over periods of test."""
-    k, shown = k_of(metric), "%Y-%m-%d %H:%M"
+    k, shown = k_of(metric), "%m-%d %H:%M"
     names = [f"recall@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
     rows = (
         (
