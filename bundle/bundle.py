@@ -226,6 +226,12 @@ def _check(bundle: Bundle) -> None:
                 f"norm {norms[worst]:.6g} in row {worst}",
             )
     _check_labels(bundle)
+    if bundle.forecast is not None:
+        rows, served = len(bundle.forecast.first), bundle.labels.log_popularity is not None
+        require(
+            "forecast.arrow has a row per label", rows == manifest.labels, f"{manifest.labels} rows", f"{rows} rows"
+        )
+        require("log_popularity is there beside forecast.arrow", served, "a column", "none")
     _check_features(bundle)
     _check_tables(bundle)
     if bundle.proposal is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from longtail.bundle import Bundle
+from longtail.bundle import Bundle, BundleInvariantError
 from longtail.trainer import evaluate, fit
 from longtail.trainer.config import Recipe
 from longtail.trainer.data.dataset import Dataset
@@ -155,6 +156,8 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
     assert read.forecast is not None
     assert read.manifest.popularity.default > 0
     np.testing.assert_allclose(read.labels.log_popularity, read.forecast.log_popularity(), atol=1e-5)
+    with pytest.raises(BundleInvariantError, match="has a row per label"):
+        replace(read, forecast=read.forecast.take(np.arange(3))).validate()
     dataset = read_dataset(of)
     assert read.forecast.settings.until == pytest.approx(before_test(dataset).times.max() / 1e6)
     rolled = evaluate_rolling(bundle, of, 3)
