@@ -190,7 +190,7 @@ class Bundle:
                 name: Vocabulary.read(path / file, verify=verify) for name, file in _in(VOCABULARIES, manifest)
             },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
-            forecast=Forecast.read(path / FORECAST) if FORECAST in manifest.files else None,
+            forecast=Forecast.read(path / FORECAST, verify=verify) if FORECAST in manifest.files else None,
             path=path,
         )
         if verify:

@@ -225,9 +225,9 @@ class Forecast:
         write_table(path, table.replace_schema_metadata(about))
 
     @classmethod
-    def read(cls, path: Path) -> Forecast:
+    def read(cls, path: Path, *, verify: bool = True) -> Forecast:
         """Map what `write` wrote; raises BundleCorruptError."""
-        table = map_table(path)
+        table = map_table(path, verify=verify)
         about = table.schema.metadata or {}
         try:
             settings = ForecastSettings.model_validate_json(about[_ABOUT])

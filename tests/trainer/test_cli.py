@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import typer
 
 from longtail.bundle import Bundle
 from longtail.trainer import cli
@@ -12,36 +11,6 @@ from longtail.trainer.config import load_recipe
 from longtail.trainer.evaluation.dial import Setting
 from tests.trainer import tiny
 from tests.trainer.conftest import Finished
-
-SURFACE = {
-    "check": ["RECIPE", "--since", "--json", "--set"],
-    "data": ["NAME", "--out", "--from"],
-    "evaluate": ["BUNDLE", "--recipe", "--split", "--markdown", "--target-prior", "--set"],
-    "fit": [
-        "RECIPE",
-        "--out",
-        "--since",
-        "--warm-start",
-        "--track",
-        "--coordinator",
-        "--process",
-        "--processes",
-        "--set",
-    ],
-    "init": [
-        "CLICKS",
-        "--out",
-        "--labels",
-        "--queries",
-        "--query-id",
-        "--label-id",
-        "--timestamp",
-        "--event",
-    ],
-    "prepare": ["RECIPE", "--since", "--set"],
-    "tune": ["RECIPE", "--out", "--trials", "--storage", "--set"],
-    "upload": ["BUNDLE", "URL"],
-}
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -52,22 +21,6 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
             cli.main()
     captured = capsys.readouterr()
     return int(ended.value.code or 0), captured.out, captured.err
-
-
-def test_the_surface_is_pinned() -> None:
-    commands = typer.main.get_command(cli.app).commands
-    found = {
-        name: [
-            parameter.opts[0]
-            if parameter.param_type_name == "option"
-            else (parameter.metavar or parameter.name.upper())
-            for parameter in command.params
-            if parameter.name != "help"
-        ]
-        for name, command in commands.items()
-    }
-
-    assert found == SURFACE
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ class ReleaseAnswer(BaseModel):
     bias_removal: BiasRemoval
     popularity: Popularity
     priors: list[ReleasePrior]
-    forecast: ReleaseForecast | None = Field(description="Null where popularity is that of training.")
+    forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
     buckets: Buckets
     proposal: str = Field(
         description="Which noise `bias_removal` multiplies the log of in /v1/retrieve: `label frequencies`, another "
