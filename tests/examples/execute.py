@@ -52,6 +52,9 @@ def main(names: list[str]) -> None:
         notebook = nbformat.read(path, as_version=4)
         with TemporaryDirectory() as folder:
             execute(notebook, Path(folder))
+        for cell in notebook.cells:
+            if cell.cell_type == "code":  # without what libraries warn of, such as a missing progress bar
+                cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         notebook.metadata = {
             "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
             "language_info": {"name": "python"},
