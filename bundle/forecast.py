@@ -24,8 +24,10 @@ from longtail.bundle.arrays import Array, Bools, Float32, Float64
 from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.frequency import log_frequencies
+from longtail.bundle.ids import id_text
 from longtail.bundle.manifest import Record
 from longtail.bundle.mapped_table import map_table, write_table
+from longtail.bundle.values import number_of
 
 _LEAST = 0.01
 """Pairs of a horizon that are added before a logarithm is taken."""
@@ -59,6 +61,8 @@ class ForecastSettings(Record):
     """Label features that are numbers."""
     since: str | None = None
     """Column of the date from which on a label is there."""
+    since_feature: str | None = None
+    """Label feature that reads the column, if one does."""
     query_id: str = "query_id"
     """Columns of a log that later pairs are read from: this one, and those below."""
     label_id: str = "label_id"
@@ -149,10 +153,15 @@ class Forecast:
         Args:
             given_M, now_M: as of `log_popularity_of_new`.
         """
-        known_M = rows_M >= 0
+        known_M, settings = rows_M >= 0, self.settings
         more: dict[str, list[Any]] = {_SINCE: self._since_of(given_M, now_M).tolist()}
-        more |= {name: [_text(each.get(name)) for each in given_M] for name in self.settings.attributes}
-        more |= {name: [_number(each.get(name)) for each in given_M] for name in self.settings.numbers}
+        more |= {name: [id_text(each.get(name)) for each in given_M] for name in settings.attributes}
+        more |= {name: [_number(each.get(name)) for each in given_M] for name in settings.numbers}
+        names = {_SINCE: (settings.since, settings.since_feature)}
+        for place in map(int, np.flatnonzero(known_M)):  # a label of the catalogue keeps what a change does not give
+            for name in self.about.column_names:
+                if not any(each in given_M[place] for each in names.get(name, (name,))):
+                    more.setdefault(name, [None] * len(given_M))[place] = self.about[name][rows_M[place]].as_py()
         columns = {}
         for name in self.about.column_names:
             coded = name in self.settings.attributes
@@ -186,22 +195,23 @@ class Forecast:
             whole: count labels whose date lies within the horizon, as an evaluation over it does; a service does not.
         """
         there_L = self.there(self.settings.end if whole else self.settings.until)
-        shares_L = np.exp(self._log_rates - self._log_total)
-        return log_frequencies(np.where(there_L, shares_L, 0.0), smoothing=_ABSENT / len(shares_L))
+        highest = float(self._log_rates[there_L].max(initial=-np.inf)) if there_L.any() else 0.0
+        shares_L = np.where(there_L, np.exp(self._log_rates - highest), 0.0)
+        return log_frequencies(shares_L, smoothing=max(_ABSENT * float(shares_L.mean()), np.finfo(float).tiny))
 
     def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Compute log π* of labels without pairs beside the catalogue's, nats, float64 [M].
 
         Args:
             given_M: values by name of feature or column; unknown attributes count as an average one.
-            now_M: seconds since 1970; a label without a date is there from then on.
+            now_M: seconds since 1970 at which each was added; one without a date is there from then on.
         """
         settings = self.settings
-        now, since = np.asarray(now_M, np.float64), self._since_of(given_M, now_M)
+        now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(given_M, now_M)
         rates_M = np.full(len(given_M), np.log(self._added))
         if self.model is not None and given_M:
             codes = {
-                name: np.array([self._codes[name].get(str(given.get(name)), -1) for given in given_M])
+                name: np.array([self._codes[name].get(id_text(given.get(name)) or "", -1) for given in given_M])
                 for name in settings.attributes
             }
             numbers = {name: np.array([_number(given.get(name)) for given in given_M]) for name in settings.numbers}
@@ -240,8 +250,9 @@ class Forecast:
 
     def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
         """Return the dates of labels, in seconds since 1970, float64 [M]; now of a label without one."""
-        name = self.settings.since or ""
-        return np.array([_seconds(given.get(name), now) for given, now in zip(given_M, now_M, strict=True)], np.float64)
+        names = [name for name in (self.settings.since, self.settings.since_feature) if name]
+        dates = [next((each[name] for name in names if each.get(name) is not None), None) for each in given_M]
+        return np.array([_seconds(date, now) for date, now in zip(dates, now_M, strict=True)], np.float64)
 
     @cached_property
     def _since(self) -> Float64:
@@ -259,7 +270,8 @@ class Forecast:
 
     @cached_property
     def _log_total(self) -> float:
-        return float(np.logaddexp.reduce(self._log_rates[self.there(self.settings.until)]))
+        there_L = self.there(self.settings.until)
+        return float(np.logaddexp.reduce(self._log_rates[there_L if there_L.any() else slice(None)]))
 
     def _factor(self, columns_XF: Float32) -> Float64:
         """Return log of what the regression multiplies the base by, float64 [L] or [M]."""
@@ -314,13 +326,10 @@ class Forecast:
         return np.concatenate(columns, axis=1, dtype=np.float32)
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
 def _number(value: Any) -> float:
     try:
-        return float(value)
+        found = number_of(value) if isinstance(value, str) else float(value)
+        return np.nan if found is None else found
     except (TypeError, ValueError):
         return np.nan
 

@@ -39,9 +39,11 @@ _UNDER_WAY_SECONDS = 5
 _CHOSEN = f"""
 WITH once AS ({ONCE})
 SELECT
-    (hash(coalesce(json_extract_string(features, '$."' || $query_id || '"'), features, answer, '')) >> 1)::BIGINT query,
+    (hash(coalesce(json_extract_string(features, '$."' || $query_id || '"'), features, answer)) >> 1)::BIGINT query,
     unnest(labels) AS label, epoch_us(time) / 1e6 AS time
-FROM once WHERE kind IN ('choice', 'organic') AND NOT list_contains($ignored, coalesce(event, ''))
+FROM once
+WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
+    AND NOT list_contains($ignored, coalesce(event, ''))
 """
 
 
@@ -77,13 +79,15 @@ def refresh(settings: Settings) -> str:
     if bundle.forecast is None:
         raise LongtailIndexError(f"{current}: expected a release whose bundle has a forecast, found none")
     pairs = known_pairs(_chosen(settings, bundle.forecast.settings, until), bundle)
+    if not (pairs.times > bundle.forecast.settings.until).any():
+        raise LongtailIndexError(f"{current}: expected events since its forecast, found none")
     base = current.split(_OF_PRIOR)[0]
     name = f"{base}{_OF_PRIOR}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     refresh_forecast(settings.releases, pairs, source=current, name=name, until=until)
-    if releases.current() != current:
-        raise LongtailIndexError(f"{name}: expected {current} to be published still, found {releases.current()}")
-    releases.publish(name)
-    releases.prune(_KEEP, among=[each for each in releases.names() if _OF_PRIOR in each])
+    try:
+        releases.publish(name, instead_of=current)
+    finally:  # also of those that could not be published
+        releases.prune(_KEEP, among=[each for each in releases.names() if _OF_PRIOR in each])
     return name
 
 
@@ -108,3 +112,5 @@ def _refresh_for_ever(settings: Settings, log_level: str, parent: int) -> None:
             logger.info("forecast of popularity refreshed: %s", refresh(settings))
         except (LongtailIndexError, BundleError, ServingError, OSError) as error:
             logger.warning("forecast of popularity not refreshed, and the one before serves on: %s", error)
+        except Exception:
+            logger.exception("forecast of popularity not refreshed, and the one before serves on")

@@ -244,6 +244,8 @@ class Settings(BaseSettings):
                 "expected events in a folder with refresh_prior, received a topic: export them, and run "
                 "`longtail-index priors RELEASES --events PLACE --publish`"
             )
+        if self.refresh_prior is not None and not self.record_features:
+            raise ValueError("expected record_features with refresh_prior, so that a client's many events count once")
         if self.queue_limit < self.max_queries:
             raise ValueError(
                 f"expected queue_limit >= max_queries, so that every request fits the queue, "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import numpy as np
@@ -85,9 +86,9 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     span = until - begin
     lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
     earliest = begin + _FIRST_ORIGIN * span
-    if until - horizon <= earliest:
+    if until - 2 * horizon < earliest:  # the first origin's horizon ends where the last one's begins
         raise DataError(
-            f"prior.horizon: expected less than ¾ of the log, {0.75 * span / 86_400:.3g} days, "
+            f"prior.horizon: expected at most ⅜ of the log, {0.375 * span / 86_400:.3g} days, "
             f"received {horizon / 86_400:.3g} days"
         )
     by_time = np.argsort(times_N, kind="stable")
@@ -97,6 +98,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     settings = ForecastSettings(
         kind=config.kind, half_lives=lives, base=0, smoothing=1.0, horizon=horizon, begin=begin, until=begin,
         attributes=attributes, numbers=numbers, since=config.since,
+        since_feature=next((each.name for each in recipe.label.features if each.source == config.since), None),
         query_id=data.query_id, label_id=data.label_id, timestamp=str(data.timestamp), ticks=UNITS[unit],
         event=None if data.events is None else data.events.column,
         ignored=[name for name, weight in (data.events.weights if data.events else {}).items() if not weight],
@@ -105,10 +107,11 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     steps = np.minimum(horizon, (until - horizon - earliest) / (config.origins - 1))
     at = [until - horizon - steps * place for place in reversed(range(config.origins))]
-    settings, nats = _with_base(settings, _origins(empty, log, at[-_CHOOSING - 1 :]))
+    earlier = [origin for origin in at if origin + horizon <= at[-1]]
+    settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], at[-1]]))
     empty, model = replace(empty, settings=settings), None
     if config.kind == "forecast":
-        model, nats["forecast"] = _boosted(_origins(empty, log, at), _ROWS // config.origins, recipe.seed)
+        model, nats["forecast"] = _boosted(_origins(empty, log, at), len(earlier), _ROWS // config.origins, recipe.seed)
         model = model if nats["forecast"] > nats["decayed"] else None
     settings = settings.model_copy(update={"nats": nats})
     return replace(empty, settings=settings, model=model).counted(*log, until)
@@ -152,6 +155,12 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
     for origin in at:
         forecast = forecast.counted(*log.between(before, origin), origin)
         wanted = log.between(origin, origin + horizon)
+        if not forecast.there(origin).any():
+            at_last = datetime.fromtimestamp(origin, UTC)
+            raise DataError(
+                f"prior.since: expected labels that are there on {at_last:%Y-%m-%d}, within the log, found none by "
+                f"{empty.settings.since!r}"
+            )
         yield _Origin(forecast, np.bincount(wanted.labels_N, minlength=len(forecast.first)))
         before = origin
 
@@ -172,8 +181,12 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
-def _boosted(origins: Iterator[_Origin], rows: int, seed: int) -> tuple[bytes, float]:
-    """Fit the regression on so many rows of each origin; return it, and the nats on the last by one without them."""
+def _boosted(origins: Iterator[_Origin], earlier: int, rows: int, seed: int) -> tuple[bytes, float]:
+    """Fit the regression on so many rows of each origin; also get the nats on the last by one of the earlier ones.
+
+    Args:
+        earlier: origins whose horizon ends before the last one's begins.
+    """
     import xgboost
 
     rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
@@ -185,7 +198,7 @@ def _boosted(origins: Iterator[_Origin], rows: int, seed: int) -> tuple[bytes, f
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
     tried = xgboost.train(
-        settings, matrix(parts[:-1]), _TREES,
+        settings, matrix(parts[:earlier]), _TREES,
         evals=[(matrix(parts[-1:]), "last")], early_stopping_rounds=_PATIENCE, verbose_eval=False,
     )  # fmt: skip
     trees = tried.best_iteration + 1

@@ -56,10 +56,12 @@ class Trained:
         """Fit π* of the horizon after some pairs, once; None where the prior is the training's own."""
         if self.recipe.prior.kind == "count":
             return None
-        fitted = self.dataset.forecasts
-        if len(known) not in fitted:
-            fitted[len(known)] = fit_forecast(self.recipe, self.dataset, known)
-        return fitted[len(known)]
+        recipe, fitted = self.recipe, self.dataset.forecasts
+        features = [each.model_dump_json() for each in recipe.label.features if each.name in recipe.prior.features]
+        key = f"{len(known)} {recipe.seed} {recipe.prior.model_dump_json()} {features}"
+        if key not in fitted:
+            fitted[key] = fit_forecast(recipe, self.dataset, known)
+        return fitted[key]
 
     def label_side(self, known: Pairs | None = None, *, served: bool = False) -> LabelSide:
         """Return embeddings, biases, log ν, log π and buckets of all labels.

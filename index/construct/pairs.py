@@ -5,6 +5,7 @@ Legend: `N` pairs.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from longtail.tables.engine import Opened, engine
 from longtail.tables.table import id_of, read_table
 from longtail.tables.values import literal, micros_of, number_of
 
+_EARLIEST, _A_DAY = 631_152_000, 86_400
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
 """Columns of an export of feedback, where it lacks those of the log."""
 
@@ -64,18 +66,29 @@ def read_pairs(
             seconds = f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
             ignored = ", ".join(map(literal, settings.ignored)) or "''"
             query, label = f"(hash({table.column('query_id')}) >> 1)::BIGINT", table.column("label_id")
+            given = (
+                f"{table.column('query_id')} IS NOT NULL AND {seconds} BETWEEN {_EARLIEST} AND {time.time() + _A_DAY}"
+            )
+            known = f"coalesce({given}, false)"
+            counted = f"coalesce({table.column('event')} NOT IN ({ignored}), true)"
             rows = duck.arrow(
                 f"SELECT {query} AS query, {label} AS label, {seconds} AS time FROM {table.name} "
-                f"WHERE {seconds} IS NOT NULL AND coalesce({table.column('event')} NOT IN ({ignored}), true)"
+                f"WHERE {known} AND {counted}"
             )
+            (odd,) = duck.row(f"SELECT count(*) FROM {table.name} WHERE NOT {known}")
             skipped = table.rows - len(rows)
+            if 2 * odd > table.rows:
+                raise PriorsError(
+                    f"{place}: expected ids, and times between 1990 and tomorrow, in most rows, found {odd:,} of "
+                    f"{table.rows:,} rows without"
+                )
     except DataError as error:
         raise PriorsError(str(error)) from error
     pairs = known_pairs(rows, bundle)
     if (unknown := len(rows) - len(pairs.labels)) or skipped:
         progress(
-            f"priors: {skipped:,} of {table.rows:,} rows left out, without a time or of types that do not count, and "
-            f"{unknown:,} of labels that the release lacks"
+            f"priors: {skipped:,} of {table.rows:,} rows left out, without an id or a time since 1990, or of types "
+            f"that do not count, and {unknown:,} of labels that the release lacks"
         )
     return pairs
 

@@ -158,12 +158,14 @@ class Releases:
         *,
         floors: BucketFloors | None = None,
         force: bool = False,
+        instead_of: str | None = None,
     ) -> Report:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
             floors: what its buckets must be given; by default what `promise.toml` says.
             force: publish a release that falls short of its floors, or takes something away from clients, too.
+            instead_of: what must be published still; PublishedMeanwhileError otherwise.
 
         Returns:
             The figures of its buckets, and by force what falls short.
@@ -175,6 +177,10 @@ class Releases:
         check_name(name)
         with self.shelf.turn() as (now, move):
             self._refuse_deleted(name, now)
+            if instead_of is not None and now.current != instead_of:
+                raise PublishedMeanwhileError(
+                    f"{name} is not published: expected {instead_of} to be published still, found {now.current}"
+                )
             floors = floors or self.floors()
             release = self.verify(name)
             bundle, index = self._manifests_of(now.current, force=force)

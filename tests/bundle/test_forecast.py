@@ -74,6 +74,31 @@ def test_a_new_label_has_what_one_without_pairs_has() -> None:
     assert new[2] < np.log(1e-12)
 
 
+def test_a_label_announced_for_later_is_there_once_a_refresh_has_passed_its_date() -> None:
+    found = forecast(np.full(LABELS, 0.0), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+    announced = [{"listed": "1970-01-25"}], [20 * DAY]
+
+    assert found.log_popularity_of_new(*announced)[0] < np.log(1e-12)
+    later = found.counted(np.empty(0, int), np.empty(0), 26 * DAY)
+    assert later.log_popularity_of_new(*announced)[0] > np.log(1e-4)
+
+
+def test_a_change_of_a_known_label_keeps_what_it_does_not_give() -> None:
+    found = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(PAIRS, TIMES, 60 * DAY)
+    more = found.with_labels(np.array([3, 4]), [{"price": 9}, {"kind": 39.0, "listed": "1970-01-02"}], [60 * DAY] * 2)
+
+    assert more.about["since"].to_pylist()[-2:] == [3 * DAY, DAY]
+    assert more.about["kind"].to_pylist()[-2:] == ["b", "39"]
+    assert more.about["price"].to_pylist()[-2:] == [9, ABOUT["price"][4].as_py()]
+
+
+def test_where_all_labels_are_ahead_none_is_preferred() -> None:
+    found = forecast(np.full(LABELS, 90 * DAY), since="listed").counted(PAIRS, TIMES, 20 * DAY)
+
+    np.testing.assert_allclose(found.log_popularity(), -np.log(LABELS))
+    assert np.isfinite(found.log_popularity_of_new([{}], [20 * DAY])).all()
+
+
 @pytest.fixture(scope="module")
 def boosted() -> Forecast:
     """A forecast whose regression was fitted to labels of kind a, wanted twice as much as those of kind b."""

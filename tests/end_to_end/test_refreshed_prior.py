@@ -15,7 +15,7 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.index import Releases, build
-from longtail.index.errors import PriorsError
+from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.index.release.building import refresh_forecast
 from longtail.trainer.config import recipe_toml
 from tests.bundles import make_bundle
@@ -102,6 +102,13 @@ def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
 def test_what_cannot_be_refreshed_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(PriorsError, match="expected pairs later than its forecast"):
         refresh_forecast(folder / "releases", before_test(folder), source=first(folder))
+    in_future = pq.read_table(later(folder, ["u1", "u2"]))
+    ahead = pa.array([datetime.datetime(2086, 1, 1, tzinfo=datetime.UTC)] * 2)
+    pq.write_table(in_future.set_column(2, "at", ahead), folder / "ahead.parquet")
+    with pytest.raises(PriorsError, match="times between 1990 and tomorrow, in most rows, found 2 of 2 rows without"):
+        refresh_forecast(folder / "releases", folder / "ahead.parquet", source=first(folder))
+    with pytest.raises(PublishedMeanwhileError, match="expected another to be published still"):
+        Releases(folder / "releases").publish(first(folder), instead_of="another")
     make_bundle().write(tmp_path / "plain")
     build(tmp_path / "plain", tmp_path / "releases", name="plain")
     with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast"):

@@ -42,7 +42,8 @@ def log_of(folder: Path, rows: int = 12_000, start: datetime.datetime = START) -
     pq.write_table(pa.table(log), folder / "log.parquet")
     about = {
         "item": [f"i{item}" for item in range(ITEMS)], "category": [f"c{int(day // 10)}" for day in peak],
-        "price": peak, "listed": [start + datetime.timedelta(days=float(day) - 20) for day in peak],
+        "price": peak, "imported": [start + datetime.timedelta(days=DAYS)] * ITEMS,
+        "listed": [start + datetime.timedelta(days=float(day) - 20) for day in peak],
     }  # fmt: skip
     pq.write_table(pa.table(about), folder / "items.parquet")
     return folder
@@ -132,8 +133,9 @@ def test_what_a_recipe_cannot_say(folder: Path, prior: dict[str, Any], data: dic
 
 @pytest.mark.parametrize(
     ("prior", "message"),
-    [({"kind": "decayed", "horizon": "50d"}, "expected less than ¾ of the log"),
-     ({"kind": "forecast", "since": "born"}, "expected a column 'born'")],
+    [({"kind": "decayed", "horizon": "50d"}, "expected at most ⅜ of the log"),
+     ({"kind": "forecast", "since": "born"}, "expected a column 'born'"),
+     ({"kind": "decayed", "since": "imported"}, "expected labels that are there on 2026-")],
 )  # fmt: skip
 def test_what_the_data_cannot_give(folder: Path, prior: dict[str, Any], message: str) -> None:
     of = recipe(folder, prior)

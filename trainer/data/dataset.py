@@ -67,7 +67,7 @@ class Dataset:
         impressions: label rows of what was shown with an interaction; None without.
         repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
         report: what was left out of the files' rows, and what is wrong with them.
-        forecasts: fitted priors, by the number of pairs before the period that they are of.
+        forecasts: fitted priors, by the pairs before their period and what the recipe says of them.
     """
 
     query_ids: pa.Array
@@ -84,7 +84,7 @@ class Dataset:
     read_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     repeats: str = "keep"
     report: RowReport = field(default_factory=RowReport)
-    forecasts: dict[int, Forecast] = field(default_factory=dict, repr=False, compare=False)
+    forecasts: dict[str, Forecast] = field(default_factory=dict, repr=False, compare=False)
 
     def label_counts(self) -> Int64:
         """Return the training pairs of every label, unweighted, int64 [L]."""
