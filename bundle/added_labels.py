@@ -41,7 +41,7 @@ class AddedLabels:
         embeddings: float32 [M, D].
         counts: int64 [M], training pairs; 0 of a new label.
         log_pn: float32 [M]; a new label counts as the rarest of the bundle, the one of least π.
-        log_popularity: float32 [M], likewise, or what a forecast says of a new label; None if the bundle's have none.
+        log_popularity: float32 [M], of a new label the forecast's, or else the rarest label's; None if there is none.
         buckets: int8 [M]; a new label is new, whatever the version of the bundle.
         bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
         display: M objects, every display column of a label as JSON values.
@@ -183,7 +183,7 @@ class LabelAdder:
         )
 
     def _log_popularity(self, records: Sequence[Upsert], rows_M: Int64, like_M: Int64) -> Float32 | None:
-        """Get log π: a known label's own, of a new one the forecast's or else the rarest label's, float32 [M]."""
+        """Get log π of known labels, and of new ones by the forecast or as the rarest label's, float32 [M]."""
         popularity_L, forecast = self._bundle.labels.log_popularity, self._bundle.forecast
         if popularity_L is None:
             return None

@@ -231,7 +231,7 @@ def _check(bundle: Bundle) -> None:
         require(
             "forecast.arrow has a row per label", rows == manifest.labels, f"{manifest.labels} rows", f"{rows} rows"
         )
-        require("log_popularity is there beside forecast.arrow", served, "a column", "none")
+        require("labels.arrow has a log_popularity column when forecast.arrow exists", served, "a column", "none")
     _check_features(bundle)
     _check_tables(bundle)
     if bundle.proposal is not None:

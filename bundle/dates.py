@@ -24,6 +24,8 @@ MISSING_DATE = int(np.iinfo(np.int64).min)
 _DAY = 86_400
 
 
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": _DAY, "w": 7 * _DAY}
 _BEFORE_ZONE = re.compile(r"\s+(?=[+-]\d\d(?::?\d\d)?$|Z$)")
 _UTC = re.compile(r"\s*(?:UTC|GMT)$")
 
@@ -40,6 +42,13 @@ def time_of(text: str) -> datetime:
 def seconds_of(text: str) -> int:
     """Get the seconds since 1970 of a date or time, rounded down; raises ValueError or OverflowError."""
     return int(time_of(text).timestamp() // 1)
+
+
+def span_seconds(text: str) -> float:
+    """Read a span: a number above 0 and `s`, `m`, `h`, `d` or `w`; raises ValueError."""
+    if not (found := _SPAN.fullmatch(text)) or float(found[1]) == 0:
+        raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {text!r}")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:

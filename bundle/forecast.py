@@ -35,7 +35,8 @@ _ABSENT = 1e-12
 """π* of a label whose date lies ahead, as a part of an average label's."""
 _ENOUGH = 100
 """Later pairs from which on the kinds of priors are compared by them."""
-_SUMS, _FIRST, _SINCE = "sums", "first", "since"
+_SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
+"""Columns of the file, by names that no feature has: features are identifiers."""
 _ABOUT, _MODEL = b"forecast", b"xgboost"
 
 
@@ -154,10 +155,10 @@ class Forecast:
             given_M, now_M: as of `log_popularity_of_new`.
         """
         known_M, settings = rows_M >= 0, self.settings
-        more: dict[str, list[Any]] = {_SINCE: self._since_of(given_M, now_M).tolist()}
+        more: dict[str, list[Any]] = {SINCE: self._since_of(given_M, now_M).tolist()}
         more |= {name: [id_text(each.get(name)) for each in given_M] for name in settings.attributes}
         more |= {name: [_number(each.get(name)) for each in given_M] for name in settings.numbers}
-        names = {_SINCE: (settings.since, settings.since_feature)}
+        names = {SINCE: (settings.since, settings.since_feature)}
         for place in map(int, np.flatnonzero(known_M)):  # a label of the catalogue keeps what a change does not give
             for name in self.about.column_names:
                 if not any(each in given_M[place] for each in names.get(name, (name,))):
@@ -200,7 +201,7 @@ class Forecast:
         return log_frequencies(shares_L, smoothing=max(_ABSENT * float(shares_L.mean()), np.finfo(float).tiny))
 
     def log_popularity_of_new(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
-        """Compute log π* of labels without pairs beside the catalogue's, nats, float64 [M].
+        """Compute log π* of new labels, which have no pairs yet, nats, float64 [M].
 
         Args:
             given_M: values by name of feature or column; unknown attributes count as an average one.
@@ -258,7 +259,7 @@ class Forecast:
     def _since(self) -> Float64:
         if self.settings.since is None:
             return np.full(len(self.first), np.nan)
-        return np.asarray(self.about[_SINCE])
+        return np.asarray(self.about[SINCE])
 
     @property
     def _added(self) -> float:

@@ -1,26 +1,26 @@
-"""Refreshes the forecast of popularity that is served, from the service's own events, in a process of its own.
+"""Refresh the forecast of popularity that is served, from the service's own events.
 
-The process builds a release beside CURRENT and publishes it; workers follow CURRENT as ever. What fails is logged and
-tried again an interval later, and the release before stays in service.
+A process of its own builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and
+tried again an interval later; the release before it stays in service.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Event, Thread
 
 import pyarrow as pa
 
-from longtail.bundle import BundleError
-from longtail.bundle.forecast import ForecastSettings
+from longtail.bundle import Bundle, BundleError
+from longtail.bundle.forecast import Forecast, ForecastSettings
 from longtail.index import LongtailIndexError
-from longtail.index.construct.pairs import known_pairs
+from longtail.index.construct.pairs import NewPairs, known_pairs
 from longtail.index.release.building import refresh_forecast
 from longtail.index.release.releases import Releases
 from longtail.serving import logs
@@ -34,6 +34,7 @@ _OF_PRIOR = ".prior-"
 """In the names of releases that are made here, before the time."""
 _KEEP = 2
 """Of these, the newest that stay; the one before is what `rollback` would go to."""
+_NOT_REFRESHED = "forecast of popularity not refreshed, and the one before serves on"
 _UNDER_WAY_SECONDS = 5
 """After which every event that was taken is on disk."""
 _CHOSEN = f"""
@@ -53,15 +54,14 @@ def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
     if settings.refresh_prior is None:
         yield
         return
-    process = get_context("spawn").Process(
-        target=_refresh_for_ever, args=(settings, log_level, os.getpid()), daemon=True
-    )
-    process.start()
+    stopped = Event()
+    follower = Thread(target=_refresh_until, args=(stopped, settings, log_level), daemon=True)
+    follower.start()
     try:
         yield
     finally:
-        process.terminate()
-        process.join()
+        stopped.set()
+        follower.join()
 
 
 def refresh(settings: Settings) -> str:
@@ -75,18 +75,15 @@ def refresh(settings: Settings) -> str:
     current = releases.current()
     if current is None:
         raise LongtailIndexError(f"{releases}: expected a published release, found none")
-    bundle = releases.open(current).bundle
-    if bundle.forecast is None:
-        raise LongtailIndexError(f"{current}: expected a release whose bundle has a forecast, found none")
-    pairs = known_pairs(_chosen(settings, bundle.forecast.settings, until), bundle)
-    if not (pairs.times > bundle.forecast.settings.until).any():
-        raise LongtailIndexError(f"{current}: expected events since its forecast, found none")
-    base = current.split(_OF_PRIOR)[0]
-    name = f"{base}{_OF_PRIOR}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    refresh_forecast(settings.releases, pairs, source=current, name=name, until=until)
+    name = f"{current.split(_OF_PRIOR)[0]}{_OF_PRIOR}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+
+    def chosen(bundle: Bundle, forecast: Forecast) -> NewPairs:
+        return known_pairs(_chosen(settings, forecast.settings, until), bundle)
+
+    refresh_forecast(settings.releases, chosen, source=current, name=name, until=until)
     try:
         releases.publish(name, instead_of=current)
-    finally:  # also of those that could not be published
+    finally:  # a release that could not be published is one too many as well
         releases.prune(_KEEP, among=[each for each in releases.names() if _OF_PRIOR in each])
     return name
 
@@ -96,21 +93,29 @@ def _chosen(settings: Settings, forecast: ForecastSettings, until: float) -> pa.
     since = forecast.until - forecast.once_in
     with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
         given = {"since": since, "until": until, "query_id": forecast.query_id, "ignored": forecast.ignored}
-        return connection.execute(_CHOSEN, given).to_arrow_table()
+        return connection.sql(_CHOSEN, params=given).to_arrow_table()
 
 
-def _refresh_for_ever(settings: Settings, log_level: str, parent: int) -> None:
-    """Refresh after every interval until the parent is gone."""
+def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
+    """Refresh after every interval, each time in a new process, until an event is set."""
+    while not stopped.wait(settings.refresh_prior):
+        process = get_context("spawn").Process(target=_refresh_once, args=(settings, log_level), daemon=True)
+        process.start()
+        while process.is_alive() and not stopped.wait(0.1):
+            pass
+        if process.is_alive():
+            process.terminate()
+        process.join()
+        if process.exitcode and not stopped.is_set():
+            logger.warning("%s: its process ended with %s", _NOT_REFRESHED, process.exitcode)
+
+
+def _refresh_once(settings: Settings, log_level: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     logs.configure(log_level)
-    assert settings.refresh_prior is not None
-    while os.getppid() == parent:
-        due = time.monotonic() + settings.refresh_prior
-        while (left := due - time.monotonic()) > 0 and os.getppid() == parent:
-            time.sleep(min(left, 1.0))
-        try:
-            logger.info("forecast of popularity refreshed: %s", refresh(settings))
-        except (LongtailIndexError, BundleError, ServingError, OSError) as error:
-            logger.warning("forecast of popularity not refreshed, and the one before serves on: %s", error)
-        except Exception:
-            logger.exception("forecast of popularity not refreshed, and the one before serves on")
+    try:
+        logger.info("forecast of popularity refreshed: %s", refresh(settings))
+    except (LongtailIndexError, BundleError, ServingError, OSError) as error:
+        logger.warning("%s: %s", _NOT_REFRESHED, error)
+    except Exception:
+        logger.exception(_NOT_REFRESHED)

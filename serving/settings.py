@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
-import re
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from longtail.bundle.dates import span_seconds
 from longtail.bundle.errors import StorageError, describe
 from longtail.bundle.objects import check_scheme, is_url, local_path
 from longtail.bundle.remote import copies_of
@@ -54,12 +54,7 @@ def _read_releases(given: object) -> object:
 
 def _read_span(given: object) -> object:
     """Return the seconds of a span such as `1h`."""
-    if not isinstance(given, str):
-        return given
-    found = re.fullmatch(r"(\d+)([smhd])", given)
-    if not found or not int(found[1]):
-        raise ValueError("expected a span such as 30m, 1h or 1d")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+    return span_seconds(given) if isinstance(given, str) else given
 
 
 def _read_database(given: object) -> object:

@@ -12,6 +12,7 @@ _CLOCK = rf"\s*{_YEAR}-\d\d-\d\d([ T]([01]\d|2[0-3]):\d\d(:\d\d(\.\d{{1,9}})?)?)
 _UTC = rf"{_CLOCK}\s*(Z|UTC|GMT|[+-]00(:?00)?)?\s*"
 _ZONED = rf"{_CLOCK}\s*[+-](0\d|1[0-5])(:?[0-5]\d)?\s*"
 _ZONE = r"([+-])(\d\d):?(\d\d)?\s*$"
+_1990, _A_DAY = 631_152_000, 86_400
 _INTEGERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT",
              "UHUGEINT")  # fmt: skip
 _EXACT = {"FLOAT": 2**24, "DOUBLE": 2**53}
@@ -72,6 +73,11 @@ def double(value: float) -> str:
 def is_nothing(text: str) -> str:
     """Tell whether a text is a word for a missing value."""
     return f"lower(trim({text})) IN ({', '.join(map(literal, NOTHING))})"
+
+
+def is_plausible(seconds: str, now: float) -> str:
+    """Tell whether a time, in seconds since 1970, lies between 1990 and the day after `now`."""
+    return f"({seconds} BETWEEN {double(_1990)} AND {double(now + _A_DAY)})"
 
 
 def matches(text: str, pattern: str) -> str:

@@ -146,10 +146,9 @@ def finish(
         compared: the validated model beside its baselines, where there is no test.
         by_label: what the validated model found of every label on valid.
     """
-    recipe = trained.recipe
+    recipe, known = trained.recipe, before_test(dataset)
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
-        known = before_test(dataset)
         settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
         curve = trained.curve(dataset.test, known, settings)
         dial = dial.measured("test", curve)
@@ -173,7 +172,7 @@ def finish(
         "Seed": str(recipe.seed),
         "Backend": f"Keras {keras.version()} on {keras.backend.backend()}",
     }
-    if (forecast := trained.forecast(before_test(dataset))) is not None:
+    if (forecast := trained.forecast(known)) is not None:
         fitted, days = forecast.settings, forecast.settings.horizon / 86_400
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
         facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}; theory: λ = 0, μ = 1"
@@ -204,7 +203,7 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared)
     with sibling_folder(out) as folder:
-        made = to_bundle(trained, before_test(dataset), distinct(held_out.request_rows), dial, reports, folder)
+        made = to_bundle(trained, known, distinct(held_out.request_rows), dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)
 

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int64
-from longtail.bundle.forecast import Forecast, ForecastSettings, once_each
+from longtail.bundle.dates import span_seconds
+from longtail.bundle.forecast import SINCE, Forecast, ForecastSettings, once_each
 from longtail.trainer.config import FeatureConfig, Recipe
-from longtail.trainer.config.rows import seconds_of
 from longtail.trainer.data.columns import FeatureTable, strings_of
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.measures import numbers_in, seconds_in
@@ -86,9 +86,9 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     span = until - begin
     lives = [_FOREVER * span, *(span / 2.0**place for place in range(_HALVINGS))]
     earliest = begin + _FIRST_ORIGIN * span
-    if until - 2 * horizon < earliest:  # the first origin's horizon ends where the last one's begins
+    if until - 3 * horizon < earliest:  # one horizon to fit in, one to choose in, one to compare in
         raise DataError(
-            f"prior.horizon: expected at most ⅜ of the log, {0.375 * span / 86_400:.3g} days, "
+            f"prior.horizon: expected at most ¼ of the log, {0.25 * span / 86_400:.3g} days, "
             f"received {horizon / 86_400:.3g} days"
         )
     by_time = np.argsort(times_N, kind="stable")
@@ -105,13 +105,15 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     )  # fmt: skip
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
-    steps = np.minimum(horizon, (until - horizon - earliest) / (config.origins - 1))
-    at = [until - horizon - steps * place for place in reversed(range(config.origins))]
-    earlier = [origin for origin in at if origin + horizon <= at[-1]]
-    settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], at[-1]]))
+    last = until - horizon
+    within = max(1, int(horizon * (config.origins - 1) / (last - earliest)))
+    at = [last - horizon / within * place for place in reversed(range(config.origins))]
+    earlier, first = at[:-within], config.origins - 2 * within
+    settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], last]))
     empty, model = replace(empty, settings=settings), None
     if config.kind == "forecast":
-        model, nats["forecast"] = _boosted(_origins(empty, log, at), len(earlier), _ROWS // config.origins, recipe.seed)
+        parts = first, len(earlier)
+        model, nats["forecast"] = _boosted(_origins(empty, log, at), parts, _ROWS // config.origins, recipe.seed)
         model = model if nats["forecast"] > nats["decayed"] else None
     settings = settings.model_copy(update={"nats": nats})
     return replace(empty, settings=settings, model=model).counted(*log, until)
@@ -120,7 +122,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
 def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
     """Return seconds until the next prior: the recipe's, or the length of what is held out."""
     if recipe.prior.horizon is not None:
-        return seconds_of(recipe.prior.horizon)
+        return span_seconds(recipe.prior.horizon)
     for held_out in (dataset.valid, dataset.test):
         if len(held_out) and held_out.times is not None and np.ptp(held_out.times) > 0:
             return float(np.ptp(held_out.times)) / unit
@@ -144,7 +146,7 @@ def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.T
             columns[name] = pa.array(numbers_in(feature, source).astype(np.float64))
     if recipe.prior.since is not None:
         since = seconds_in(FeatureConfig(name="since", kind="date", column=recipe.prior.since), source)
-        columns["since"] = pa.array(np.where(since == np.iinfo(np.int64).min, np.nan, since.astype(np.float64)))
+        columns[SINCE] = pa.array(np.where(since == np.iinfo(np.int64).min, np.nan, since.astype(np.float64)))
     table = pa.table(columns) if columns else pa.table({"row": pa.nulls(len(dataset.label_ids))})
     return attributes, numbers, table
 
@@ -181,28 +183,30 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
     return settings.model_copy(update={"base": base, "smoothing": smoothing}), found
 
 
-def _boosted(origins: Iterator[_Origin], earlier: int, rows: int, seed: int) -> tuple[bytes, float]:
+def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed: int) -> tuple[bytes, float]:
     """Fit the regression on so many rows of each origin; also get the nats on the last by one of the earlier ones.
 
     Args:
-        earlier: origins whose horizon ends before the last one's begins.
+        until: how many origins the number of trees is fitted on, to be chosen on the last of the earlier ones; and how
+            many are earlier: their horizons end before the last one's begins.
     """
     import xgboost
 
     rng, parts, settings = np.random.default_rng(seed), list[_Rows](), _BOOSTER | {"seed": seed}
     for origin in origins:
-        parts.append(_rows_of(origin, rows, rng))
+        parts.append(_rows_of(origin, most, rng))
 
     def matrix(some: list[_Rows]) -> xgboost.DMatrix:
         columns, pairs, weights, log_base = (np.concatenate(each) for each in zip(*some, strict=True))
         return xgboost.DMatrix(columns, pairs, weight=weights, base_margin=log_base, nthread=1)
 
-    tried = xgboost.train(
-        settings, matrix(parts[:earlier]), _TREES,
-        evals=[(matrix(parts[-1:]), "last")], early_stopping_rounds=_PATIENCE, verbose_eval=False,
-    )  # fmt: skip
-    trees = tried.best_iteration + 1
-    last = replace(origin.forecast, model=bytes(tried[:trees].save_raw("ubj")))
+    first, earlier = until
+    trees = 1 + xgboost.train(
+        settings, matrix(parts[:first]), _TREES, verbose_eval=False,
+        evals=[(matrix(parts[earlier - 1 : earlier]), "next")], early_stopping_rounds=_PATIENCE,
+    ).best_iteration  # fmt: skip
+    tried = xgboost.train(settings, matrix(parts[:earlier]), trees)
+    last = replace(origin.forecast, model=bytes(tried.save_raw("ubj")))
     nats = origin.nats(last.log_popularity(whole=True))
     return bytes(xgboost.train(settings, matrix(parts), trees).save_raw("ubj")), nats
 

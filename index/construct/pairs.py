@@ -21,9 +21,8 @@ from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
 from longtail.tables.table import id_of, read_table
-from longtail.tables.values import literal, micros_of, number_of
+from longtail.tables.values import is_plausible, literal, micros_of, number_of
 
-_EARLIEST, _A_DAY = 631_152_000, 86_400
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
 """Columns of an export of feedback, where it lacks those of the log."""
 
@@ -66,9 +65,7 @@ def read_pairs(
             seconds = f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
             ignored = ", ".join(map(literal, settings.ignored)) or "''"
             query, label = f"(hash({table.column('query_id')}) >> 1)::BIGINT", table.column("label_id")
-            given = (
-                f"{table.column('query_id')} IS NOT NULL AND {seconds} BETWEEN {_EARLIEST} AND {time.time() + _A_DAY}"
-            )
+            given = f"{table.column('query_id')} IS NOT NULL AND {is_plausible(seconds, time.time())}"
             known = f"coalesce({given}, false)"
             counted = f"coalesce({table.column('event')} NOT IN ({ignored}), true)"
             rows = duck.arrow(

@@ -10,7 +10,7 @@ NAME/
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 from longtail.bundle import Bundle, atomic_directory, sha256_of, working_directory
 from longtail.bundle.filterable import check_filterable
+from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import link_or_copy
@@ -123,17 +124,13 @@ def refresh_priors(
     before = there.verify(source or _current(there))
     if before.bundle.priors is None:
         raise PriorsError(f"{before.name}: expected a release that was built with priors, found one without any")
-    name = _free_name(there, name, before.manifest.bundle)
     table = _table(priors).read(before.bundle, like=before.bundle.priors, progress=progress)
-    bundle, filterable = replace(before.bundle, priors=table), before.manifest.filterable
-    like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
-    tuned = _tuned(bundle, before.spec, there, filterable, progress, before.manifest.device, like)
-    return _write(there, name, bundle, tuned, before.spec, filterable, progress, before.manifest.device)
+    return _again(there, before, replace(before.bundle, priors=table), name, progress)
 
 
 def refresh_forecast(
     releases: str | Path,
-    events: str | Path | NewPairs,
+    events: str | Path | Callable[[Bundle, Forecast], NewPairs],
     *,
     source: str | None = None,
     name: str | None = None,
@@ -143,7 +140,7 @@ def refresh_forecast(
     """Write a release of an existing one's bundle with π* of the period after some later pairs; nothing is trained.
 
     Args:
-        events: a log or an export of feedback with the pairs since the release's π*, or these pairs.
+        events: a log or an export of feedback with the pairs since the release's π*, or a function that reads them.
         source: the existing release; CURRENT when None.
         until: seconds since 1970, up to which pairs count; the time of the last pair when None.
 
@@ -157,21 +154,26 @@ def refresh_forecast(
         raise PriorsError(
             f"{before.name}: expected a release whose bundle has a forecast ([prior] in its recipe), found none"
         )
-    pairs = events if isinstance(events, NewPairs) else read_pairs(events, bundle, forecast.settings, progress)
-    until = float(pairs.times.max(initial=-np.inf)) if until is None else until
-    if until <= forecast.settings.until:
-        newest = datetime.fromtimestamp(forecast.settings.until, UTC)
-        raise PriorsError(f"{before.name}: expected pairs later than its forecast, {newest:%Y-%m-%d %H:%M}, found none")
-    fresh = forecast.refreshed(*pairs, until)
+    pairs = events(bundle, forecast) if callable(events) else read_pairs(events, bundle, forecast.settings, progress)
+    newest, since = float(pairs.times.max(initial=-np.inf)), forecast.settings.until
+    if newest <= since:
+        known = datetime.fromtimestamp(since, UTC)
+        raise PriorsError(f"{before.name}: expected pairs later than its forecast, {known:%Y-%m-%d %H:%M}, found none")
+    fresh = forecast.refreshed(*pairs, newest if until is None else until)
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     changed = replace(bundle, labels=labels, forecast=fresh, reports=bundle.stored_reports())
     name = _free_name(there, name, before.manifest.bundle)
     with working_directory(there.root / f"{name}.bundle") as working:
         written = replace(changed.write(working / BUNDLE), priors=bundle.priors)
-        like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
-        filterable, device = before.manifest.filterable, before.manifest.device
-        tuned = _tuned(written, before.spec, there, filterable, progress, device, like)
-        return _write(there, name, written, tuned, before.spec, filterable, progress, device)
+        return _again(there, before, written, name, progress)
+
+
+def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, progress: Progress) -> ReleaseManifest:
+    """Measure and write a bundle of the same embeddings as a release's, with the spec, lists and device of that."""
+    name, manifest = _free_name(there, name, before.manifest.bundle), before.manifest
+    like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
+    tuned = _tuned(bundle, before.spec, there, manifest.filterable, progress, manifest.device, like)
+    return _write(there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device)
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:

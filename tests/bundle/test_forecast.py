@@ -24,7 +24,7 @@ def forecast(dates: np.ndarray | None = None, **settings: object) -> Forecast:
     """An empty forecast at day 0."""
     given = {"kind": "decayed", "half_lives": LIVES, "base": 1, "smoothing": 0.1, "horizon": 2 * DAY, "begin": 0.0}
     given |= {"until": 0.0, "attributes": ["kind"], "numbers": ["price"]}
-    about = ABOUT if dates is None else ABOUT.append_column("since", pa.array(dates))
+    about = ABOUT if dates is None else ABOUT.append_column("there since", pa.array(dates))
     made = ForecastSettings.model_validate(given | settings)
     return Forecast(made, np.zeros((LABELS, len(LIVES))), np.full(LABELS, np.inf), about)
 
@@ -87,7 +87,7 @@ def test_a_change_of_a_known_label_keeps_what_it_does_not_give() -> None:
     found = forecast(np.arange(LABELS) * DAY, since="listed", attributes=["kind"]).counted(PAIRS, TIMES, 60 * DAY)
     more = found.with_labels(np.array([3, 4]), [{"price": 9}, {"kind": 39.0, "listed": "1970-01-02"}], [60 * DAY] * 2)
 
-    assert more.about["since"].to_pylist()[-2:] == [3 * DAY, DAY]
+    assert more.about["there since"].to_pylist()[-2:] == [3 * DAY, DAY]
     assert more.about["kind"].to_pylist()[-2:] == ["b", "39"]
     assert more.about["price"].to_pylist()[-2:] == [9, ABOUT["price"][4].as_py()]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
+import os
+import signal
 import time
 from pathlib import Path
 from threading import Event, Thread
@@ -17,6 +20,8 @@ from longtail.bundle import Bundle
 from longtail.index import Releases, build
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
 from longtail.index.release.building import refresh_forecast
+from longtail.serving import Settings
+from longtail.serving.refresh import refresh, refreshing
 from longtail.trainer.config import recipe_toml
 from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail
@@ -113,6 +118,32 @@ def test_what_cannot_be_refreshed_is_refused(folder: Path, tmp_path: Path) -> No
     build(tmp_path / "plain", tmp_path / "releases", name="plain")
     with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast"):
         refresh_forecast(tmp_path / "releases", folder / "log.parquet", source="plain")
+
+
+def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path) -> None:
+    settings = Settings(releases=folder / "releases", state=tmp_path, record_features=True)
+    (tmp_path / "events").mkdir()
+    names = Releases(folder / "releases").names()
+    with pytest.raises(PriorsError, match="expected pairs later than its forecast"):
+        refresh(settings)
+    assert Releases(folder / "releases").names() == names
+    assert not [path for path in (folder / "releases").iterdir() if path.name.endswith(".bundle")]
+
+
+@pytest.mark.process
+def test_a_refresh_whose_process_dies_is_tried_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = Settings(releases=folder / "releases", state=folder, record_features=True, refresh_prior=0.2)
+
+    def one() -> int:
+        until(lambda: multiprocessing.active_children(), seconds=30)
+        return multiprocessing.active_children()[0].pid or 0
+
+    with refreshing(settings, "info"):
+        killed = one()
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: "its process ended with -9" in caplog.text, seconds=30)
+        assert one() != killed
+    assert not multiprocessing.active_children()
 
 
 def before_test(folder: Path) -> Path:

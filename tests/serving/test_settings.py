@@ -40,6 +40,13 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
         ("[max_k]\nx = 1", "valid integer"),
         ('api_keys = ["short"]', "expected keys of at least 16 characters"),
         ("queue_limit = 3", "expected queue_limit >= max_queries"),
+        ('refresh_prior = "hourly"', "expected a span such as '90m', '12h', '30d' or '4w', received 'hourly'"),
+        ('refresh_prior = "0h"', "expected a span such as '90m', '12h', '30d' or '4w', received '0h'"),
+        ('refresh_prior = "1h"\nrecord_features = false', "expected record_features with refresh_prior"),
+        (
+            'refresh_prior = "1h"\nevents = "kafka://localhost:9092/events"',
+            "expected events in a folder with refresh_prior",
+        ),
         ("\udcff", "expected TOML, found 'utf-8' codec"),
     ],
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xgboost
 from pydantic import ValidationError
 
 from longtail.bundle import Bundle, BundleInvariantError
@@ -108,6 +109,33 @@ def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
     np.testing.assert_allclose(with_burst, alone)
 
 
+def test_what_is_compared_on_the_last_period_was_fitted_before_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = recipe(folder, FORECAST)
+    dataset = read_dataset(of)
+    known = before_test(dataset)
+    last = known.times.max() - np.ptp(dataset.valid.times)
+    trained, train = list[tuple[int, bytes]](), xgboost.train
+
+    def noted(settings: Any, rows: Any, trees: int, **given: Any) -> Any:
+        booster = train(settings, rows, trees, **given)
+        trained.append((booster.num_boosted_rounds(), rows.get_label().tobytes()))
+        return booster
+
+    monkeypatch.setattr(xgboost, "train", noted)
+    found = fit_forecast(of, dataset, known)
+    nats = found.settings.nats
+    moved = known.labels.copy()
+    moved[known.times > last] = (moved[known.times > last] + 1) % ITEMS
+    elsewhere = fit_forecast(of, dataset, replace(known, labels=moved))
+
+    assert trained[:2] == trained[3:5]  # the choice of the trees, and the model that is compared
+    assert trained[2] != trained[5]
+    assert (elsewhere.settings.base, elsewhere.settings.smoothing) == (found.settings.base, found.settings.smoothing)
+    assert elsewhere.settings.nats["forecast"] < nats["forecast"]
+
+
 def data_of(recipe: Recipe) -> tuple[Dataset, Pairs]:
     """The data set, and the pairs of training."""
     dataset = read_dataset(recipe)
@@ -133,7 +161,7 @@ def test_what_a_recipe_cannot_say(folder: Path, prior: dict[str, Any], data: dic
 
 @pytest.mark.parametrize(
     ("prior", "message"),
-    [({"kind": "decayed", "horizon": "50d"}, "expected at most ⅜ of the log"),
+    [({"kind": "decayed", "horizon": "50d"}, "expected at most ¼ of the log"),
      ({"kind": "forecast", "since": "born"}, "expected a column 'born'"),
      ({"kind": "decayed", "since": "imported"}, "expected labels that are there on 2026-")],
 )  # fmt: skip

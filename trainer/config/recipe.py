@@ -157,8 +157,6 @@ class Recipe(Section):
             yield f"prior.kind: expected 'count' with sampler 'adversarial', received {prior.kind!r}"
         if self.evaluation.target_prior is not None:
             yield f"prior.kind: expected 'count' with evaluation.target_prior, received {prior.kind!r}"
-        if taken := {"sums", "first", "since"} & {*prior.features}:
-            yield f"prior.features: expected names other than sums, first and since, received {sorted(taken)}"
         if wrong := [name for name in prior.features if kinds.get(name) not in ("id", "number")]:
             yield f"prior.features: expected label features of the kinds id and number, received {wrong}"
 

@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PlainValidator
 
+from longtail.bundle.dates import span_seconds
 from longtail.tables import is_query
 from longtail.tables.files import in_line
 from longtail.trainer.config.base import Section
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 def _place(value: Any) -> Path | str:
@@ -44,21 +43,14 @@ def shown(places: Places) -> str:
     return f"{name} and {len(more)} more" if more else name
 
 
-def seconds_of(span: str) -> float:
-    """Return seconds of a span: `30d` are 2,592,000."""
-    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", span)) or float(found[1]) == 0:
-        raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {span!r}")
-    return float(found[1]) * _SECONDS[found[2]]
-
-
-Span = Annotated[str, AfterValidator(lambda value: seconds_of(value) and value)]
+Span = Annotated[str, AfterValidator(lambda value: span_seconds(value) and value)]
 """A length of time: a number and `s`, `m`, `h`, `d` or `w`."""
 
 
 def _since(value: Any) -> datetime | str:
     """Return a span as it is, any other value as a time; without a zone it is UTC."""
     if isinstance(value, str) and re.fullmatch(r"[\d.]+[smhdw]", value):
-        seconds_of(value)
+        span_seconds(value)
         return value
     try:
         found = datetime.fromisoformat(value) if isinstance(value, str) else value

@@ -11,6 +11,7 @@ from datetime import datetime
 
 import numpy as np
 
+from longtail.bundle.dates import span_seconds
 from longtail.tables import DataError, DataFile
 from longtail.tables.engine import Engine, Opened
 from longtail.tables.table import Part, Table, id_of, read_table
@@ -29,7 +30,6 @@ from longtail.tables.values import (
     text_of,
 )
 from longtail.trainer.config import DataConfig
-from longtail.trainer.config.rows import seconds_of
 from longtail.trainer.data.ids import IdTexts
 from longtail.trainer.data.problems import Check, RowReport, find_problems
 from longtail.trainer.data.times import UNITS, Clock
@@ -219,7 +219,7 @@ def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> 
             f"since 1970, found other numbers in {log.parts[counts[0][0]].opened.file.name}"
         )
     scale = UNITS[log.clock.unit]
-    first = log.clock.newest - seconds_of(data.since) * scale if isinstance(data.since, str) else (
+    first = log.clock.newest - span_seconds(data.since) * scale if isinstance(data.since, str) else (
         data.since.timestamp() * scale
     )  # fmt: skip
     early = f"coalesce({log.time} < {double(first)}, false)"

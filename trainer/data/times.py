@@ -8,12 +8,10 @@ from datetime import UTC, datetime
 import numpy as np
 
 from longtail.tables.engine import Engine
-from longtail.tables.values import double, micros_of, number_of
+from longtail.tables.values import double, is_plausible, micros_of, number_of
 
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
 """How many of a unit a second has."""
-_EARLIEST = datetime(1990, 1, 1, tzinfo=UTC).timestamp()
-_A_DAY = 86_400
 
 
 def time_in(engine: Engine, source: str, value: str, kind: str) -> tuple[str, bool] | None:
@@ -57,7 +55,7 @@ class Clock:
 
     def plausible(self, time: str, unit: str) -> str:
         """Return the condition that a time lies between 1990 and tomorrow."""
-        return f"({time} / {double(UNITS[unit])} BETWEEN {double(_EARLIEST)} AND {double(self.now + _A_DAY)})"
+        return is_plausible(f"{time} / {double(UNITS[unit])}", self.now)
 
 
 def in_words(time: float, unit: str | None) -> str:

@@ -154,8 +154,8 @@ def _recipe(
         if KINDS[look.holds] in ("id", "number")
     ]
     since = next((look.name for look in looks.get("labels", []) if look.holds == "date" and _begins(look.name)), None)
-    asked: dict[str, Any] = {"kind": "forecast", "features": [each["name"] for each in read], "since": since}
-    draft, dataset = _read(data, paths, roles, asked if roles.timestamp else {}, read)
+    tried: dict[str, Any] = {"kind": "forecast", "features": [each["name"] for each in read], "since": since}
+    draft, dataset = _read(data, paths, roles, tried if roles.timestamp else {}, read)
     report, queries, labels = dataset.report, len(dataset.query_ids), len(dataset.label_ids)
     kept_Q = np.bincount(np.concatenate([each.queries for each in (dataset.train, dataset.valid, dataset.test)]))
     median, pairs = np.median(kept_Q[kept_Q > 0]), int(kept_Q.sum())
