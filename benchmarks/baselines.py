@@ -58,7 +58,7 @@ class Trial:
     @cached_property
     def facts(self) -> LabelFacts:
         """Counts of the pairs that test is answered from, and their buckets."""
-        counts = self._final.label_counts()
+        counts = self.final.label_counts()
         return LabelFacts(counts, buckets_for(self.recipe.evaluation, counts).assign(counts))
 
     def answers(self, name: str, settings: Settings | None = None, *, long: bool = False) -> Row | str:
@@ -68,16 +68,15 @@ class Trial:
             settings: of the baseline; None takes the best on validation.
             long: even if it takes many minutes.
         """
-        data = self.learnt_from(self._final.train, self.known)
+        data = self.learnt_from(self.final.train, self.known)
         if (reason := skipped(name, data)) and not (long and "many minutes" in reason):
             return reason
         baseline, began = BASELINES[name], time.perf_counter()
         if settings is None:
             settings = baseline.settings
             if baseline.grid:
-                valid = self._task(self.dataset.valid, self.dataset.train, VALID_QUERIES)
-                chosen_from = self.learnt_from(self.dataset.train, self.dataset.train)
-                settings = tuned(baseline, valid, chosen_from, self.recipe.evaluation.metric, self.facts)
+                learnt = self.learnt_from(self.dataset.train, self.dataset.train)
+                settings = tuned(baseline, self.valid, learnt, self.recipe.evaluation.metric, self.facts)
         chosen = time.perf_counter()
         top_NK = top_labels(self.task, data, baseline.fit(data, settings))
         said = ", ".join(f"{key} {value:g}" for key, value in settings.items())
@@ -90,7 +89,13 @@ class Trial:
         return Interactions(train, known, queries=queries, labels=labels, seed=self.recipe.seed)
 
     @cached_property
-    def _final(self) -> Dataset:
+    def valid(self) -> Task:
+        """What is chosen by: valid queries, training pairs known."""
+        return self._task(self.dataset.valid, self.dataset.train, VALID_QUERIES)
+
+    @cached_property
+    def final(self) -> Dataset:
+        """Return the data that baselines of test learn from."""
         return self.dataset.refit() if self.recipe.training.refit else self.dataset
 
     def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:

@@ -17,6 +17,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +39,7 @@ _METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall
 
 def main(
     out: Annotated[Path, typer.Option(help="Where shops and runs are kept; what is there is not made again.")],
-    law: Annotated[list[str] | None, typer.Option(help="Only these: static, sessions, drift, fresh.")] = None,
+    law: Annotated[list[str] | None, typer.Option(help="Only these: static, sessions, drift, fresh, seasonal.")] = None,
     log: Annotated[
         list[Path] | None,
         typer.Option(help="Real logs in place of shops; items.parquet and users.parquet beside one are its tables."),
@@ -74,19 +75,26 @@ def main(
         print(f"- {line}")
 
 
-def _rows(
-    name: str, data: Path, log: Path, tables: list[object], peer: Path | None, odds_UP: Float64 | None = None
-) -> str:
-    """Print the rows of one set, the law's among them where it is known; how far ahead of each ours is, in words."""
-    recipe, run, took = data / "recipe.toml", data / "run", data / "seconds.json"
+def train(folder: Path, log: Path, tables: Sequence[object], overrides: Sequence[str] = ()) -> None:
+    """Draft `recipe.toml` and fit `run` in a folder, unless they are there; keep the seconds of the fit."""
+    recipe, run = folder / "recipe.toml", folder / "run"
     if not recipe.exists():
         _run("init", log, *tables, "--out", recipe)
     if not run.exists():
         began = time.perf_counter()
-        _run("fit", recipe, "--out", run, "--set", "evaluation.baselines=[]")
-        took.write_text(json.dumps(time.perf_counter() - began), encoding="utf-8")
+        changes = [word for each in ("evaluation.baselines=[]", *overrides) for word in ("--set", each)]
+        _run("fit", recipe, "--out", run, *changes)
+        (folder / "seconds.json").write_text(json.dumps(time.perf_counter() - began), encoding="utf-8")
+
+
+def _rows(
+    name: str, data: Path, log: Path, tables: list[object], peer: Path | None, odds_UP: Float64 | None = None
+) -> str:
+    """Print the rows of one set, the law's among them where it is known; how far ahead of each ours is, in words."""
+    recipe, run = data / "recipe.toml", data / "run"
+    train(data, log, tables)
     measurement = Measurement(load_recipe(recipe), Bundle.load(run))
-    ours = measurement.ours(json.loads(took.read_text(encoding="utf-8")))
+    ours = measurement.ours(json.loads((data / "seconds.json").read_text(encoding="utf-8")))
     _print(name, measurement, ours)
     others = [row for baseline in BASELINES if (row := measurement.baseline(baseline))]
     if peer and (row := measurement.sasrec(peer, data / "peer")):

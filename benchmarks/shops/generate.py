@@ -7,6 +7,7 @@ of the category, the brand and a part of its own, which the picture tells in par
     sessions  visits of several events: each keeps to one category, and pulls towards the product seen before
     drift     w_p(t) rises and falls: every product has its weeks
     fresh     a third of the products appear along the way, and are wanted most when they are new; a column has the day
+    seasonal  every category has its weekday; a third have a feast of three days every 28 days, also in the last week
 
 Legend: `P` products, `U` users, `N` events, `D` latent coordinates.
 """
@@ -25,10 +26,10 @@ import pyarrow.parquet as pq
 from longtail.bundle import atomic_directory
 from longtail.bundle.arrays import Float32, Float64, Int64
 
-Law = Literal["static", "sessions", "drift", "fresh"]
+Law = Literal["static", "sessions", "drift", "fresh", "seasonal"]
 LAWS: tuple[Law, ...] = get_args(Law)
 DAYS, DIMS, PICTURE = 90, 16, 32
-_START = np.datetime64("2024-01-01T00:00:00", "s")
+START = np.datetime64("2024-01-01T00:00:00", "s")
 _TASTE, _VISIT, _NEXT = 7.0, 2.5, 2.0
 """Weights of taste, of a visit's category and of the product seen before, in log-odds."""
 
@@ -65,6 +66,10 @@ class Shop:
         if law == "fresh":
             age_P = day - self.born_P
             log_weight_P = np.where(age_P >= 0, log_weight_P + 2.0 * np.exp(-age_P / 10) * (self.born_P > 0), -np.inf)
+        if law == "seasonal":
+            weekday_P = np.cos(2 * np.pi * (day - self.category_P) / 7)
+            feast_P = (self.category_P % 3 == 0) & (day > 7) & (day % 28 < 3)
+            log_weight_P = log_weight_P + 1.5 * weekday_P + 2.0 * feast_P
         return log_weight_P
 
 
@@ -146,7 +151,7 @@ def write(target: Path, law: Law, *, products: int, users: int, events: int, see
     user_N, product_N, day_N = events_of(shop, law, events=events, seed=seed)
     rng = np.random.default_rng(seed + 2)
     kinds = np.array(["view", "cart", "purchase"])
-    time_N = _START + (day_N * 86_400).astype("timedelta64[s]")
+    time_N = START + (day_N * 86_400).astype("timedelta64[s]")
     with atomic_directory(target) as working:
         pq.write_table(
             pa.table({
@@ -156,7 +161,7 @@ def write(target: Path, law: Law, *, products: int, users: int, events: int, see
             working / "events.parquet",
         )  # fmt: skip
         picture_PK = _pictures(shop, rng)
-        born = pa.array(_START + (shop.born_P * 86_400).astype("timedelta64[s]"), mask=shop.born_P == 0)
+        born = pa.array(START + (shop.born_P * 86_400).astype("timedelta64[s]"), mask=shop.born_P == 0)
         listed = {"listed_at": born} if law == "fresh" else {}
         pq.write_table(
             pa.table({
