@@ -33,7 +33,7 @@ _SMOOTHED = 3
 
 def main(
     out: Annotated[Path, typer.Option(help="Where the shop, the runs and the plot are kept.")],
-    events: int = 400_000,
+    events: int = 250_000,
     seed: int = 11,
 ) -> None:
     """Print recall@20 of the ninth day, all of it and by six hours, and draw it by hour."""

@@ -113,7 +113,7 @@ def fit(
         found = found_by_label(trained)
         dial = choose_dial(trained, dataset, found)
         warn_of_floor(recipe.evaluation, dial, reporter)
-        say_of_prior(trained, reporter)
+        say_of_grids(trained, dial, reporter)
         compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
         selection = replace(trained.history, temperatures=temperatures)
         if recipe.training.refit and len(dataset.valid):
@@ -301,9 +301,13 @@ def before_test(dataset: Dataset) -> Pairs:
     return dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
 
 
-def say_of_prior(trained: Trained, reporter: Reporter) -> None:
-    """Say so where the recipe has a grid of μ that nothing is measured on."""
-    if trained.recipe.evaluation.popularity is not None and not trained.noise().apart:
+def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
+    """Say so where valid chose an end of the grid of λ, or where nothing is measured on the grid of μ."""
+    config, noise = trained.recipe.evaluation, trained.noise()
+    tried, chosen = sorted({point.bias_removal for point in dial.curve}), dial.bias_removal.default
+    if config.default_bias_removal is None and not noise.ahead and len(tried) > 1 and chosen in (tried[0], tried[-1]):
+        reporter.say(f"λ = {chosen:g}, the best on valid, is an end of evaluation.bias_removal: try a wider grid")
+    if config.popularity is not None and not noise.apart:
         reporter.say(
             "evaluation.popularity is not measured: training's noise ν is π, so that λ and μ are one dial, and "
             "evaluation.bias_removal is its grid"
