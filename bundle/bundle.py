@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
@@ -24,6 +25,7 @@ from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, link_or_copy, sha256_of
+from longtail.bundle.vectors import Similarity, parts_of
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -196,6 +198,55 @@ class Bundle:
         if verify:
             bundle.validate()
         return bundle
+
+    @classmethod
+    def from_vectors(
+        cls,
+        ids: pa.Array,
+        vectors: Float32,
+        counts: Int64,
+        *,
+        name: str,
+        similarity: Similarity = "dot",
+        temperature: float = 1.0,
+        noise: Float64 | None = None,
+        queries: Float32 | None = None,
+        display: pa.Table | None = None,
+        query_tower: bytes | None = None,
+        label_tower: bytes | None = None,
+    ) -> Bundle:
+        """Make a bundle of label vectors that another library trained; it is served as one of ours.
+
+        Scores at λ = 0 are those of the vectors: u·v / T, the cosine / T, or −|u − v|² / T up to a number per query.
+
+        Args:
+            ids: strings [L], distinct.
+            vectors: float32 [L, D].
+            counts: int64 [L], training pairs of every label: π, and head, torso and tail.
+            similarity: `dot`, `cosine` (vectors are scaled to length 1) or `l2`.
+            temperature: T, what training divided scores by.
+            noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
+            queries: float32 [C, D], query vectors on which index builds measure recall; None: 1,000 label vectors drawn
+                by popularity, which says nothing of queries that lie elsewhere.
+            display: columns to show in answers, L rows.
+            query_tower: ONNX model of float inputs [B] or [B, n], float32 [B, D] out. None: requests give vectors.
+            label_tower: the same for labels that are added while serving.
+
+        Raises:
+            BundleInvariantError: rows that do not fit, a vector of length 0 under a cosine, or a tower of other inputs.
+
+        Example:
+            >>> import numpy as np, pyarrow as pa
+            >>> vectors = np.eye(3, dtype=np.float32)
+            >>> bundle = Bundle.from_vectors(pa.array(["a", "b", "c"]), vectors, np.array([7, 2, 0]), name="three")
+            >>> bundle.manifest.labels, bundle.labels.buckets.tolist()
+            (3, [0, 2, 3])
+        """
+        parts = parts_of(
+            ids, vectors, counts, name=name, similarity=similarity, temperature=temperature, noise_L=noise,
+            queries_CD=queries, display=display, query_tower=query_tower, label_tower=label_tower,
+        )  # fmt: skip
+        return cls(**parts)
 
     def validate(self) -> None:
         """Check every invariant of FORMAT.md; raises BundleInvariantError."""

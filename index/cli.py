@@ -14,9 +14,11 @@ from rich.table import Table
 
 from longtail.bundle import BundleError
 from longtail.bundle.remote import local_bundle
+from longtail.bundle.vectors import SIMILARITIES
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
+from longtail.index.construct.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.release import building
@@ -56,6 +58,9 @@ PublishOption = Annotated[bool, typer.Option("--publish", help="Point CURRENT at
 SourceOption = Annotated[
     str | None, typer.Option("--from", metavar="NAME", help="The release to begin with (default: CURRENT).")
 ]
+SpecOption = Annotated[
+    str, typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, milvus, milvus_flat or milvus_ivf_flat.")
+]
 NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and bundle name if not given.")]
 
 _PIPED_WIDTH = 160
@@ -65,10 +70,7 @@ _PIPED_WIDTH = 160
 def build(
     bundle: BundleArgument,
     releases: ReleasesOption,
-    spec: Annotated[
-        str,
-        typer.Option(help="auto, flat, ivf_flat, ivf_sq, ivf_fastscan, milvus, milvus_flat or milvus_ivf_flat."),
-    ] = "auto",
+    spec: SpecOption = "auto",
     name: NameOption = None,
     publish: PublishOption = False,
     device: Annotated[str, typer.Option(help="cpu or gpu: where FAISS trains.")] = "cpu",
@@ -109,6 +111,47 @@ def build(
             else [name for part in filterable.split(",") if (name := part.strip())],
             lists_of=lists_of,
         )
+    _report(releases, manifest, notes)
+    if floors is not None:
+        _publish(releases, manifest.name, floors)
+
+
+@app.command()
+def from_vectors(
+    labels: Annotated[
+        str, typer.Argument(metavar="LABELS", help="Table of label ids, counts, vectors, and columns to show.")
+    ],
+    releases: ReleasesOption,
+    vectors: Annotated[Path | None, typer.Option(help="The vectors as .npy, rows in the order of LABELS.")] = None,
+    queries: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Example queries: a table with the vector column, or .npy.")
+    ] = None,
+    id_column: Annotated[str, typer.Option("--id", metavar="COLUMN", help="Column of ids.")] = "label_id",
+    vector: Annotated[str, typer.Option(metavar="COLUMN", help="Column of vectors.")] = "vector",
+    count: Annotated[str, typer.Option(metavar="COLUMN", help="Column of training pairs, whole numbers.")] = "count",
+    noise: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of the noise ν of training (default: ν is π).")
+    ] = None,
+    similarity: Annotated[str, typer.Option(help="dot, cosine or l2.")] = "dot",
+    temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0,
+    tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Query tower of float inputs.")] = None,
+    label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None,
+    spec: SpecOption = "auto",
+    name: NameOption = None,
+    publish: PublishOption = False,
+) -> None:
+    """Index vectors of any two-tower model, measure recall, write a release with the dial."""
+    if similarity not in SIMILARITIES:
+        raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {similarity!r}")
+    floors = Releases(releases).floors() if publish else None
+    files = VectorFiles(
+        as_place(labels), vectors, None if queries is None else as_place(queries), id_column, vector, count, noise,
+        similarity, temperature, tower, label_tower,
+    )  # fmt: skip
+    notes: list[str] = []
+    with Console(stderr=True).status("read the vectors") as status:
+        progress = _progress(status, notes)
+        manifest = building.build_from_vectors(files, releases, spec=spec, name=name, progress=progress)
     _report(releases, manifest, notes)
     if floors is not None:
         _publish(releases, manifest.name, floors)
@@ -296,7 +339,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
     def tell(line: str) -> None:
         status.update(line)
-        if line.startswith("priors: "):
+        if line.startswith(("priors: ", "queries: ")):
             notes.append(line)
 
     return tell

@@ -61,5 +61,9 @@ class PublishedMeanwhileError(LongtailIndexError):
     """Somebody else has changed what is published at an object store meanwhile; nothing was changed."""
 
 
+class VectorsError(LongtailIndexError):
+    """A table of labels, vectors, counts or queries that no bundle can be made of."""
+
+
 class PriorsError(LongtailIndexError):
     """A table of priors, their limits, or a release whose priors cannot be refreshed with them."""

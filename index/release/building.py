@@ -30,6 +30,7 @@ from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
 from longtail.index.construct.tuning import TunedIndex, tune_index
+from longtail.index.construct.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
@@ -103,6 +104,27 @@ def build(
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
     tuned = _tuned(source, spec, there, filterable, progress, device, like)
     return _write(there, name, source, tuned, spec, filterable, progress, device)
+
+
+def build_from_vectors(
+    labels: VectorFiles,
+    releases: str | Path,
+    *,
+    spec: IndexSpec | str = "auto",
+    name: str | None = None,
+    progress: Progress = lambda _: None,
+) -> ReleaseManifest:
+    """Make a bundle of vectors that another library trained, and build it as `build` does.
+
+    Raises:
+        LongtailIndexError: a file, the spec, the name or the measured recall; nothing is left behind.
+        BundleError: what the files hold is no bundle.
+    """
+    there = Releases(releases)
+    name = _free_name(there, name, "vectors")
+    with working_directory(there.root / f"{name}.bundle") as working:
+        bundle = labels.read(name, progress).write(working / BUNDLE)
+        return build(bundle, releases, spec=spec, name=name, progress=progress)
 
 
 def refresh_priors(

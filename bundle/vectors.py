@@ -1,0 +1,181 @@
+"""Make a bundle of vectors that any two-tower model gave: of its labels, and of requests.
+
+Legend: `L` labels, `C` calibration queries, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
+from longtail.bundle.augment import Augmentation
+from longtail.bundle.errors import BundleInvariantError
+from longtail.bundle.frequency import Buckets, log_frequencies
+from longtail.bundle.labels import Labels
+from longtail.bundle.manifest import SCHEMA_VERSION, BiasRemoval, Feature, Loss, Manifest
+from longtail.bundle.tower import onnx_session
+
+Similarity = Literal["dot", "cosine", "l2"]
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
+_QUERIES = 1000
+"""Label vectors that stand for queries where none are given."""
+_OWN = "towers"
+
+
+class GivenTower(NamedTuple):
+    """A tower of numbers and vectors, and the features that it reads."""
+
+    onnx: bytes
+    features: list[Feature]
+
+
+def parts_of(
+    ids: pa.Array,
+    vectors_LD: Float32,
+    counts_L: Int64,
+    *,
+    name: str,
+    similarity: Similarity = "dot",
+    temperature: float = 1.0,
+    noise_L: Float64 | None = None,
+    queries_CD: Float32 | None = None,
+    display: pa.Table | None = None,
+    query_tower: bytes | None = None,
+    label_tower: bytes | None = None,
+) -> dict[str, Any]:
+    """Make the fields of a `Bundle` of vectors; arguments as of `Bundle.from_vectors`."""
+    vectors_LD, counts_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L, np.int64)
+    if vectors_LD.ndim != 2 or not len(ids) == len(vectors_LD) == len(counts_L) > 0:
+        raise BundleInvariantError(
+            "every label has an id, a vector and a count", expected=f"{len(ids)} rows of each",
+            found=f"vectors {list(vectors_LD.shape)}, {len(counts_L)} counts",
+        )  # fmt: skip
+    if label_tower is not None and similarity == "l2":
+        raise BundleInvariantError(
+            "a label tower's vectors are scored by dot product or cosine",
+            expected="similarity dot or cosine",
+            found="l2",
+        )
+    queries_CD = _drawn(vectors_LD, counts_L) if queries_CD is None else np.asarray(queries_CD, np.float32)
+    bias_L = None
+    if similarity == "l2":  # −|u − v|² / T is u·v / (T/2) − |v|² / T, but for what is the same for every label
+        bias_L = (-np.einsum("ij,ij->i", vectors_LD, vectors_LD) / temperature).astype(np.float32)
+        temperature /= 2
+    if similarity == "cosine":
+        vectors_LD, queries_CD = _unit(vectors_LD, "labels"), _unit(queries_CD, "queries")
+    log_pi_L = log_frequencies(counts_L).astype(np.float32)
+    log_nu_L = log_pi_L if noise_L is None else _log_shares(noise_L)
+    apart = noise_L is not None
+    fitted = Augmentation.fitted(temperature, vectors_LD, log_nu_L, bias_L, log_pi_L if apart else None)
+    query = _as_given(vectors_LD.shape[1], unit=similarity == "cosine") if query_tower is None else (
+        tower_of(query_tower, vectors_LD.shape[1], "query_tower.onnx")
+    )  # fmt: skip
+    label = None if label_tower is None else tower_of(label_tower, vectors_LD.shape[1], "label_tower.onnx")
+    display = pa.table({}) if display is None else display
+    buckets = Buckets.by_quantile(counts_L)
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION, name=name, created_at=datetime.now(UTC), labels=len(ids),
+        dim=vectors_LD.shape[1], similarity="cosine" if similarity == "cosine" else "dot", temperature=temperature,
+        label_bias=bias_L is not None, kappa=fitted.kappa, kappa_bias=fitted.kappa_bias,
+        kappa_popularity=fitted.kappa_popularity, loss=Loss(family="unknown", sampler="unknown", weight="unknown"),
+        query_features=query.features, label_features=[] if label is None else label.features,
+        display=display.column_names, buckets=buckets,
+        bias_removal=BiasRemoval(
+            default=0.0, noise="a given column" if apart else "π", chosen_by="the vectors, as they were given"
+        ),
+        training_data={"pairs": int(counts_L.sum())},
+        software={each: version(each) for each in ("longtail", "numpy", "pyarrow", "onnxruntime")},
+    )  # fmt: skip
+    labels = Labels(
+        ids=ids, counts=counts_L, log_pn=log_nu_L, log_popularity=log_pi_L if apart else None,
+        buckets=buckets.assign(counts_L), bias=bias_L, display=display,
+    )  # fmt: skip
+    return {
+        "manifest": manifest, "labels": labels, "embeddings": vectors_LD, "calibration_queries": queries_CD,
+        "query_tower": query.onnx, "label_tower": None if label is None else label.onnx,
+    }  # fmt: skip
+
+
+def tower_of(model: bytes, dim: int, file: str) -> GivenTower:
+    """Read the features of an ONNX model: an input [B] is a number, an input [B, n] a vector.
+
+    Raises:
+        BundleInvariantError: another input, such as of text or of ids, or another output than [B, dim].
+    """
+    session = onnx_session(model, file)
+    inputs = {node.name: node for node in session.get_inputs()}
+    features, wanted = list[Feature](), list[str]()
+    for name, node in inputs.items():
+        if name.removesuffix("__missing") in inputs and name.endswith("__missing"):
+            continue
+        width = node.shape[1] if len(node.shape) == 2 else None
+        if node.type != "tensor(float)" or len(node.shape) not in (1, 2) or not isinstance(width, int | None):
+            raise BundleInvariantError(
+                f"{file} reads numbers and vectors", expected="inputs float32 [B] or [B, n] of a known n",
+                found=f"{name!r}, {node.type} {node.shape}; a model that looks up ids needs a vocabulary: use "
+                "the export of its library",
+            )  # fmt: skip
+        if width is None:
+            features.append(Feature(name=name, kind="number"))
+        else:
+            features.append(Feature(name=name, kind="vector", dims=width, missing=None))
+            wanted += [f"{name}__missing"] if f"{name}__missing" not in inputs else []
+    shape = session.get_outputs()[0].shape
+    if (
+        len(session.get_outputs()) != 1
+        or len(shape) != 2
+        or (shape[1] not in (dim, None) and not isinstance(shape[1], str))
+    ):
+        raise BundleInvariantError(f"{file} computes one vector", expected=f"one output [B, {dim}]", found=f"{shape}")
+    return GivenTower(_with_inputs(model, wanted) if wanted else model, features)
+
+
+def _with_inputs(model: bytes, names: list[str]) -> bytes:
+    """Add inputs [B] that say of which queries a vector is missing, and that nothing reads."""
+    import onnx
+
+    graph = onnx.load_from_string(model)
+    graph.graph.input.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B"]) for name in names)
+    return bytes(graph.SerializeToString())
+
+
+def _as_given(dim: int, *, unit: bool) -> GivenTower:
+    """Return the tower of models without one: a query's feature `vector` is its embedding."""
+    file = "unit_vector.onnx" if unit else "vector.onnx"
+    onnx = files("longtail.bundle").joinpath(_OWN, file).read_bytes()
+    return GivenTower(onnx, [Feature(name="vector", kind="vector", dims=dim, missing=None)])
+
+
+def _drawn(vectors_LD: Float32, counts_L: Int64) -> Float32:
+    """Draw label vectors by popularity, without replacement, float32 [C, D]."""
+    shares_L = np.exp(log_frequencies(counts_L))
+    rng, most = np.random.default_rng(0), min(_QUERIES, len(vectors_LD))
+    return vectors_LD[np.sort(rng.choice(len(vectors_LD), most, replace=False, p=shares_L / shares_L.sum()))]
+
+
+def _unit(vectors_XD: Float32, what: str) -> Float32:
+    norms_X = np.linalg.norm(vectors_XD, axis=1, keepdims=True)
+    _require(what, "a vector has a direction", norms_X[:, 0] > 0, vectors_XD)
+    unit_XD: Float32 = vectors_XD / norms_X
+    return unit_XD
+
+
+def _log_shares(noise_L: Float64) -> Float32:
+    noise_L = np.asarray(noise_L, np.float64)
+    _require("labels", "ν is above 0 and finite", np.isfinite(noise_L) & (noise_L > 0), noise_L)
+    log_L: Float32 = (np.log(noise_L) - np.log(noise_L.sum())).astype(np.float32)
+    return log_L
+
+
+def _require(what: str, invariant: str, holds_X: Bools, values: Array) -> None:
+    if not holds_X.all():
+        row = int(np.argmin(holds_X))
+        raise BundleInvariantError(
+            f"{what}: {invariant}", expected="so in every row", found=f"{values[row]} in row {row}"
+        )

@@ -1,0 +1,154 @@
+"""Read label vectors, counts and display columns from files, and make a bundle of them.
+
+Legend: `L` labels, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from longtail.bundle import Bundle
+from longtail.bundle.arrays import Float32, Float64
+from longtail.bundle.vectors import Similarity
+from longtail.index.errors import VectorsError
+from longtail.tables import DataError, find_files
+from longtail.tables.engine import Engine, Opened, engine
+from longtail.tables.table import Table, id_of, read_table
+from longtail.tables.values import in_words, number_of
+
+
+@dataclass(frozen=True)
+class VectorFiles:
+    """Where labels, their vectors and example queries lie, and what the columns mean.
+
+    Args:
+        labels: file, folder, glob or URL of a table: `id`, `count`, `vector` unless `vectors` has them, `noise` if
+            given; every other column is shown in answers.
+        vectors: float32 or float16 [L, D] as `.npy`, rows in the order of `labels`.
+        queries: a table with a column `vector`, or `.npy` [C, D]. None: 1,000 label vectors, drawn by popularity.
+        noise: column of the noise ν of training, numbers above 0; None: ν is the label frequency π.
+        temperature: what training divided u·v by, or |u − v|² with `l2`.
+        query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
+    """
+
+    labels: Path | str
+    vectors: Path | None = None
+    queries: Path | str | None = None
+    id: str = "label_id"
+    vector: str = "vector"
+    count: str = "count"
+    noise: str | None = None
+    similarity: Similarity = "dot"
+    temperature: float = 1.0
+    query_tower: Path | None = None
+    label_tower: Path | None = None
+
+    def read(self, name: str, progress: Callable[[str], None]) -> Bundle:
+        """Make a bundle of this name; raises VectorsError, BundleError or OSError."""
+        try:
+            with engine() as duck:
+                table = self._table(duck)
+                display = [each for each in table.kinds if each not in (self.id, self.vector, self.count, self.noise)]
+                ids = table.arrow([self.id])[self.id].combine_chunks()
+                counts = self._counts(table)
+                noise = None if self.noise is None else self._numbers(table, self.noise)
+                vectors = _vectors(table, self.vector, self.labels) if self.vectors is None else _array(self.vectors)
+                shown = table.arrow(display) if display else None
+            queries = self._queries(vectors.shape[1])
+        except DataError as error:
+            raise VectorsError(str(error)) from error
+        if ids.null_count:
+            raise VectorsError(
+                f"{self.labels}, column {self.id!r}: expected an id in every row, found {ids.null_count} nulls"
+            )
+        if queries is None:
+            progress(
+                "queries: label vectors, drawn by popularity; recall of queries that lie elsewhere is not measured: "
+                "--queries gives examples"
+            )
+        models = [None if path is None else path.read_bytes() for path in (self.query_tower, self.label_tower)]
+        return Bundle.from_vectors(
+            ids, vectors, counts.astype(np.int64), name=name, similarity=self.similarity, temperature=self.temperature,
+            noise=noise, queries=queries, display=shown, query_tower=models[0], label_tower=models[1],
+        )  # fmt: skip
+
+    def _table(self, duck: Engine) -> Table:
+        needed = [self.id, self.count, *([self.noise] if self.noise else []), *([] if self.vectors else [self.vector])]
+
+        def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+            found = {name: opened.column(name) for name in (*needed, *opened.names)}
+            return found | {self.id: id_of(opened, self.id, *found[self.id])}
+
+        table = read_table(duck, find_files(self.labels), columns, str(self.labels))
+        table.refuse_rejected()
+        table.find_types([name for name in table.kinds if name not in (self.id, self.vector)])
+        return table
+
+    def _counts(self, table: Table) -> Float64:
+        counts = self._numbers(table, self.count)
+        whole = (counts >= 0) & (counts == np.floor(counts))
+        if not whole.all():
+            row = int(np.argmin(whole))
+            raise VectorsError(
+                f"{self.labels}, column {self.count!r}: expected whole numbers from 0 on, such as pairs, found "
+                f"{counts[row]:g} in row {row}"
+            )
+        return counts
+
+    def _numbers(self, table: Table, name: str) -> Float64:
+        cell, kind = table.column(name), table.kinds[name]
+        if (number := number_of(cell, kind)) is None:
+            raise VectorsError(f"{self.labels}, column {name!r}: expected numbers, found {in_words(kind)}")
+        found = table.engine.arrow(f"SELECT {number}::DOUBLE AS value FROM {table.name} ORDER BY rowid")["value"]
+        if found.null_count:
+            raise VectorsError(
+                f"{self.labels}, column {name!r}: expected a number in every row, found {found.null_count:,} without"
+            )
+        return np.asarray(found, np.float64)
+
+    def _queries(self, dim: int) -> Float32 | None:
+        if self.queries is None:
+            return None
+        if str(self.queries).endswith(".npy"):
+            found = _array(Path(self.queries))
+        else:
+            with engine() as duck:
+                table = read_table(
+                    duck, find_files(self.queries), lambda opened, _: {self.vector: opened.column(self.vector)},
+                    str(self.queries),
+                )  # fmt: skip
+                found = _vectors(table, self.vector, self.queries)
+        if found.shape[1] != dim:
+            raise VectorsError(
+                f"{self.queries}: expected vectors of {dim} numbers, the labels', found {found.shape[1]}"
+            )
+        return found
+
+
+def _vectors(table: Table, name: str, place: Path | str) -> Float32:
+    """Return a column of lists of numbers as float32 [L, D]."""
+    kind = table.kinds[name]
+    if not kind.endswith("]"):
+        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {in_words(kind)}")
+    column = table.arrow([name])[name].combine_chunks()
+    lists = column.cast(pa.list_(pa.float32()))
+    dims = set(lists.value_lengths().to_pylist())
+    if len(dims) != 1 or not (dim := dims.pop()) or lists.flatten().null_count:
+        raise VectorsError(f"{place}, column {name!r}: expected lists of one length and no nulls, found others")
+    return np.asarray(lists.flatten(), np.float32).reshape(-1, dim)
+
+
+def _array(path: Path) -> Float32:
+    """Read a matrix of numbers; raises VectorsError."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise VectorsError(f"{path}: expected an array of .npy: {error}") from error
+    if found.ndim != 2 or not np.issubdtype(found.dtype, np.floating):
+        raise VectorsError(f"{path}: expected floats [rows, D], found {found.dtype} {list(found.shape)}")
+    return np.ascontiguousarray(found, np.float32)

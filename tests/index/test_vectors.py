@@ -1,0 +1,197 @@
+"""Vectors that another library trained, as a release with the dial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from onnx import TensorProto, helper
+
+from longtail.bundle import Bundle, BundleInvariantError
+from longtail.bundle.tower import Tower
+from longtail.index import Releases
+from longtail.index.cli import app
+from longtail.index.construct.vectors import VectorFiles
+from longtail.index.errors import VectorsError
+from longtail.index.release.building import build_from_vectors
+from tests.bundles import make_bundle
+
+LABELS, DIM = 300, 8
+LAMBDAS = np.linspace(-0.5, 1.5, 11)
+
+
+def vectors_of(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(LABELS, DIM)).astype(np.float32)
+
+
+def written(folder: Path, **columns: Any) -> Path:
+    """Write a table of labels; a column of None is left out."""
+    given = {
+        "label_id": [f"i{row}" for row in range(LABELS)], "count": np.arange(LABELS)[::-1] ** 2,
+        "vector": list(vectors_of()), "title": [f"Item {row}" for row in range(LABELS)],
+    } | columns  # fmt: skip
+    pq.write_table(
+        pa.table({name: value for name, value in given.items() if value is not None}), folder / "labels.parquet"
+    )
+    return folder / "labels.parquet"
+
+
+def read(labels: Path, **given: Any) -> Bundle:
+    return VectorFiles(labels, **given).read("given", lambda _: None)
+
+
+def scores(bundle: Bundle, queries: np.ndarray, bias_removal: float) -> np.ndarray:
+    """Scores in logits of all labels, by the rows that an index holds."""
+    rows = bundle.augmentation.queries(queries.astype(np.float32), bias_removal) @ bundle.rows().T
+    return rows / bundle.manifest.temperature
+
+
+def test_a_bundle_of_its_own_vectors_answers_as_before(tmp_path: Path) -> None:
+    before = make_bundle()
+    labels, manifest = before.labels, before.manifest
+    table = {"label_id": labels.ids, "count": labels.counts, "vector": list(before.embeddings)}
+    columns = {name: labels.display[name] for name in labels.display.column_names}
+    pq.write_table(pa.table(table | columns), tmp_path / "labels.parquet")
+    np.save(tmp_path / "queries.npy", before.calibration_queries)
+
+    after = read(
+        tmp_path / "labels.parquet", queries=tmp_path / "queries.npy", similarity=manifest.similarity,
+        temperature=manifest.temperature,
+    )  # fmt: skip
+
+    assert after.labels.display.equals(labels.display)
+    np.testing.assert_array_equal(after.labels.buckets, labels.buckets)
+    for bias_removal in LAMBDAS:
+        found, expected = (scores(each, before.calibration_queries, bias_removal) for each in (after, before))
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("similarity", ["dot", "cosine", "l2"])
+def test_scores_are_those_of_the_vectors_and_log_pi(tmp_path: Path, similarity: str) -> None:
+    bundle = read(written(tmp_path), similarity=similarity, temperature=0.5)
+    bundle.write(tmp_path / "bundle")
+    queries, vectors = vectors_of(1)[:20], vectors_of()
+    counts = np.arange(LABELS)[::-1] ** 2 + 0.5
+    if similarity == "cosine":
+        queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+        vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    of_vectors = queries @ vectors.T
+    if similarity == "l2":
+        of_vectors = -((queries[:, None] - vectors) ** 2).sum(axis=2)
+    for bias_removal in LAMBDAS:
+        expected = of_vectors / 0.5 + bias_removal * np.log(counts / counts.sum())
+        found = scores(bundle, queries, bias_removal)
+        np.testing.assert_allclose(found - found[:, :1], expected - expected[:, :1], atol=2e-4)
+
+
+def test_a_column_of_noise_stands_apart_from_popularity(tmp_path: Path) -> None:
+    noise = np.linspace(1, 5, LABELS)
+    bundle = read(written(tmp_path, drawn=noise), noise="drawn")
+
+    np.testing.assert_allclose(bundle.labels.log_pn, np.log(noise / noise.sum()), atol=1e-6)
+    assert bundle.labels.log_popularity is not None
+    assert bundle.manifest.display == ["title"]
+    bundle.write(tmp_path / "bundle")
+
+
+def test_the_command_writes_a_release_that_answers_vectors(tmp_path: Path) -> None:
+    labels = written(tmp_path, vector=None)
+    np.save(tmp_path / "vectors.npy", vectors_of().astype(np.float16))
+    arguments = ["from-vectors", str(labels), "--vectors", str(tmp_path / "vectors.npy"), "--name", "first"]
+    app([*arguments, "--releases", str(tmp_path / "releases"), "--publish"], standalone_mode=False)
+
+    release = Releases(tmp_path / "releases").open("first")
+    assert Releases(tmp_path / "releases").current() == "first"
+    assert {at.recall for at in release.manifest.recall} == {1.0}
+    bundle = release.bundle
+    tower = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
+    vector = vectors_of(2)[0]
+    np.testing.assert_array_equal(tower.embed(tower.read([{"vector": vector.tolist()}]))[0], vector)
+
+
+def tower(inputs: dict[str, list[Any]], kind: int = TensorProto.FLOAT) -> bytes:
+    """An ONNX model that scales its first input, [B, 8], by its second, [B], where there is one."""
+    names = [*inputs]
+    nodes = [helper.make_node("Identity", names[:1], ["embedding"])]
+    if len(names) > 1:
+        nodes = [
+            helper.make_node("Unsqueeze", [names[1], "first"], ["column"]),
+            helper.make_node("Mul", [names[0], "column"], ["embedding"]),
+        ]
+    first = onnx.numpy_helper.from_array(np.array([1], np.int64), "first")
+    graph = helper.make_graph(
+        nodes, "tower", [helper.make_tensor_value_info(name, kind, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("embedding", kind, ["B", 8])], [first],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def test_without_a_tower_a_vector_is_a_feature_too(tmp_path: Path) -> None:
+    bundle = read(written(tmp_path), similarity="cosine")
+    served = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
+    found = served.embed(served.read([{"vector": [3.0, 4.0] + [0.0] * 6}, {}]))
+    np.testing.assert_allclose(found[:, :2], [[0.6, 0.8], [0, 0]], rtol=1e-6)
+
+
+def test_towers_of_vectors_and_numbers_are_served(tmp_path: Path) -> None:
+    (tmp_path / "tower.onnx").write_bytes(tower({"profile": ["N", 8], "scale": ["N"]}))
+    bundle = read(written(tmp_path), query_tower=tmp_path / "tower.onnx", label_tower=tmp_path / "tower.onnx")
+
+    assert [(each.name, each.kind) for each in bundle.manifest.label_features] == [
+        ("profile", "vector"),
+        ("scale", "number"),
+    ]
+    served = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
+    found = served.embed(served.read([{"profile": [1.0] * 8, "scale": 3.0}, {"scale": 3.0}]))
+    assert found.tolist() == [[3.0] * 8, [0.0] * 8]
+
+
+REFUSED = {
+    "fractions": (
+        {"count": np.full(LABELS, 0.5)},
+        {},
+        "expected whole numbers from 0 on, such as pairs, found 0.5 in row 0",
+    ),
+    "words": ({"count": ["many"] * LABELS}, {}, "column 'count': expected a number in every row, found 300 without"),
+    "no counts": ({"count": None}, {}, "expected a column 'count'"),
+    "an id missing": ({"label_id": [None, *(f"i{row}" for row in range(1, LABELS))]}, {}, "found 1 nulls"),
+    "lengths": ({"vector": [[1.0]] + [[1.0, 2.0]] * (LABELS - 1)}, {}, "expected lists of one length and no nulls"),
+    "no vectors": ({"vector": [1.0] * LABELS}, {}, "column 'vector': expected lists of numbers"),
+}
+
+
+@pytest.mark.parametrize(("columns", "given", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_no_bundle_can_be_made_of(
+    tmp_path: Path, columns: dict[str, Any], given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(VectorsError, match=message):
+        read(written(tmp_path, **columns), **given)
+
+
+def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
+    ids, vectors, counts = pa.array([f"i{row}" for row in range(LABELS)]), vectors_of(), np.ones(LABELS, np.int64)
+    with pytest.raises(BundleInvariantError, match="every label has an id, a vector and a count"):
+        Bundle.from_vectors(ids, vectors[:-1], counts, name="short")
+    with pytest.raises(BundleInvariantError, match=r"labels: a vector has a direction.* in row 7"):
+        Bundle.from_vectors(
+            ids, np.where(np.arange(LABELS)[:, None] == 7, 0, vectors), counts, name="zero", similarity="cosine"
+        )
+    with pytest.raises(BundleInvariantError, match="ν is above 0 and finite"):
+        Bundle.from_vectors(ids, vectors, counts, name="noise", noise=np.zeros(LABELS))
+    with pytest.raises(BundleInvariantError, match="use the export of its library"):
+        Bundle.from_vectors(ids, vectors, counts, name="ids", query_tower=tower({"user": ["N", 8]}, TensorProto.INT64))
+    with pytest.raises(BundleInvariantError, match="computes one vector"):
+        Bundle.from_vectors(ids, vectors[:, :4], counts, name="narrow", query_tower=tower({"profile": ["N", 8]}))
+    np.save(tmp_path / "narrow.npy", vectors[:, :4])
+    with pytest.raises(VectorsError, match="expected vectors of 8 numbers, the labels', found 4"):
+        read(written(tmp_path), queries=tmp_path / "narrow.npy")
+    with pytest.raises(VectorsError, match="expected vectors of 8 numbers"):
+        build_from_vectors(VectorFiles(written(tmp_path), queries=tmp_path / "narrow.npy"), tmp_path / "releases")
+    assert not [*(tmp_path / "releases").iterdir()]
