@@ -216,6 +216,8 @@ class Manifest(Record):
     label_features: list[Feature] = []
     own_id: str | None = None
     """The label feature whose value is the label's id; null where there is none."""
+    exclude_history: bool = False
+    """Whether labels of a query's histories are left out of its answer, as they were in the evaluation."""
     display: list[str] = []
     """Columns of labels.arrow that are the user's own, shown in answers."""
     buckets: Buckets

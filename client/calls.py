@@ -35,6 +35,7 @@ class Query:
         popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: as of `bias_removal`.
         priors: weights of the release's priors, such as `{"recent": 0.5}`; left out, likewise.
         exclude: ids never to answer.
+        exclude_history: whether labels of the history among the features are left out; None: as the release says.
         allow: if given, only these ids may be answered; empty allows none.
         buckets: if given, only labels of these frequency buckets may be answered.
         filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
@@ -62,6 +63,7 @@ class Query:
     pool: int | None = None
     display: bool | Collection[str] | None = None
     vector: Sequence[float] | None = None
+    exclude_history: bool | None = None
 
     def json(self) -> dict[str, Any]:
         """Return the query as the service reads it; raises ValueError unless it has one of features and vector."""

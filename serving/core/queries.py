@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -16,6 +16,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from longtail.bundle import BUCKET_NAMES, Manifest, Popularity, Prior, Priors
 from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
+from longtail.bundle.sets import distinct
 from longtail.index import Filter
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.errors import InvalidRequestError
@@ -219,6 +220,12 @@ class Query(SearchOptions):
         description="In place of features: u itself, as many numbers as GET /v1/release says in `dim`, such as a "
         "vector of /v1/embed or a mean of them. It is scored as it is; where `similarity` is cosine, its norm "
         "should be 1. Where `proposal` is a tree, `bias_removal` must be 0.",
+    )
+
+    exclude_history: bool | None = Field(
+        default=None,
+        description="Whether the labels of the query's features of kind `history` are left out of its answer. Null: as "
+        "the release says in `exclude_history`.",
     )
 
     arm: ClassVar[ArmAnswer | None] = None
@@ -428,12 +435,19 @@ class ResolvedQuery:
 
     @classmethod
     def from_options(
-        cls, options: SearchOptions, dials: Dials, catalogue: Catalogue, *, prefix: str = ""
+        cls,
+        options: SearchOptions,
+        dials: Dials,
+        catalogue: Catalogue,
+        *,
+        prefix: str = "",
+        history: Sequence[str] = (),
     ) -> ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
             prefix: leads the fields of errors, such as `queries.0.`.
+            history: ids that are excluded as well; unknown ones are not counted.
 
         Raises:
             InvalidRequestError: names the option that this release cannot answer.
@@ -442,14 +456,16 @@ class ResolvedQuery:
         bias_removal, popularity = dials.read(options, prefix)
         apart = options.max_per or options.mmr is not None or options.pool is not None
         filter_, unknown_exclude, unknown_allow = None, 0, 0
-        if options.exclude or options.filter or options.allow is not None or options.buckets is not None:
+        if options.exclude or history or options.filter or options.allow is not None or options.buckets is not None:
             exclude, unknown_exclude = catalogue.rows(options.exclude)
+            if history:
+                exclude = distinct(np.concatenate([exclude, catalogue.rows(history)[0]]))
             allow, unknown_allow = catalogue.rows(options.allow or ())
             selection, beyond = (
                 catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
             )
             filter_ = Filter(
-                exclude=exclude if options.exclude else None,
+                exclude=exclude if len(exclude) else None,
                 allow=None if options.allow is None else allow,
                 buckets=None if options.buckets is None else frozenset(map(BUCKET_NAMES.index, options.buckets)),
                 selection=selection,

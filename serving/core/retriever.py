@@ -19,6 +19,7 @@ import numpy as np
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
 from longtail.bundle.arrays import Float32
+from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
@@ -86,6 +87,7 @@ class Retriever:
         self.name = name
         self.created_at = created_at
         self.manifest = bundle.manifest
+        self._histories = [each.name for each in bundle.manifest.query_features if each.kind == "history"]
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
@@ -167,7 +169,9 @@ class Retriever:
         """
         started = perf_counter()
         resolved = [
-            ResolvedQuery.from_options(query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.")
+            ResolvedQuery.from_options(
+                query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.", history=self._history(query)
+            )
             for index, query in enumerate(queries)
         ]
         given = {
@@ -188,6 +192,14 @@ class Retriever:
             for arm in arms
         ]
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms)
+
+    def _history(self, query: Query) -> list[str]:
+        """Return the ids of a query's histories where these are to be left out of its answer."""
+        wanted = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
+        if not wanted or query.features is None:
+            return []
+        given = [query.features.get(name) for name in self._histories]
+        return [id_ for each in given if isinstance(each, list) for id_ in map(id_text, each) if id_ is not None]
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
         """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`."""
@@ -283,7 +295,17 @@ class Retriever:
             "created_at": self.created_at,
             "model": manifest.name,
             **manifest.model_dump(
-                include={"labels", "dim", "similarity", "temperature", "loss", "bias_removal", "popularity", "buckets"}
+                include={
+                    "labels",
+                    "dim",
+                    "similarity",
+                    "temperature",
+                    "loss",
+                    "bias_removal",
+                    "popularity",
+                    "buckets",
+                    "exclude_history",
+                }
             ),
             "priors": [
                 prior.model_dump(include={"name", "minimum", "default", "maximum"})

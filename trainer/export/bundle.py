@@ -73,6 +73,8 @@ def to_bundle(
         query_features=trained.encoding.query_features,
         label_features=trained.encoding.label_features,
         own_id=None if recipe.own_id is None else recipe.own_id.name,
+        exclude_history=recipe.evaluation.exclude_seen
+        and any(feature.kind == "history" for feature in trained.encoding.query_features),
         display=display.column_names,
         buckets=buckets,
         bias_removal=dial.bias_removal,

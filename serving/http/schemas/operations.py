@@ -79,6 +79,9 @@ class ReleaseAnswer(BaseModel):
         "one as `bias_removal.noise` names it, or `p_n(y|x), a tree of depth N`, which depends on the query's "
         "features. With a tree, in /v1/similar: label frequencies."
     )
+    exclude_history: bool = Field(
+        description="Whether answers leave out a query's history where a request does not say."
+    )
     query_features: list[ExpectedFeature]
     filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
     example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")

@@ -172,7 +172,9 @@ def test_over_a_real_index(tmp_path_factory: pytest.TempPathFactory, spec: str, 
     ]
     together = results_of(retriever.retrieve(queries, Draws(Lottery(seed=3), ["a", "b", "c"])))
     alone = results_of(retriever.retrieve(queries[2:], Draws(Lottery(seed=3), ["c"])))
-    # Who else is in the batch changes nothing.
+    # Who else is in the batch changes nothing, but for the last bit of a score.
+    scores = [[label.pop("score") for label in result["labels"]] for result in (together[2], alone[0])]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-6)
     assert together[2] == alone[0]
     assert "exploration" not in together[1]
     for result in (together[0], together[2]):

@@ -81,6 +81,7 @@ def test_release(client: httpx.Client) -> None:
         "labels": 4,
         "dim": 2,
         "similarity": "dot",
+        "exclude_history": False,
         "temperature": 0.5,
         "loss": {"family": "softmax", "sampler": "in_batch", "weight": "unit"},
         "bias_removal": {

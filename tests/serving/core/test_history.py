@@ -1,0 +1,45 @@
+"""A query's history is left out of its answer where the release says so, or the request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from longtail.serving.core.queries import Query
+from tests.bundles import make_bundle
+from tests.serving.core.test_tree_ranking import retriever_of
+from tests.serving.plane import ExactSearcher, results_of
+
+SEEN = ["item-1", "item-2", "no such item"]
+
+
+def ids(default: bool, **asked: Any) -> list[str]:
+    bundle = make_bundle(labels=60)
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"exclude_history": default}))
+    retriever = retriever_of(bundle, ExactSearcher(bundle))
+    query = Query(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **asked})
+    (result,) = results_of(retriever.retrieve([query]))
+    assert result["unknown"] == {"exclude": 0, "allow": 0}
+    return [label["id"] for label in result["labels"]]
+
+
+@pytest.mark.parametrize(
+    ("default", "asked", "left_out"),
+    [(False, None, False), (True, None, True), (False, True, True), (True, False, False)],
+)
+def test_the_request_says_or_else_the_release(default: bool, asked: bool | None, left_out: bool) -> None:
+    found = ids(default, exclude_history=asked)
+    everything = ids(False)
+    assert found == [id_ for id_ in everything if not (left_out and id_ in SEEN)]
+    assert len(everything) == 60
+
+
+def test_a_history_is_left_out_beside_all_else() -> None:
+    assert not {"item-1", "item-2", "item-7"} & {*ids(True, exclude=["item-7", "item-2"])}
+    assert ids(True, allow=["item-1", "item-5"]) == ["item-5"]
+    by_default = ids(True, k=5)
+    assert by_default == [id_ for id_ in ids(False) if id_ not in SEEN][:5]
+    assert ids(True, features={"user_id": "u3", "history": None}) == ids(False, features={"user_id": "u3"})
+    assert len(ids(True, features=None, vector=[0.5] * 8)) == 60
