@@ -21,7 +21,7 @@ import typer
 from benchmarks.baselines import Row, Trial
 from benchmarks.shops.generate import DAYS, Law, log_odds, shop_of
 from longtail.bundle import Bundle, Interval, log_frequencies
-from longtail.bundle.arrays import Float64
+from longtail.bundle.arrays import Float32, Float64
 from longtail.bundle.forecast import Forecast
 from longtail.trainer import evaluate, load_recipe
 from longtail.trainer.data.prepared import read_dataset
@@ -62,7 +62,7 @@ def main(
 
 def _by_prior(folder: Path, bundle: Bundle) -> dict[str, dict[str, Interval]]:
     """Measure counts at their best λ, and the forecast and what it is made of at the default dial."""
-    counts = _with(bundle, log_frequencies(bundle.labels.counts))
+    counts = bundle if bundle.forecast is None else _with(bundle, log_frequencies(bundle.labels.counts))
     line = [point for point in evaluate(counts, folder / "recipe.toml").curve if not point.popularity]
     best = max(line, key=lambda point: point.metrics["recall@20"].value)
     found = {f"counts, {Setting.of(best)}": dict(best.metrics)}
@@ -75,16 +75,27 @@ def _by_prior(folder: Path, bundle: Bundle) -> dict[str, dict[str, Interval]]:
 
 
 def _at_default(folder: Path, bundle: Bundle, log_prior_L: Float64) -> dict[str, Interval]:
-    """Measure a prior, nats up to a constant, at the bundle's default dial."""
-    at = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
-    curve = evaluate(_with(bundle, log_prior_L - np.logaddexp.reduce(log_prior_L)), folder / "recipe.toml").curve
-    return next(dict(point.metrics) for point in curve if Setting.of(point) == at)
+    """Measure a prior, nats up to a constant, at the default dial; of a bundle without a forecast at λ = 1."""
+    labels, at = bundle.labels, Setting(1.0)
+    if bundle.forecast is None:  # ν·π*/π takes the place of ν
+        shifted = replace(labels, log_pn=_log_shares(labels.log_pn + log_prior_L - labels.log_pi))
+        bundle = replace(bundle, labels=shifted)
+    else:
+        at = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+        bundle = _with(bundle, log_prior_L)
+    return next(
+        dict(point.metrics) for point in evaluate(bundle, folder / "recipe.toml").curve if Setting.of(point) == at
+    )
 
 
 def _with(bundle: Bundle, log_prior_L: Float64) -> Bundle:
-    if bundle.labels.log_popularity is None:
-        return bundle  # log ν is log π of counts
-    return replace(bundle, labels=replace(bundle.labels, log_popularity=log_prior_L.astype(np.float32)), forecast=None)
+    """Serve a prior in place of the forecast."""
+    return replace(bundle, labels=replace(bundle.labels, log_popularity=_log_shares(log_prior_L)), forecast=None)
+
+
+def _log_shares(log_L: Float64) -> Float32:
+    shares: Float32 = (log_L - np.logaddexp.reduce(log_L)).astype(np.float32)
+    return shares
 
 
 def _marginal(law: Law, seed: int, *, users: int, products: int) -> Float64:

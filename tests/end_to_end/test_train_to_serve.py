@@ -195,7 +195,8 @@ class Shop:
 
     def scores(self, *features: dict[str, Any], **more: Any) -> list[dict[str, float]]:
         """Scores by label of queries over HTTP."""
-        asked = [{"features": of, "k": ITEMS + 1, "bias_removal": 0, "popularity": 0} | more for of in features]
+        every = {"k": ITEMS + 1, "bias_removal": 0, "popularity": 0, "exclude_history": False}
+        asked = [{"features": of, **every, **more} for of in features]
         answer = self.http.post("/v1/retrieve", json={"queries": asked})
         assert answer.status_code == 200, answer.text
         return [{label["id"]: label["score"] for label in result["labels"]} for result in answer.json()["results"]]

@@ -1,0 +1,130 @@
+"""What a vector store loses that fetches the nearest N labels and adds the prior afterwards; exact truth along λ.
+
+    python -m benchmarks.prefetch runs/movielens-1m runs/amazon-beauty runs/gowalla --plot prefetch.png
+
+The best k = 20 by s = u·v/T + λ·log ν are wanted, for the queries that a bundle brings. A prefetch takes the N best by
+u·v/T, exactly, and sorts them by s. The graph is FAISS's HNSW over the same rows as ours, the prior a coordinate of
+them. Ours is what `longtail-index build` makes, and ivf_flat, of larger catalogues. Milliseconds are of one query
+at a time on one thread. Recall of the tail is over those of the wanted labels that are in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import faiss
+import matplotlib
+import numpy as np
+import typer
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+from longtail.bundle import BUCKET_NAMES, Bundle
+from longtail.bundle.arrays import Float32, Int64
+from longtail.index import IndexSpec
+from longtail.index.construct.tuning import tune_index
+
+_K, _QUERIES, _TIMED = 20, 500, 200
+_LAMBDAS = (-0.5, 0.0, 0.5, 1.0, 1.5)
+_TAIL = BUCKET_NAMES.index("tail")
+Search = Callable[[Float32, float], Int64]
+"""Vectors [B, D] and λ to rows [B, k]."""
+
+
+def main(
+    bundles: list[Path],
+    plot: Annotated[Path | None, typer.Option(help="Draw recall along λ, a panel a bundle.")] = None,
+) -> None:
+    """Print a table for each bundle."""
+    faiss.omp_set_num_threads(1)
+    panels = dict[str, dict[str, list[float]]]()
+    for path in bundles:
+        bundle = Bundle.load(path)
+        panels[f"{bundle.manifest.name}, {bundle.manifest.labels:,} labels"] = _table(bundle)
+    if plot is not None:
+        _draw(panels, plot)
+
+
+def _table(bundle: Bundle) -> dict[str, list[float]]:
+    rng, given = np.random.default_rng(0), bundle.calibration_queries
+    queries_BD = given[np.sort(rng.choice(len(given), min(_QUERIES, len(given)), replace=False))]
+    rows_LE, buckets_L, recalls = bundle.rows(), bundle.labels.buckets, dict[str, list[float]]()
+    wanted = [_best(queries_BD, bundle, rows_LE, at, _K) for at in _LAMBDAS]
+    print(f"\n{bundle.manifest.name}: {bundle.manifest.labels:,} labels, recall@{_K} of all, of the tail\n")
+    print(f"| search | {' | '.join(f'λ = {at:g}' for at in _LAMBDAS)} | ms |\n|---|{'---|' * (len(_LAMBDAS) + 1)}")
+    for name, search in _searches(bundle, rows_LE).items():
+        cells = []
+        for at, wanted_BK in zip(_LAMBDAS, wanted, strict=True):
+            found_BK = search(queries_BD, at)
+            hits_BK = (wanted_BK[:, :, None] == found_BK[:, None, :]).any(axis=2)
+            tail_BK = buckets_L[wanted_BK] == _TAIL
+            recalls.setdefault(name, []).append(float(hits_BK.mean()))
+            cells.append(
+                f"{hits_BK.mean():.3f}, {hits_BK[tail_BK].mean():.3f}" if tail_BK.any() else f"{hits_BK.mean():.3f}, –"
+            )
+        began = time.perf_counter()
+        for query in queries_BD[:_TIMED]:
+            search(query[None], 1.0)
+        milliseconds = 1e3 * (time.perf_counter() - began) / len(queries_BD[:_TIMED])
+        print(f"| {name} | {' | '.join(cells)} | {milliseconds:.2f} |", flush=True)
+    return recalls
+
+
+def _searches(bundle: Bundle, rows_LE: Float32) -> dict[str, Search]:
+    """Return every way to search, by name."""
+    dim, augmentation = bundle.manifest.dim, bundle.augmentation
+    graph = faiss.IndexHNSWFlat(rows_LE.shape[1], 32, faiss.METRIC_INNER_PRODUCT)
+    graph.hnsw.efConstruction, graph.hnsw.efSearch = 200, 200
+    graph.add(rows_LE)
+    plain = faiss.IndexFlatIP(dim)
+    plain.add(np.ascontiguousarray(rows_LE[:, :dim]))
+
+    def prefetch(most: int) -> Search:
+        def search(queries_BD: Float32, at: float) -> Int64:
+            _, rows_BN = plain.search(queries_BD, min(most, bundle.manifest.labels))
+            queries_BE = augmentation.queries(queries_BD, at)
+            scores_BN = np.einsum("be,bne->bn", queries_BE, rows_LE[rows_BN])
+            places_BK = np.argsort(-scores_BN, axis=1, kind="stable")[:, :_K]
+            found: Int64 = np.take_along_axis(rows_BN, places_BK, axis=1)
+            return found
+
+        return search
+
+    def ours(spec: str) -> Search:
+        searcher = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None).searcher(bundle)
+        return lambda queries_BD, at: searcher.search(augmentation.queries(queries_BD, at), _K)[1]
+
+    return {
+        **{f"prefetch {most:,}": prefetch(most) for most in (_K, 5 * _K, 50 * _K)},
+        "graph over augmented rows": lambda queries_BD, at: graph.search(augmentation.queries(queries_BD, at), _K)[1],
+        "ours": ours("auto"),
+        "ours, ivf_flat": ours("ivf_flat"),
+    }
+
+
+def _best(queries_BD: Float32, bundle: Bundle, rows_LE: Float32, at: float, k: int) -> Int64:
+    """Return the k best rows, exactly, int64 [B, k]."""
+    scores_BL = bundle.augmentation.queries(queries_BD, at).astype(np.float64) @ rows_LE.T.astype(np.float64)
+    best: Int64 = np.argsort(-scores_BL, axis=1, kind="stable")[:, :k]
+    return best
+
+
+def _draw(panels: dict[str, dict[str, list[float]]], path: Path) -> None:
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(4 * len(panels), 3.4), sharey=True, layout="constrained", squeeze=False
+    )
+    for (title, lines), each in zip(panels.items(), axes[0], strict=True):
+        for name, recalls in lines.items():
+            each.plot(_LAMBDAS, recalls, marker="o", markersize=3.5, label=name)
+        each.set(title=title, xlabel="λ", ylim=(0, 1.03))
+    axes[0, 0].set_ylabel(f"recall@{_K} of exact search")
+    axes[0, -1].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    typer.run(main)
