@@ -36,6 +36,7 @@ class Query:
         priors: weights of the release's priors, such as `{"recent": 0.5}`; left out, likewise.
         exclude: ids never to answer.
         exclude_history: whether labels of the history among the features are left out; None: as the release says.
+        explain: whether labels come with the parts of their scores, and the λ between which they are among the k best.
         allow: if given, only these ids may be answered; empty allows none.
         buckets: if given, only labels of these frequency buckets may be answered.
         filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
@@ -64,6 +65,7 @@ class Query:
     display: bool | Collection[str] | None = None
     vector: Sequence[float] | None = None
     exclude_history: bool | None = None
+    explain: bool | None = None
 
     def json(self) -> dict[str, Any]:
         """Return the query as the service reads it; raises ValueError unless it has one of features and vector."""

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import JsonValue
 
-from longtail.bundle import BUCKET_NAMES, Labels
+from longtail.bundle import BUCKET_NAMES, Labels, Priors
 from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
@@ -137,6 +137,10 @@ class Catalogue:
     def buckets(self, rows_N: Int64) -> Int8:
         """0 head, 1 torso, 2 tail or 3 new of every row, int8 [N]."""
         return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
+
+    def priors(self, rows_N: Int64, priors: Priors) -> Float32:
+        """Return the values of a release's priors of every row, float32 [N, P]."""
+        return self._gather(priors.values_LP, lambda added, places: added.priors[places], rows_N)  # type: ignore[index]
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
         """The bucket of every label, −1 for ids that this release does not have."""

@@ -228,6 +228,12 @@ class Query(SearchOptions):
         "the release says in `exclude_history`.",
     )
 
+    explain: bool = Field(
+        default=False,
+        description="Whether each label comes with what its score is made of, and the λ between which it is among the "
+        "k best by score. Of one query of a request, with k <= 50; it takes some hundred searches.",
+    )
+
     arm: ClassVar[ArmAnswer | None] = None
     """The arm of an experiment that it is in."""
 
@@ -384,6 +390,13 @@ class Dials:
                 "; this release has one log p_n for both, the label frequency",
             )
         return noise, prior
+
+    def reach(self, popularity: float) -> tuple[float, float]:
+        """Return the limits of λ beside a μ."""
+        low, high = self.bias_removal.minimum, self.bias_removal.maximum
+        if self.total is not None:
+            low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
+        return low, high
 
     def read_priors(self, asked: SearchOptions, prefix: str = "") -> Float32:
         """Return the weight of every prior of the release, float32 [P]; raises InvalidRequestError for another."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, islice
 from time import perf_counter
@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
-from longtail.bundle.arrays import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
+from longtail.serving.core.explanation import intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery, ToEmbed
@@ -191,7 +192,8 @@ class Retriever:
             {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
             for arm in arms
         ]
-        return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms)
+        explained = frozenset(place for place, query in enumerate(queries) if query.explain)
+        return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
 
     def _history(self, query: Query) -> list[str]:
         """Return the ids of a query's histories where these are to be left out of its answer."""
@@ -272,6 +274,13 @@ class Retriever:
         named = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
+    def _explain(self, ranker: Ranker, query: Batch, rows_K: Int64, scores_K: Float32) -> list[dict[str, Any]]:
+        """Return `Explanation` of the HTTP API for each label of a batch of one."""
+        temperature, limits = self.manifest.temperature, self._dials_of_queries.reach(float(query.popularity_B[0]))
+        parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K)
+        among = intervals(ranker, query, rows_K, limits)
+        return [{**part, "bias_removal": ends} for part, ends in zip(parts, among, strict=True)]
+
     def label(self, id_: str) -> dict[str, Any]:
         """Return all that is known about one label; raises UnknownLabelError."""
         return self.catalogue.labels_json([self.catalogue.row(id_)])[0]
@@ -340,6 +349,7 @@ class Retriever:
         draws: Draws | None,
         started: float,
         arms_B: Sequence[ArmAnswer | None] = (),
+        explained: frozenset[int] = frozenset(),
     ) -> Retrieval:
         """Rank labels for embedded queries; the result of each begins with its own of `named`."""
         encoded = perf_counter()
@@ -382,6 +392,12 @@ class Retriever:
                 for label, propensity in zip(labels, propensities_N[start:end], strict=True):
                     label["propensity"] = propensity
                 result["exploration"] = explored_B[place].json(draws.lottery)
+            if place in explained:
+                of_one = replace(batch.subset(np.array([place])), k=query.k)
+                for label, part in zip(
+                    labels, self._explain(ranker, of_one, rows_B[place], scores_B[place]), strict=True
+                ):
+                    label["explanation"] = part
             if place in pools:
                 result["pool"] = pools[place]
             result["unknown"] = {"exclude": query.unknown_exclude, "allow": query.unknown_allow}

@@ -1,6 +1,8 @@
 // The query box: one request asks at the form's λ and μ and at the defaults, so that each label's move can be shown.
 
 const PAUSE = 120; // ms without a change before the service is asked
+const REST = 800; // ms without a change before it is asked to explain, which takes some hundred searches
+const EXPLAINED = 50; // labels that it explains, at most
 const asked = { sent: 0, shown: 0, timer: 0, release: null, failed: false };
 
 /** Prepares the box for a release: its example, unless the operator wrote something, and its ranges of λ and μ. */
@@ -71,14 +73,16 @@ function queries() {
   return λ === preset.bias_removal ? [preset] : [{ ...preset, bias_removal: λ }, preset];
 }
 
-async function ask() {
+async function ask(explain = false) {
   clearTimeout(asked.timer);
   say(byId("lambda-value"), lambda(Number(byId("lambda").value)));
   if (!asked.release) return;
   const turn = ++asked.sent;
   try {
-    const answer = await call("/v1/retrieve", { queries: queries(), preview: true });
+    const [first, ...rest] = queries();
+    const answer = await call("/v1/retrieve", { queries: [explain ? { ...first, explain } : first, ...rest], preview: true });
     if (turn < asked.shown) return; // a later question was answered before
+    if (!explain && first.k <= EXPLAINED) asked.timer = setTimeout(() => ask(true), REST);
     Object.assign(asked, { shown: turn, failed: false });
     askError("");
     showAnswer(answer);
@@ -124,6 +128,28 @@ function move(rank, before) {
   );
 }
 
+/** Where on the dial a label is in the answer, with the λ of the query, and what its score is made of in words. */
+function stays({ explanation, bucket }, λ) {
+  if (!explanation) return null;
+  const { minimum, maximum } = asked.release.bias_removal;
+  const at = (place) => (100 * (place - minimum)) / (maximum - minimum);
+  const [low, high] = explanation.bias_removal ?? [λ, λ];
+  const parts = [["taste", "taste"], ["bias", "bias"], ["noise", "λ·log ν"], ["popularity", "μ·log π"]]
+    .filter(([part]) => explanation[part])
+    .map(([part, word]) => `${word} ${fixed(explanation[part], 2)}`);
+  for (const [prior, part] of Object.entries(explanation.priors ?? {})) if (part) parts.push(`${prior} ${fixed(part, 2)}`);
+  const within = explanation.bias_removal ? `In the answer from λ ${lambda(low)} to ${lambda(high)}: ` : "Not by score: ";
+  const said = within + parts.join(", ");
+  return svg(
+    "svg",
+    { class: `stays ${bucket}`, viewBox: "0 0 100 4", preserveAspectRatio: "none", role: "img", "aria-label": said },
+    svg("title", {}, said),
+    svg("rect", { class: "whole", x: "0", y: "1.5", width: "100", height: "1" }),
+    svg("rect", { class: "bar", x: `${at(low)}`, y: "1", width: `${Math.max(at(high) - at(low), 0.5)}`, height: "2" }),
+    svg("rect", { class: "here", x: `${at(λ) - 0.25}`, y: "0", width: "0.5", height: "4" }),
+  );
+}
+
 const dials = ({ bias_removal, popularity }) => lambda(bias_removal) + (popularity ? `, μ ${lambda(popularity)}` : "");
 
 function showAnswer({ results: [result, preset] }) {
@@ -145,6 +171,7 @@ function showAnswer({ results: [result, preset] }) {
         el("span", { class: "what" }, el("b", {}, title), " ", rest ? el("small", {}, rest) : null),
         el("span", { class: `name ${label.bucket}` }, label.bucket),
         el("span", { class: "score" }, fixed(label.score, 2)),
+        stays(label, result.bias_removal),
       );
     }),
   );

@@ -18,6 +18,8 @@ _RELEASE = Field(
 )
 _PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
 _LONGEST_NAME = 100
+_EXPLAINED = 50
+"""Labels of a query that is explained, at most."""
 _ANSWER_IDS = Field(default=True, description="Give every result an `answer_id`, for feedback.")
 
 
@@ -46,6 +48,13 @@ class RetrieveRequest(Body):
     def check_limits(self, settings: Settings) -> None:
         """Check every query, and the labels that they ask for together."""
         at_most(len(self.queries), settings.max_queries, "queries", "queries")
+        explained = [place for place, query in enumerate(self.queries) if query.explain]
+        if explained and (len(explained) > 1 or self.queries[explained[0]].k > _EXPLAINED):
+            raise InvalidRequestError(
+                f"expected one query with explain, of k <= {_EXPLAINED}: it takes some hundred searches; received "
+                f"{len(explained)}, the first of k = {self.queries[explained[0]].k}",
+                field=f"queries.{explained[-1]}.explain",
+            )
         _check_options(self.queries, settings, [f"queries.{place}." for place in range(len(self.queries))], "queries")
 
 
@@ -117,6 +126,21 @@ class EmbedAnswer(BaseModel):
     request_id: str
 
 
+class Explanation(BaseModel):
+    """What a label's score is made of, in logits; the parts add up to it."""
+
+    taste: float = Field(description="u·v/T.")
+    bias: float = Field(description="b.")
+    noise: float = Field(description="λ·log ν.")
+    popularity: float = Field(description="μ·log π.")
+    priors: dict[str, float] = Field(default={}, description="w·r of each of the release's priors.")
+    bias_removal: tuple[float, float] | None = Field(
+        description="The λ between which the label is among the k best by score, all else as it is, to a thousandth; "
+        "what comes and goes within a 32nd of the dial is not noticed. Null of a label that is not among them, as one "
+        "that was drawn."
+    )
+
+
 class RankedLabel(BaseModel):
     """One label of an answer."""
 
@@ -129,6 +153,7 @@ class RankedLabel(BaseModel):
         description="Of queries that explore: the probability with which this label is in the answer, 1 where chance "
         "had no say. Feedback weighted by its inverse is unbiased among the candidates.",
     )
+    explanation: Explanation | None = Field(default=None, description="Only of a query with `explain`.")
 
 
 class Exploration(BaseModel):

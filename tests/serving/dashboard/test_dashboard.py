@@ -41,9 +41,12 @@ RELEASE: dict[str, Any] = {
         "curve": [{"bias_removal": at, "popularity": 0.0, "metrics": METRICS} for at in (0.0, 0.5, 1.0)],
     },
     "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0}, "priors": [], "filterable": [],
-    "query_features": [], "example": {"user_id": "196"}, "request_id": "r-release",
+    "exclude_history": False, "query_features": [], "example": {"user_id": "196"}, "request_id": "r-release",
 }  # fmt: skip
-LABELS = [{"id": "7", "score": 1.25, "bucket": "tail", "display": {"title": "<b>Aparajito</b>"}}]
+EXPLAINED = {"taste": 2.25, "bias": 0.0, "noise": -1.0, "popularity": 0.0, "bias_removal": [-0.25, 0.75]}
+LABELS = [
+    {"id": "7", "score": 1.25, "bucket": "tail", "display": {"title": "<b>Aparajito</b>"}, "explanation": EXPLAINED}
+]
 RETRIEVED = {
     "results": [
         {"labels": LABELS, "bias_removal": 0.5, "popularity": 0.0, "unknown": {"exclude": 0, "allow": 0}},
@@ -128,6 +131,7 @@ def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: 
     assert "0.500" in text(document, "feedback")
     assert "Shed 1" in text(document, "load-figures")
     assert "<b>Aparajito</b>" in text(document, "results"), "shown as text, not taken as HTML"
+    assert 'aria-label="In the answer from λ −0.25 to 0.75: taste 2.25, λ·log ν −1.00"' in document
     assert re.findall(r'class="band (\w+)"', document) == ["head"], "none of a bucket that is never found"
     charts = re.findall(r'<svg[^>]*role="img"[^>]*>', document)
     assert len(charts) >= 10

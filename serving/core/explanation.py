@@ -1,0 +1,96 @@
+"""Say what an answer's scores are made of, and at which λ each label stays in it.
+
+Legend: `K` answered labels, `N` places on the dial.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from longtail.bundle import Priors
+from longtail.bundle.arrays import Bools, Float32, Float64, Int64
+from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.ranking import Batch, Ranker
+
+_CELLS = 32
+"""Parts of the dial that are looked at first; a label that leaves and comes back within one of them is not noticed."""
+_HALVINGS = 7
+"""Of these parts, to find where a label leaves: of a dial from −1 to 2, to a thousandth."""
+
+
+def parts_of_scores(
+    catalogue: Catalogue, priors: Priors | None, query: Batch, temperature: float, rows_K: Int64, scores_K: Float32
+) -> list[dict[str, Any]]:
+    """Return `Explanation` of the HTTP API for the labels of one query, without the interval.
+
+    The noise's part is what the others leave of the score: log ν, or log p_n(y|x) of a tree, times λ.
+    """
+    taste_K = catalogue.embeddings(rows_K.tolist()) @ query.queries_BD[0] / np.float32(temperature)
+    weighed_KP = np.zeros((len(rows_K), 0), np.float32)
+    if priors is not None and query.priors_BP is not None:
+        weighed_KP = catalogue.priors(rows_K, priors) * query.priors_BP[0]
+    found = []
+    for place, label in enumerate(catalogue.labels_json(rows_K.tolist())):
+        bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
+        rest = taste_K[place] + bias + popularity + weighed_KP[place].sum()
+        part: dict[str, Any] = {"taste": taste_K[place], "bias": bias, "noise": scores_K[place] - rest}
+        part |= {"popularity": popularity}
+        if priors is not None:
+            part["priors"] = dict(zip(priors.names, weighed_KP[place], strict=True))
+        found.append(part)
+    return found
+
+
+def intervals(
+    ranker: Ranker, query: Batch, rows_K: Int64, limits: tuple[float, float]
+) -> list[tuple[float, float] | None]:
+    """Find the λ around the query's own between which each label is among its best, [K].
+
+    Searches as the service does, at 33 λ between the limits, then between neighbours where a label leaves, to a
+    224th of a 32nd. None: at the query's own λ the label is not among the best, as one that was drawn.
+
+    Args:
+        query: a batch of one, whose `k` is how many are best.
+    """
+    grid_N = np.linspace(*limits, _CELLS + 1)
+    own = float(query.bias_removal_B[0])
+    grid_N = np.unique(np.append(grid_N, own))
+    inside_NK, at = _among(ranker, query, rows_K, grid_N), int(np.searchsorted(grid_N, own))
+    ends = [_last(ranker, query, rows_K, grid_N, inside_NK, at, step) for step in (-1, 1)]
+    return [
+        (float(low), float(high)) if inside else None for inside, low, high in zip(inside_NK[at], *ends, strict=True)
+    ]
+
+
+def _last(
+    ranker: Ranker, query: Batch, rows_K: Int64, grid_N: Float64, inside_NK: Bools, at: int, step: int
+) -> Float64:
+    """Return the last λ in one direction at which each label is inside, float64 [K]."""
+    ahead_NK = inside_NK[at::step]
+    left_K = ~ahead_NK.all(axis=0)
+    places_K = np.where(left_K, ahead_NK.argmin(axis=0), len(ahead_NK) - 1)
+    along_N = grid_N[at::step]
+    inner_K, outer_K = along_N[np.maximum(places_K - left_K, 0)], along_N[places_K]
+    for _ in range(_HALVINGS):
+        middle_K = (inner_K + outer_K) / 2
+        wanted = np.flatnonzero(left_K)
+        if not len(wanted):
+            break
+        values_N, which = np.unique(middle_K[wanted], return_inverse=True)
+        stays = _among(ranker, query, rows_K, values_N)[which, wanted]
+        inner_K[wanted[stays]] = middle_K[wanted[stays]]
+        outer_K[wanted[~stays]] = middle_K[wanted[~stays]]
+    ends_K: Float64 = np.where(left_K, inner_K, along_N[-1])
+    return ends_K
+
+
+def _among(ranker: Ranker, query: Batch, rows_K: Int64, bias_removal_N: Float64) -> Bools:
+    """Tell which labels are among the best at each λ, bool [N, K]."""
+    count = len(bias_removal_N)
+    asked = query.subset(np.zeros(count, np.int64))
+    _, best_Nk = ranker.rank(replace(asked, bias_removal_B=bias_removal_N.astype(np.float32)))
+    inside_NK: Bools = (best_Nk[:, :, None] == rows_K).any(axis=1)
+    return inside_NK
