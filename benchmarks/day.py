@@ -41,7 +41,7 @@ def main(
         out.mkdir(parents=True, exist_ok=True)
         write(out / "shop", "drift", products=5_000, users=6_000, events=events, seed=seed)
     log = pq.read_table(out / "shop" / "events.parquet")
-    seconds_N = (log["time"].to_numpy() - START).astype(np.int64) / _FASTER
+    seconds_N = (log["time"].to_numpy() - START) / np.timedelta64(_FASTER, "s")
     log = log.set_column(log.column_names.index("time"), "time", pa.array(START + seconds_N.astype("timedelta64[s]")))
     tables = ["--labels", out / "shop" / "products.parquet", "--queries", out / "shop" / "users.parquet"]
     lines = dict[str, list[RollingFigures]]()

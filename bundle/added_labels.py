@@ -109,7 +109,7 @@ class LabelAdder:
 
     def check(self, records: Sequence[Upsert]) -> None:
         """Refuse the first record that `add` could not add; raises InputError, FixedLabelsError or TowerError."""
-        _ = self._tower if records else None
+        self._require_tower(records)
         row, names = 0, [] if self._priors is None else self._priors.names
         try:
             for place, record in enumerate(records):
@@ -129,7 +129,7 @@ class LabelAdder:
         Priors that the bundle lacks are left out: a record may have them from another release.
         """
         try:
-            _ = self._tower if records else None
+            self._require_tower(records)
         except FixedLabelsError as error:
             return self._additions([], [], []), {record.id: str(error) for record in records}
         added: list[Upsert] = []
@@ -190,18 +190,23 @@ class LabelAdder:
         found_M = popularity_L[like_M]
         if forecast is not None:
             new = [record for record, row in zip(records, rows_M, strict=True) if row == NEW_LABEL]
-            given = [{**record.display, **record.features} for record in new]
+            given = [{**record.display, **(record.features or {})} for record in new]
             found_M[rows_M == NEW_LABEL] = forecast.log_popularity_of_new(given, [each.at.timestamp() for each in new])
         return found_M
+
+    def _require_tower(self, records: Sequence[Upsert]) -> None:
+        """Load the tower where a record needs it; raises FixedLabelsError or TowerError."""
+        if records and self._bundle.proposal is not None:
+            raise FixedLabelsError(
+                "expected a release whose labels can change, found one with a tree p_n(y|x), which has no leaf for "
+                "them: train again with the changed labels among the data; hiding works"
+            )
+        if any(record.features is not None for record in records):
+            _ = self._tower
 
     @cached_property
     def _tower(self) -> Tower:
         bundle = self._bundle
-        if bundle.proposal is not None:
-            raise FixedLabelsError(
-                "expected a release that can embed new labels, found one with a tree p_n(y|x), which has no leaf for "
-                "them: train again with the new labels among the data; hiding works"
-            )
         model = bundle.label_model
         if model is None:
             raise FixedLabelsError(
@@ -212,8 +217,21 @@ class LabelAdder:
         return Tower(model, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
 
     def _embed(self, records: Sequence[Upsert]) -> Float32:
-        """Label embeddings, float32 [B, D]."""
-        embeddings_BD = self._tower.embed(self._tower.read([self._features(record) for record in records]))
+        """Label embeddings, float32 [B, D]; of records without features, those of the bundle."""
+        kept = [place for place, record in enumerate(records) if record.features is None]
+        rows = [self._rows.get(records[place].id) for place in kept]
+        if None in rows:
+            raise FeatureError(
+                "expected features of a label that the release lacks, received none",
+                row=kept[rows.index(None)], field="features",
+            )  # fmt: skip
+        features = [self._features(record) for record in records if record.features is not None]
+        embedded_BD = (
+            self._tower.embed(self._tower.read(features)) if features else np.empty((0, self._bundle.manifest.dim))
+        )
+        embeddings_BD = np.empty((len(records), self._bundle.manifest.dim), np.float32)
+        embeddings_BD[kept] = self._bundle.embeddings[np.array(rows, np.int64)]
+        embeddings_BD[np.setdiff1d(np.arange(len(records)), kept)] = embedded_BD
         if self._bundle.manifest.similarity == "cosine":
             off_B = np.abs(np.linalg.norm(embeddings_BD, axis=1) - 1) > UNIT_NORM_TOLERANCE
             if off_B.any():
@@ -227,10 +245,10 @@ class LabelAdder:
         return embeddings_BD
 
     def _features(self, record: Upsert) -> Features:
-        own_id = self._bundle.manifest.own_id
-        if own_id is None or record.features.get(own_id) is not None:
-            return record.features
-        return {**record.features, own_id: record.id}
+        own_id, features = self._bundle.manifest.own_id, record.features or {}
+        if own_id is None or features.get(own_id) is not None:
+            return features
+        return {**features, own_id: record.id}
 
     def _check_priors(self, record: Upsert) -> None:
         if self._priors is not None:

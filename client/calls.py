@@ -131,7 +131,7 @@ class Feedback:
 class Call(Generic[T]):
     """One request, without host and key, and the type that its answer is read as. Sent twice, it acts once."""
 
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
     answer: type[T]
     body: Mapping[str, Any] | None = None
@@ -227,6 +227,21 @@ def label_page(cursor: str | None, listing: Listing) -> Call[Json]:
 def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Json]:
     """Add labels from their features; on disk and retrievable when this returns. Needs an admin key."""
     return Call("POST", "/v1/labels", Json, {"labels": [_json(label) for label in _list(labels)]})
+
+
+def patch_label(id: LabelId, display: Mapping[str, Any]) -> Call[Json]:
+    """Change columns of a label, such as its price; nothing is embedded. Needs an admin key."""
+    return Call("PATCH", _label_path(id), Json, {"display": dict(display)})
+
+
+def patch_labels(display: Mapping[LabelId, Mapping[str, Any]]) -> Call[Json]:
+    """Change columns of labels by id, all in one write to disk, or none. Needs an admin key.
+
+    NotFoundError names a label that is hidden or unknown.
+    """
+    return Call(
+        "PATCH", "/v1/labels", Json, {"labels": [{"id": id, "display": dict(of)} for id, of in display.items()]}
+    )
 
 
 def delete_label(id: LabelId) -> Call[Json]:

@@ -96,7 +96,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         forecast=source.forecast
         and source.forecast.with_labels(
             added.catalogue_rows,
-            [{**record.display, **record.features} for record in upserts if record.id not in skipped],
+            [{**record.display, **(record.features or {})} for record in upserts if record.id not in skipped],
             [record.at.timestamp() for record in upserts if record.id not in skipped],
         ).take(places),
         reports=source.stored_reports(),

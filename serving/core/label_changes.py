@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from longtail.bundle import Hide, LabelChanges, LabelRecord, Restore, Upsert, replay
+from longtail.bundle import Hide, LabelChanges, LabelRecord, Patch, Restore, Upsert, replay
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import LabelId, RequestModel
 from longtail.serving.core.retriever import Retriever
@@ -39,6 +39,20 @@ class NewLabel(RequestModel):
         description="Values r of the release's priors for this label, by name. Of those left out one of the release "
         "keeps its own, and another gets what the release gives labels without one.",
     )
+
+
+class LabelPatch(RequestModel):
+    """Columns of a label to change."""
+
+    display: dict[str, JsonValue] = Field(
+        min_length=1, description="New values by column; the others stay. Filters go by them at once."
+    )
+
+
+class LabelPatchById(LabelPatch):
+    """Columns of one label of many to change."""
+
+    id: LabelId
 
 
 class LabelFollower:
@@ -135,6 +149,17 @@ def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Ups
         for label in labels
     ]
     retriever.overlay.check(records)
+    return records
+
+
+def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> list[Patch]:
+    """Make the records of a PATCH; raises ServingError that names the label."""
+    at = datetime.now(UTC)
+    for place, label in enumerate(labels):
+        retriever.catalogue.row(label.id, field=f"labels.{place}.id")
+    records = [Patch(id=str(label.id), at=at, display=label.display) for label in labels]
+    after = retriever.overlay.changes.after(records).upserts
+    retriever.overlay.check([after[record.id] for record in records])
     return records
 
 

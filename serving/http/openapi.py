@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 from longtail.serving.http.requests import REFERENCE
 from longtail.serving.http.responses import PROBLEM
 from longtail.serving.http.routes import routes
-from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest
+from longtail.serving.http.schemas.labels import LabelIdsRequest, LabelsRequest, PatchesRequest, PatchRequest
 from longtail.serving.http.schemas.monitoring import FeedbackRequest
 from longtail.serving.http.schemas.retrieval import EmbedRequest, RetrieveRequest, SimilarRequest
 
@@ -33,7 +33,8 @@ _DESCRIPTION = (
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
-_BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, LabelIdsRequest, FeedbackRequest)
+_BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, PatchRequest, PatchesRequest, LabelIdsRequest,
+           FeedbackRequest)  # fmt: skip
 _ASSETS = "/docs/assets"
 _INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 

@@ -66,6 +66,8 @@ CASES: list[tuple[Call[Any], str, Any]] = [
     ),
     (calls.delete_label("a/b"), "DELETE /v1/labels/a%2Fb", None),
     (calls.delete_labels(["a", 4]), "POST /v1/labels/delete", {"ids": ["a", 4]}),
+    (calls.patch_label("a/b", {"price": 2}), "PATCH /v1/labels/a%2Fb", {"display": {"price": 2}}),
+    (calls.patch_labels({"a": {"price": 2}}), "PATCH /v1/labels", {"labels": [{"id": "a", "display": {"price": 2}}]}),
     (calls.restore_labels({"a"}), "POST /v1/labels/restore", {"ids": ["a"]}),
     (
         calls.feedback(

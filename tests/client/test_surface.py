@@ -17,7 +17,17 @@ from tests.client.test_calls import RESULT
 
 KEY = "plain-key-7391"
 METHODS = ["add_labels", "delete_label", "delete_labels", "embed", "feedback", "label", "labels"]
-METHODS += ["monitoring", "ready", "release", "reload", "restore_labels", "retrieve", "similar"]
+METHODS += [
+    "monitoring",
+    "patch_label",
+    "patch_labels",
+    "ready",
+    "release",
+    "reload",
+    "restore_labels",
+    "retrieve",
+    "similar",
+]
 METHODS += ["staged"]
 
 

@@ -122,6 +122,8 @@ class LabelWriter:
         labels: its labels as acknowledged.
         asked: what the request under way makes of some of them.
         known: ids that a DELETE may name.
+        back: what labels of the catalogue come back as when they are restored: as built, with what was patched.
+        asked_back: likewise, of the request under way.
         acknowledged: labels changed, by what was asked.
         read: how often it read its labels while it wrote.
     """
@@ -130,13 +132,16 @@ class LabelWriter:
     labels: Labels
     known: set[str]
     asked: Labels = field(default_factory=dict)
+    back: dict[str, Shown] = field(default_factory=dict)
+    asked_back: dict[str, Shown] = field(default_factory=dict)
     acknowledged: Counter[str] = field(default_factory=Counter)
     read: int = 0
 
     @classmethod
     def of(cls, catalogue: Catalogue, built: list[str], new: list[str]) -> LabelWriter:
         """A writer of some labels of the catalogue, and of some that are none yet."""
-        return cls(catalogue, {id_: catalogue.built[id_] for id_ in built} | dict.fromkeys(new), set(built))
+        as_built = {id_: catalogue.built[id_] for id_ in built}
+        return cls(catalogue, as_built | dict.fromkeys(new), set(built), back=as_built)
 
     def write(self, url: str, stop: threading.Event, rng: random.Random) -> None:
         """One change after the other until the service is gone or `stop` is set."""
@@ -146,7 +151,7 @@ class LabelWriter:
                 ask(client, *request)
                 self.acknowledged[kind] += len(self.asked)
                 gone = [id_ for id_, label in self.asked.items() if label is None]
-                self._settle({**self.labels, **self.asked})
+                self._settle(new=True)
                 if gone:
                     assert shown(client, gone) == {}
                 if rng.random() < 0.2:
@@ -163,7 +168,7 @@ class LabelWriter:
         new = all(self._same(now.get(id_), label) for id_, label in after.items())
         if not new:
             self._compare(now, self.labels)
-        self._settle(after if new else self.labels)
+        self._settle(new=new)
         return "new" if new else "old"
 
     @staticmethod
@@ -174,9 +179,11 @@ class LabelWriter:
         wrong = {id_: label for id_, label in expected.items() if not self._same(found.get(id_), label)}
         assert not wrong, f"acknowledged {wrong}, under way {self.asked}, found {[found.get(id_) for id_ in wrong]}"
 
-    def _settle(self, labels: Labels) -> None:
-        self.labels, self.asked = labels, {}
-        self.known |= {id_ for id_, label in labels.items() if label is not None}
+    def _settle(self, *, new: bool) -> None:
+        if new:
+            self.labels, self.back = {**self.labels, **self.asked}, {**self.back, **self.asked_back}
+        self.asked, self.asked_back = {}, {}
+        self.known |= {id_ for id_, label in self.labels.items() if label is not None}
 
     def _change(self, rng: random.Random) -> tuple[str, str, str, Any]:
         """A change's name and request."""
@@ -193,18 +200,34 @@ class LabelWriter:
             return "deleted in bulk", "POST", "/v1/labels/delete", {"ids": ids}
         if kind < 0.55 and hidden:
             back = rng.sample(hidden, rng.randint(1, len(hidden)))
-            self.asked = {id_: self.catalogue.built[id_] for id_ in back}
+            self.asked = {id_: self.back[id_] for id_ in back}
             there = [id_ for id_ in built if self.labels[id_] is not None]
             kept = rng.sample(there, min(3, len(there)))
             self.asked = {**self.asked, **{id_: self.labels[id_] for id_ in kept}}
             return "restored in bulk", "POST", "/v1/labels/restore", {"ids": back + kept}
+        there = [id_ for id_, label in self.labels.items() if label is not None]
+        if kind < 0.75 and there:
+            patches = [self._patch(id_, rng) for id_ in rng.sample(sorted(there), rng.randint(1, min(20, len(there))))]
+            if len(patches) == 1:
+                return "patched", "PATCH", f"/v1/labels/{patches[0].pop('id')}", patches[0]
+            return "patched in bulk", "PATCH", "/v1/labels", {"labels": patches}
         labels = [self._upsert(id_, rng) for id_ in rng.sample(sorted(self.labels), rng.randint(1, 20))]
         return "added or embedded anew", "POST", "/v1/labels", {"labels": labels}
+
+    def _patch(self, id_: str, rng: random.Random) -> dict[str, Any]:
+        before, title = self.labels[id_], f"{id_}, patched, {rng.random()}"
+        assert before is not None
+        self.asked = {**self.asked, id_: before._replace(title=title)}
+        if id_ in self.back and before.title == self.back[id_].title:  # not embedded again since it was built
+            self.asked_back = {**self.asked_back, id_: before._replace(title=title)}
+        return {"id": id_, "display": {"title": title}}
 
     def _upsert(self, id_: str, rng: random.Random) -> dict[str, Any]:
         genre, year, recent = rng.randrange(GENRES), rng.uniform(-1, 1), rng.uniform(-3, 3)
         title = f"{id_}, {sum(self.acknowledged.values())} labels later, {rng.random()}"
         self.asked = {**self.asked, id_: Shown(title, self.catalogue.vector(id_, genre, year), recent)}
+        if id_ in self.catalogue.built:
+            self.asked_back = {**self.asked_back, id_: self.catalogue.built[id_]}
         features = {"genres": [f"g{genre}"], "year": year}
         return {"id": id_, "features": features, "display": {"title": title}, "priors": {PRIOR: recent}}
 

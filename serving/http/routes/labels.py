@@ -10,7 +10,13 @@ from starlette.responses import Response
 
 from longtail.bundle import LabelRecord
 from longtail.bundle.errors import describe
-from longtail.serving.core.label_changes import records_to_add, records_to_hide, records_to_restore
+from longtail.serving.core.label_changes import (
+    LabelPatchById,
+    records_to_add,
+    records_to_hide,
+    records_to_patch,
+    records_to_restore,
+)
 from longtail.serving.core.listing import LabelListing, list_labels
 from longtail.serving.core.queries import LabelId
 from longtail.serving.core.retriever import Retriever
@@ -24,6 +30,8 @@ from longtail.serving.http.schemas.labels import (
     LabelPage,
     LabelsAnswer,
     LabelsRequest,
+    PatchesRequest,
+    PatchRequest,
 )
 
 router = APIRouter(tags=["catalogue"], route_class=RequestRoute)
@@ -100,6 +108,35 @@ async def restore_labels(request: Request) -> Response:
     require_admin(request)
     ids = (await read_body(request, LabelIdsRequest)).ids
     return await _change(request, ids, partial(records_to_restore, ids))
+
+
+@router.patch(
+    "/v1/labels",
+    openapi_extra=json_body(PatchesRequest, {"labels": [{"id": "50", "display": {"price": 9.5}}]}),
+    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
+)
+async def patch_labels(request: Request) -> Response:
+    """Change columns of many labels, as PATCH does of one: all in one write to disk, or none. Admin."""
+    require_admin(request)
+    labels = (await read_body(request, PatchesRequest)).labels
+    return await _change(request, [label.id for label in labels], partial(records_to_patch, labels))
+
+
+@router.patch(
+    "/v1/labels/{id:path}",
+    openapi_extra=_LABEL | json_body(PatchRequest, {"display": {"price": 9.5, "in_stock": False}}),
+    responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
+)
+async def patch_label(request: Request) -> Response:
+    """Change columns of a label, such as its price or whether it is in stock; nothing is embedded. Admin.
+
+    Answers show them and filters go by them. They hold until a release of newer data is served, or one that has them
+    (`longtail-index merge`); a hidden label is refused.
+    """
+    require_admin(request, labels=[request.path_params["id"]])
+    patch = await read_body(request, PatchRequest)
+    one = LabelPatchById(id=request.path_params["id"], display=patch.display)
+    return await _change(request, [one.id], partial(records_to_patch, [one]))
 
 
 @router.delete(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, Field, JsonValue
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.label_changes import NewLabel
+from longtail.serving.core.label_changes import LabelPatch, LabelPatchById, NewLabel
 from longtail.serving.core.listing import LabelState
 from longtail.serving.core.queries import MAX_IDS, BucketName, LabelId
 from longtail.serving.errors import InvalidRequestError
@@ -27,6 +27,20 @@ class LabelsRequest(Body):
                     f"expected an id of 1 to {LONGEST_ID} characters, received {describe(label.id)}",
                     field=f"labels.{index}.id",
                 )
+
+
+class PatchRequest(LabelPatch, Body):
+    """Body of PATCH /v1/labels/{id}."""
+
+
+class PatchesRequest(Body):
+    """Body of PATCH /v1/labels."""
+
+    labels: list[LabelPatchById] = Field(min_length=1, max_length=MOST_QUERIES)
+
+    def check_limits(self, settings: Settings) -> None:
+        """Check the number of labels."""
+        at_most(len(self.labels), settings.max_queries, "labels", "labels")
 
 
 class LabelIdsRequest(Body):

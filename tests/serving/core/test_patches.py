@@ -1,0 +1,106 @@
+"""Columns of labels that change while a release serves: shown, filtered by, kept beside all that else changes."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch, replay
+from longtail.serving import Retriever
+from longtail.serving.core.label_changes import LabelPatchById, records_to_patch
+from longtail.serving.core.queries import Query
+from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, UnknownLabelError
+from tests.bundles import make_bundle
+from tests.serving.core.test_overlay import AT, hide, restore, upsert
+from tests.serving.core.test_tree_ranking import retriever_of
+from tests.serving.plane import ExactSearcher, results_of
+
+LATER = AT + timedelta(days=1)
+
+
+def patch(id_: str, **display: Any) -> Patch:
+    return Patch(id=id_, at=LATER, display=display)
+
+
+def after(*records: LabelRecord, bundle: Bundle | None = None) -> Retriever:
+    bundle = bundle or make_bundle(labels=60)
+    built = retriever_of(bundle, ExactSearcher(bundle))
+    return Retriever(
+        name="r", created_at=built.created_at, bundle=bundle, searcher=ExactSearcher(bundle), encoder=built._encoder,
+        max_new_labels=100,
+    ).with_changes(records)  # fmt: skip
+
+
+def answered(retriever: Retriever, **asked: Any) -> dict[str, dict[str, Any]]:
+    query = Query(**{"features": {"user_id": "u3"}, "k": 61, "bias_removal": 0.5} | asked)
+    (result,) = results_of(retriever.retrieve([query]))
+    return {label["id"]: label for label in result["labels"]}
+
+
+def test_a_patched_label_shows_its_columns_and_scores_as_before() -> None:
+    before, now = answered(after()), answered(after(patch("item-7", title="Sold out")))
+    assert now["item-7"]["display"] == before["item-7"]["display"] | {"title": "Sold out"}
+    assert now["item-7"]["score"] == pytest.approx(before["item-7"]["score"], abs=1e-5)
+    assert now.keys() == before.keys()
+    assert {id_ for id_ in now if now[id_]["display"] != before[id_]["display"]} == {"item-7"}
+
+
+def test_filters_go_by_the_columns_of_now() -> None:
+    changed = after(patch("item-7", title="Sold out"), patch("item-9", title="Sold out"), patch("item-9", title="Here"))
+    assert set(answered(changed, filter={"title": "Sold out"})) == {"item-7"}
+    assert set(answered(changed, filter={"title": {"in": ["Title 7", "Title 9", "Here"]}})) == {"item-9"}
+
+
+def test_what_is_hidden_comes_back_as_it_was_patched() -> None:
+    once = [patch("item-7", title="Sold out"), hide("item-7")]
+    assert "item-7" not in answered(after(*once))
+    assert answered(after(*once, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
+    late = [*once, patch("item-7", title="Too late")]
+    assert "item-7" not in answered(after(*late))
+    assert answered(after(*late, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
+    deleted = [upsert("new", genres=["g1"], year=1.0), patch("new", title="Newer"), hide("new"), restore("new")]
+    assert "new" not in answered(after(*deleted, bundle=make_bundle(labels=60, label_tower=True)))
+
+
+def test_an_embedded_label_keeps_its_embedding() -> None:
+    bundle, anew = make_bundle(labels=60, label_tower=True), upsert("item-7", genres=["g1"], year=1.0)
+    new = upsert("new", genres=["g2"], display={"title": "New"})
+    before = answered(after(anew, new, bundle=bundle))
+    now = answered(after(anew, new, patch("item-7", title="A"), patch("new", title="B"), bundle=bundle))
+    assert {id_: label["score"] for id_, label in now.items()} == pytest.approx(
+        {id_: label["score"] for id_, label in before.items()}, abs=1e-5
+    )
+    assert (now["item-7"]["display"]["title"], now["new"]["display"]["title"]) == ("A", "B")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_shortened_log_amounts_to_the_same(seed: int) -> None:
+    rng, records = np.random.default_rng(seed), list[LabelRecord]()
+    for _ in range(300):
+        id_ = f"item-{rng.integers(8)}"
+        kinds = [patch(id_, title=str(rng.integers(99))), patch(id_, year=1), hide(id_), restore(id_), upsert(id_)]
+        records.append(kinds[rng.integers(5)])
+    whole = replay(records)
+    assert replay(whole.records()) == whole
+    cut = int(rng.integers(300))
+    assert replay(records[:cut]).after(records[cut:]) == whole
+    assert LabelChanges().after(replay(records[:cut]).records()).after(records[cut:]) == whole
+
+
+def test_what_cannot_be_patched_is_refused() -> None:
+    def records(*labels: dict[str, Any], retriever: Retriever) -> list[Patch]:
+        return records_to_patch([LabelPatchById(**label) for label in labels], retriever)
+
+    title = {"display": {"title": "A"}}
+    hidden = after(hide("item-3"))
+    for id_ in ("no such", "item-3"):
+        with pytest.raises(UnknownLabelError, match="expected the id of a label of this release"):
+            records({"id": "item-5", **title}, {"id": id_, **title}, retriever=hidden)
+    with pytest.raises(InvalidRequestError, match="colour"):
+        records({"id": "item-5", "display": {"colour": "red"}}, retriever=hidden)
+    with pytest.raises(NoLabelTowerError, match=r"has no leaf for them: train again"):
+        records({"id": "item-5", **title}, retriever=after(bundle=make_bundle(labels=90, proposal=True)))
+    assert records({"id": "item-5", **title}, retriever=hidden)[0].display == {"title": "A"}
