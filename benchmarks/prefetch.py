@@ -45,25 +45,25 @@ def main(
     panels = dict[str, dict[str, list[float]]]()
     for path in bundles:
         bundle = Bundle.load(path)
-        panels[f"{bundle.manifest.name}, {bundle.manifest.labels:,} labels"] = _table(bundle)
+        panels[f"{path.name}, {bundle.manifest.labels:,} labels"] = _table(path.name, bundle)
     if plot is not None:
         _draw(panels, plot)
 
 
-def _table(bundle: Bundle) -> dict[str, list[float]]:
+def _table(name: str, bundle: Bundle) -> dict[str, list[float]]:
     rng, given = np.random.default_rng(0), bundle.calibration_queries
     queries_BD = given[np.sort(rng.choice(len(given), min(_QUERIES, len(given)), replace=False))]
     rows_LE, buckets_L, recalls = bundle.rows(), bundle.labels.buckets, dict[str, list[float]]()
     wanted = [_best(queries_BD, bundle, rows_LE, at, _K) for at in _LAMBDAS]
-    print(f"\n{bundle.manifest.name}: {bundle.manifest.labels:,} labels, recall@{_K} of all, of the tail\n")
+    print(f"\n{name}: {bundle.manifest.labels:,} labels, recall@{_K} of all, of the tail\n")
     print(f"| search | {' | '.join(f'λ = {at:g}' for at in _LAMBDAS)} | ms |\n|---|{'---|' * (len(_LAMBDAS) + 1)}")
-    for name, search in _searches(bundle, rows_LE).items():
+    for method, search in _searches(bundle, rows_LE).items():
         cells = []
         for at, wanted_BK in zip(_LAMBDAS, wanted, strict=True):
             found_BK = search(queries_BD, at)
             hits_BK = (wanted_BK[:, :, None] == found_BK[:, None, :]).any(axis=2)
             tail_BK = buckets_L[wanted_BK] == _TAIL
-            recalls.setdefault(name, []).append(float(hits_BK.mean()))
+            recalls.setdefault(method, []).append(float(hits_BK.mean()))
             cells.append(
                 f"{hits_BK.mean():.3f}, {hits_BK[tail_BK].mean():.3f}" if tail_BK.any() else f"{hits_BK.mean():.3f}, –"
             )
@@ -71,7 +71,7 @@ def _table(bundle: Bundle) -> dict[str, list[float]]:
         for query in queries_BD[:_TIMED]:
             search(query[None], 1.0)
         milliseconds = 1e3 * (time.perf_counter() - began) / len(queries_BD[:_TIMED])
-        print(f"| {name} | {' | '.join(cells)} | {milliseconds:.2f} |", flush=True)
+        print(f"| {method} | {' | '.join(cells)} | {milliseconds:.2f} |", flush=True)
     return recalls
 
 
@@ -129,14 +129,14 @@ def _best(queries_BD: Float32, bundle: Bundle, rows_LE: Float32, at: float, k: i
 
 def _draw(panels: dict[str, dict[str, list[float]]], path: Path) -> None:
     figure, axes = plt.subplots(
-        1, len(panels), figsize=(4 * len(panels), 3.4), sharey=True, layout="constrained", squeeze=False
+        1, len(panels), figsize=(4 * len(panels), 3.8), sharey=True, layout="constrained", squeeze=False
     )
     for (title, lines), each in zip(panels.items(), axes[0], strict=True):
         for name, recalls in lines.items():
             each.plot(_LAMBDAS, recalls, marker="o", markersize=3.5, label=name)
         each.set(title=title, xlabel="λ", ylim=(0, 1.03))
     axes[0, 0].set_ylabel(f"recall@{_K} of exact search")
-    axes[0, -1].legend(fontsize="small")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     figure.savefig(path, dpi=120)
 
 

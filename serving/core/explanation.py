@@ -22,11 +22,19 @@ _HALVINGS = 7
 
 
 def parts_of_scores(
-    catalogue: Catalogue, priors: Priors | None, query: Batch, temperature: float, rows_K: Int64, scores_K: Float32
+    catalogue: Catalogue,
+    priors: Priors | None,
+    query: Batch,
+    temperature: float,
+    rows_K: Int64,
+    scores_K: Float32,
+    *,
+    tree: bool,
 ) -> list[dict[str, Any]]:
     """Return `Explanation` of the HTTP API for the labels of one query, without the interval.
 
-    The noise's part is what the others leave of the score: log ν, or log p_n(y|x) of a tree, times λ.
+    Args:
+        tree: whether ν is p_n(y|x) of a tree: λ·log ν is then what the other parts leave of the score.
     """
     taste_K = catalogue.embeddings(rows_K.tolist()) @ query.queries_BD[0] / np.float32(temperature)
     weighed_KP = np.zeros((len(rows_K), 0), np.float32)
@@ -35,9 +43,11 @@ def parts_of_scores(
     found = []
     for place, label in enumerate(catalogue.labels_json(rows_K.tolist())):
         bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
-        rest = taste_K[place] + bias + popularity + weighed_KP[place].sum()
-        part: dict[str, Any] = {"taste": taste_K[place], "bias": bias, "noise": scores_K[place] - rest}
-        part |= {"popularity": popularity}
+        noise = query.bias_removal_B[0] * label["log_pn"]
+        if tree:
+            noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum())
+        parts = {"taste": taste_K[place], "bias": bias, "noise": noise, "popularity": popularity}
+        part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # no −0
         if priors is not None:
             part["priors"] = dict(zip(priors.names, weighed_KP[place], strict=True))
         found.append(part)

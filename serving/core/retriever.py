@@ -277,7 +277,8 @@ class Retriever:
     def _explain(self, ranker: Ranker, query: Batch, rows_K: Int64, scores_K: Float32) -> list[dict[str, Any]]:
         """Return `Explanation` of the HTTP API for each label of a batch of one."""
         temperature, limits = self.manifest.temperature, self._dials_of_queries.reach(float(query.popularity_B[0]))
-        parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K)
+        tree = self._bundle.proposal is not None
+        parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
         among = intervals(ranker, query, rows_K, limits)
         return [{**part, "bias_removal": ends} for part, ends in zip(parts, among, strict=True)]
 
