@@ -9,9 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from longtail.bundle import CurvePoint
 from longtail.trainer.evaluation.dial import Setting
-from longtail.trainer.history import best_of
 
 
 class _Rate(ProgressColumn):
@@ -61,11 +59,9 @@ class EpochProgress:
         """Count trained examples and show the epoch's mean loss so far."""
         self._progress.update(self._task, advance=examples, loss=loss)
 
-    def validated(self, epoch: int, loss: float, metric: str, curve: list[CurvePoint]) -> None:
-        """Print one line about a validation after `epoch` epochs, at the points of `curve`."""
-        best = best_of(curve, metric)
-        value = best.metrics[metric].value
+    def validated(self, epoch: int, loss: float, measure: str, value: float, best: Setting) -> None:
+        """Print one line about a validation after `epoch` epochs."""
         self._progress.console.print(
-            f"  epoch {epoch:>3}  loss {loss:.4f}  valid {metric} {value:.4f} at {Setting.of(best)}",
+            f"  epoch {epoch:>3}  loss {loss:.4f}  valid {measure} {value:.4f} at {best}",
             highlight=False,
         )

@@ -14,7 +14,6 @@ from longtail.trainer.devices import is_first, wait_for_all
 from longtail.trainer.errors import DivergedError
 from longtail.trainer.progress import Reporter
 from longtail.trainer.train import train
-from longtail.trainer.trained import Trained, choose_dial, found_by_label
 from longtail.trainer.warm_start import WarmStart
 
 TEMPERATURES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8)
@@ -45,13 +44,12 @@ def with_temperature(
         short = with_number(recipe, temperature, evaluate_every=epochs)
         logs = work / "logs" / f"temperature-{name}"
         try:
-            tried[temperature] = _found(
-                train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
-            )
+            trained = train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
+            tried[temperature] = max(trained.history.metrics.values())
         except DivergedError as error:  # of others one may converge; if none does, the long run ends with this error
             reporter.say(str(error))
             tried[temperature] = 0.0
-        reporter.say(f"Temperature {name}: valid {_measure(recipe)} {tried[temperature]:.4f}")
+        reporter.say(f"Temperature {name}: valid {recipe.evaluation.measure} {tried[temperature]:.4f}")
         wait_for_all(f"temperature {name}")
         if is_first():
             replace_file(file, json.dumps({"identity": identity, "tried": list(tried.items())}).encode())
@@ -65,21 +63,6 @@ def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe
     """Return the recipe with this temperature, and other values of `training`."""
     model = recipe.model.model_copy(update={"temperature": temperature})
     return recipe.model_copy(update={"model": model, "training": recipe.training.model_copy(update=training)})
-
-
-def _found(trained: Trained) -> float:
-    """Compute the metric on valid, or the best recall under the recipe's target prior."""
-    prior = trained.recipe.evaluation.target_prior
-    if prior is None:
-        return max(trained.history.metrics.values())
-    found = found_by_label(trained)
-    choose_dial(trained, trained.dataset, found)
-    return found.best(prior)[1]
-
-
-def _measure(recipe: Recipe) -> str:
-    prior, k = recipe.evaluation.target_prior, recipe.evaluation.k
-    return recipe.evaluation.metric if prior is None else f"recall@{k} under the target prior {prior}"
 
 
 def _next(tried: dict[float, float]) -> float | None:

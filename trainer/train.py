@@ -21,6 +21,8 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.devices import first_before_others, is_first, number_of_processes, use_devices
 from longtail.trainer.errors import DivergedError, RecipeError
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.target import settings_beyond
 from longtail.trainer.evaluation.task import VALID_QUERIES
 from longtail.trainer.history import TrainingHistory, best_of
 from longtail.trainer.limits import check_display, check_sizes
@@ -32,7 +34,7 @@ from longtail.trainer.progress import Reporter
 from longtail.trainer.sampling.conditional import TREE_DIMS, penalties_of
 from longtail.trainer.sampling.proposal import FittedTree, fit_proposal, read_or_fit_proposal
 from longtail.trainer.trackers import trackers
-from longtail.trainer.trained import Trained
+from longtail.trainer.trained import Trained, found_by_label
 from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 
@@ -150,22 +152,28 @@ def train(
         )
 
     def validate(epoch: int, loss: float) -> None:
-        """Measure the metric after an epoch, from 1, the best of λ = 0, ½ and 1; the best so far is kept."""
+        """Measure what chooses after an epoch, from 1, at the best of λ = 0, ½ and 1; the best so far is kept."""
+        config, noise, found = recipe.evaluation, trained.noise(), None
+        settings = noise.quick()
+        if config.target_prior is not None:
+            found, settings = found_by_label(trained), [*settings, *settings_beyond(settings, apart=noise.apart)]
         with train_step.updates.averaged():
             curve = trained.curve(
                 dataset.valid,
                 dataset.train,
-                trained.noise().quick(),
+                settings,
                 features=trained.encoding.query,
                 max_queries=VALID_QUERIES,
+                watch=None if found is None else found.see,
             )
-        best = best_of(curve, recipe.evaluation.metric)
-        metric = best.metrics[recipe.evaluation.metric].value
+        point = best_of(curve, config.metric)
+        best, metric = Setting.of(point), point.metrics[config.metric].value
+        if found is not None and config.target_prior is not None:
+            best, metric = found.best(config.target_prior)
         history.metrics[epoch] = metric
-        figures = {recipe.evaluation.metric: metric, "best_bias_removal": best.bias_removal}
-        figures["best_popularity"] = best.popularity
+        figures = {config.measure: metric, "best_bias_removal": best.bias_removal, "best_popularity": best.popularity}
         record({f"valid/{name}": value for name, value in figures.items()}, epoch)
-        progress.validated(epoch, loss, recipe.evaluation.metric, curve)
+        progress.validated(epoch, loss, config.measure, metric, best)
         if metric >= max(history.metrics.values()):
             history.best_epoch = epoch
             save("best", epoch, 0, 0.0)

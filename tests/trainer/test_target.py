@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,8 @@ def test_a_job_is_told_the_prior_that_it_is_for(loss: list[str], theory: Setting
     if loss:
         asked = {Setting(0.0, at) for at in (-1.0, -0.75, -0.5, -0.25, 0.0, 0.5, 1.0)}
 
+    history = json.loads((tmp_path / "out" / "history.json").read_text())
+    assert max(history["metrics"].values()) == pytest.approx(kept.best("uniform")[1]), "epochs are chosen by it too"
     assert bundle.manifest.bias_removal.noise == noise
     assert set(kept.found) == asked
     assert kept.theory["uniform"] == theory

@@ -332,6 +332,12 @@ class EvaluationConfig(Section):
         return k_of(self.metric)
 
     @property
+    def measure(self) -> str:
+        """Name what temperature and epochs are chosen by on valid: the metric, or recall under the target prior."""
+        prior = self.target_prior
+        return self.metric if prior is None else f"recall@{self.k} under the target prior {prior}"
+
+    @property
     def floors(self) -> dict[str, float | RelativeFloor]:
         """Return what is asked of every metric that has a floor, by its full name."""
         return {f"recall@{self.k}/{name}" if name in BUCKET_NAMES else name: it for name, it in self.floor.items()}
