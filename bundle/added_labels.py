@@ -22,7 +22,7 @@ from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import FeatureError, FixedLabelsError, InputError
 from longtail.bundle.features import Features
 from longtail.bundle.frequency import NEW
-from longtail.bundle.label_changes import Upsert
+from longtail.bundle.label_changes import LabelChanges, Patch, Upsert
 from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
 
@@ -103,6 +103,32 @@ class LabelAdder:
         """Whether a change to a label, made at a time, is superseded: the bundle has the label and is newer."""
         return id_ in self._rows and at <= self.data_until
 
+    def change_of(self, changes: LabelChanges, id_: str) -> Upsert | None:
+        """Return what changes make of a label here, without features where only columns changed; None: nothing.
+
+        Columns that the bundle lacks are left out: a patch may be of another release.
+        """
+        if id_ in changes.hidden:
+            return None
+        upsert = changes.upserts.get(id_)
+        if upsert is not None and self.supersedes(id_, upsert.at):
+            upsert = None
+        newer = [patch for patch in changes.patches.get(id_, ()) if not self.supersedes(id_, patch.at)]
+        names = self._bundle.labels.display.column_names
+        columns = {name: value for patch in newer for name, value in patch.display.items() if name in names}
+        if upsert is not None:
+            return upsert.model_copy(update={"display": upsert.display | columns})
+        if not columns or id_ not in self._rows:
+            return None
+        return Upsert(id=id_, at=newer[-1].at, features=None, display=columns)
+
+    def of_patch(self, changes: LabelChanges, patch: Patch) -> Upsert:
+        """Return the upsert by which a patch of a label that is there can be checked."""
+        before = changes.upserts.get(patch.id)
+        if before is None or patch.id in self._rows:
+            return Upsert(id=patch.id, at=patch.at, features=None, display=patch.display)
+        return before.model_copy(update={"display": before.display | patch.display})
+
     def load(self) -> None:
         """Load the label tower now; raises FixedLabelsError or TowerError."""
         _ = self._tower
@@ -128,14 +154,16 @@ class LabelAdder:
 
         Priors that the bundle lacks are left out: a record may have them from another release.
         """
+        refused: dict[str, str] = {}
         try:
             self._require_tower(records)
-        except FixedLabelsError as error:
-            return self._additions([], [], []), {record.id: str(error) for record in records}
+        except FixedLabelsError as error:  # labels that keep their embedding need no tower
+            kept = [one for one in records if one.features is None and self._bundle.proposal is None]
+            refused = {one.id: str(error) for one in records if one not in kept}
+            records = kept
         added: list[Upsert] = []
         embeddings: list[Float32] = []
         display: list[dict[str, JsonValue]] = []
-        refused: dict[str, str] = {}
 
         def one_by_one(part: Sequence[Upsert]) -> None:
             try:

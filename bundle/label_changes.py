@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, TypeAdapter
@@ -57,44 +58,66 @@ class LabelChanges:
     """What a sequence of records amounts to, by id; of several about one label the last counts.
 
     Attributes:
-        patched: labels of the release that are hidden, with the columns that they come back with.
+        patches: columns changed since the label's upsert, or of the release; those of hidden labels stay.
     """
 
     upserts: dict[str, Upsert] = field(default_factory=dict)
     hidden: dict[str, Hide] = field(default_factory=dict)
-    patched: dict[str, Upsert] = field(default_factory=dict)
+    patches: dict[str, tuple[Patch, ...]] = field(default_factory=dict)
 
     def after(self, records: Iterable[LabelRecord]) -> LabelChanges:
         """These changes and then some more."""
-        upserts, hidden, patched = self.upserts.copy(), self.hidden.copy(), self.patched.copy()
+        upserts, hidden, patches = self.upserts.copy(), self.hidden.copy(), self.patches.copy()
         for record in records:
             if isinstance(record, Patch):
-                if record.id not in hidden:  # of two at once, the one that hides came first
-                    upserts[record.id] = _with(upserts.get(record.id), record)
+                patches[record.id] = _in_effect((*patches.get(record.id, ()), record))
                 continue
             hidden.pop(record.id, None)
-            before = patched.pop(record.id, None)
             if isinstance(record, Upsert):
                 upserts[record.id] = record
+                patches.pop(record.id, None)
             elif isinstance(record, Hide):
-                before = upserts.pop(record.id, before)
-                if before is not None and before.features is None:
-                    patched[record.id] = before
+                upserts.pop(record.id, None)
                 hidden[record.id] = record
-            elif before is not None:
-                upserts[record.id] = before
-        return LabelChanges(upserts, hidden, patched)
+        return LabelChanges(upserts, hidden, patches)
 
-    def records(self) -> list[Upsert | Hide]:
+    def records(self) -> list[Upsert | Patch | Hide]:
         """The shortest sequence that amounts to this."""
-        return [*self.upserts.values(), *self.patched.values(), *self.hidden.values()]
+        return [*self.upserts.values(), *chain.from_iterable(self.patches.values()), *self.hidden.values()]
 
 
-def _with(before: Upsert | None, patch: Patch) -> Upsert:
-    """Change columns of a label; without a change before, it is one of the release."""
-    if before is None:
-        return Upsert(id=patch.id, at=patch.at, features=None, display=patch.display)
-    return before.model_copy(update={"at": patch.at, "display": before.display | patch.display})
+def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
+    """Leave out patches whose columns later ones have all changed."""
+    seen, kept = set[str](), list[Patch]()
+    for patch in reversed(patches):
+        if not patch.display.keys() <= seen:
+            kept.append(patch)
+            seen |= patch.display.keys()
+    return tuple(reversed(kept))
+
+
+def needed(records: Sequence[LabelRecord]) -> list[int]:
+    """Return the places of records without which a reader anywhere in the sequence would end elsewhere.
+
+    A label needs its patches since its last upsert, and of its last upsert, hide and restore those that no later one
+    of these has made good; beside patches the upsert stays, which sets older ones aside.
+    """
+    last, patches, patched = dict[tuple[str, str], int](), dict[str, tuple[Patch, ...]](), set[str]()
+    place_of = {id(record): place for place, record in enumerate(records)}
+    for place, record in enumerate(records):
+        if isinstance(record, Patch):
+            patches[record.id] = _in_effect((*patches.get(record.id, ()), record))
+            patched.add(record.id)
+            continue
+        last[record.id, record.op] = place
+        if isinstance(record, Upsert):
+            patches.pop(record.id, None)
+            last.pop((record.id, "hide"), None)
+        elif isinstance(record, Hide) and record.id not in patched:
+            last.pop((record.id, "upsert"), None)
+        if not isinstance(record, Restore):
+            last.pop((record.id, "restore"), None)
+    return sorted({*last.values(), *(place_of[id(patch)] for each in patches.values() for patch in each)})
 
 
 def replay(records: Iterable[LabelRecord]) -> LabelChanges:

@@ -113,6 +113,7 @@ class Feedback:
         weight: what it is worth in training; None: the service's default, 1.
         bias_removal, popularity: of an organic one, λ and μ at which the service is measured.
         exclude: of an organic one, ids that would not have been answered.
+        exclude_history: of an organic one, as of a query.
         idempotency_key: by which the export knows an event that was sent again, at most 128 characters.
     """
 
@@ -124,6 +125,7 @@ class Feedback:
     bias_removal: float | None = None
     popularity: float | None = None
     exclude: Collection[LabelId] | None = None
+    exclude_history: bool | None = None
     idempotency_key: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
 

@@ -262,7 +262,7 @@ def _add(path: Path, content: str) -> bool:
 
 def _checked(asked: Asked) -> dict[str, Any]:
     """Return the options that all queries share."""
-    refused = [name for name in ("features", "vector", "explore") if name in asked.options]
+    refused = [name for name in ("features", "vector", "explore", "explain") if name in asked.options]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
     options = {"k": _K, "display": False, **asked.options}

@@ -100,7 +100,11 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
     """Refresh after every interval, each time in a new process, until an event is set."""
     while not stopped.wait(settings.refresh_prior):
         process = get_context("spawn").Process(target=_refresh_once, args=(settings, log_level), daemon=True)
-        process.start()
+        try:
+            process.start()
+        except OSError as error:  # of memory, or of processes
+            logger.warning("%s: %s", _NOT_REFRESHED, error)
+            continue
         while process.is_alive() and not stopped.wait(0.1):
             pass
         if process.is_alive():

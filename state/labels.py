@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from sqlalchemy import Connection, delete, func, insert, select
 
-from longtail.bundle import LabelChanges, LabelRecord, read_record, record_json, replay
+from longtail.bundle import LabelChanges, LabelRecord, needed, read_record, record_json, replay
 from longtail.state.engines import reading, store_errors, writing
 from longtail.state.errors import StoreError
 from longtail.state.label_file import LABELS_FILE, LabelFile
@@ -119,7 +119,7 @@ class LabelStore:
             return LabelRead(records, self._position, before != position)
 
     def compact(self) -> None:
-        """Forget changes that a later one of the same label has overtaken; readers go on where they are.
+        """Forget changes that later ones of the same label have overtaken; readers go on where they are.
 
         Changes that the newest release has taken in stay: an older one may be published again.
         """
@@ -130,9 +130,8 @@ class LabelStore:
             with reading(engine) as connection:
                 self._check(connection)
                 rows = list(_pages(connection, 0))
-            label_of = {number: self._record(number, record).id for number, record in rows}
-            last = {label: number for number, label in label_of.items()}
-            overtaken = [number for number, label in label_of.items() if last[label] != number]
+            kept = set(needed([self._record(number, record) for number, record in rows]))
+            overtaken = [number for place, (number, _) in enumerate(rows) if place not in kept]
             with writing(engine, "labels") as connection:
                 for start in range(0, len(overtaken), _DELETED_AT_ONCE):
                     part = overtaken[start : start + _DELETED_AT_ONCE]
@@ -161,7 +160,7 @@ class LabelStore:
             return read_record(content)
         except ValidationError as error:
             raise StoreError(
-                f"{self._place}, change {number}: expected an upsert, hide or restore, found {error}"
+                f"{self._place}, change {number}: expected an upsert, patch, hide or restore, found {error}"
             ) from error
 
     @contextmanager

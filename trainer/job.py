@@ -302,10 +302,11 @@ def before_test(dataset: Dataset) -> Pairs:
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
-    """Say so where valid chose an end of the grid of λ, or where nothing is measured on the grid of μ."""
+    """Say where valid chose an end of the grid of λ, and where that of μ is not measured."""
     config, noise = trained.recipe.evaluation, trained.noise()
     tried, chosen = sorted({point.bias_removal for point in dial.curve}), dial.bias_removal.default
-    if config.default_bias_removal is None and not noise.ahead and len(tried) > 1 and chosen in (tried[0], tried[-1]):
+    ends = {*tried[:1], *tried[-1:]} - {dial.bias_removal.minimum, dial.bias_removal.maximum}
+    if config.default_bias_removal is None and not noise.ahead and len(tried) > 1 and chosen in ends:
         reporter.say(f"λ = {chosen:g}, the best on valid, is an end of evaluation.bias_removal: try a wider grid")
     if config.popularity is not None and not noise.apart:
         reporter.say(

@@ -106,14 +106,17 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     last = until - horizon
-    within = max(1, int(horizon * (config.origins - 1) / (last - earliest)))
-    at = [last - horizon / within * place for place in reversed(range(config.origins))]
-    earlier, first = at[:-within], config.origins - 2 * within
+    # A horizon is a whole number of steps between origins, so that none of those to be compared on reaches into it.
+    most = config.origins - 1
+    within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
+    steps = min(most, int((last - earliest) * within / horizon + 1e-9))
+    at = [last - horizon / within * place for place in reversed(range(steps + 1))]
+    earlier, first = at[:-within], steps + 1 - 2 * within
     settings, nats = _with_base(settings, _origins(empty, log, [*earlier[-_CHOOSING:], last]))
     empty, model = replace(empty, settings=settings), None
     if config.kind == "forecast":
         parts = first, len(earlier)
-        model, nats["forecast"] = _boosted(_origins(empty, log, at), parts, _ROWS // config.origins, recipe.seed)
+        model, nats["forecast"] = _boosted(_origins(empty, log, at), parts, _ROWS // len(at), recipe.seed)
         model = model if nats["forecast"] > nats["decayed"] else None
     settings = settings.model_copy(update={"nats": nats})
     return replace(empty, settings=settings, model=model).counted(*log, until)

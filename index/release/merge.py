@@ -58,7 +58,8 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
             "the new labels among the data; hidden labels stay hidden by the service's state"
         )
     rows, adder = source.labels.row_of, LabelAdder(source)
-    upserts = [record for record in changes.upserts.values() if not adder.supersedes(record.id, record.at)]
+    changed = (adder.change_of(changes, id_) for id_ in {**changes.upserts, **changes.patches})
+    upserts = [one for one in changed if one is not None]
     added, skipped = adder.add(upserts)
     removed = np.array([rows[id_] for id_ in changes.hidden if id_ in rows], np.int64)
     place_L = np.arange(len(rows))

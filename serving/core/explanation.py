@@ -17,6 +17,8 @@ from longtail.serving.core.ranking import Batch, Ranker
 
 _CELLS = 32
 """Parts of the dial that are looked at first; a label that leaves and comes back within one of them is not noticed."""
+_DIGITS = 6
+"""Of an end: λ is searched at float32."""
 _HALVINGS = 7
 """Of these parts, to find where a label leaves: of a dial from −1 to 2, to a thousandth."""
 
@@ -59,8 +61,8 @@ def intervals(
 ) -> list[tuple[float, float] | None]:
     """Find the λ around the query's own between which each label is among its best, [K].
 
-    Searches as the service does, at 33 λ between the limits, then between neighbours where a label leaves, to a
-    224th of a 32nd. None: at the query's own λ the label is not among the best, as one that was drawn.
+    Searches as the service does, at 33 λ between the limits, then between neighbours where a label leaves. None: at the
+    query's own λ the label is not among the best, as one that was drawn.
 
     Args:
         query: a batch of one, whose `k` is how many are best.
@@ -71,7 +73,8 @@ def intervals(
     inside_NK, at = _among(ranker, query, rows_K, grid_N), int(np.searchsorted(grid_N, own))
     ends = [_last(ranker, query, rows_K, grid_N, inside_NK, at, step) for step in (-1, 1)]
     return [
-        (float(low), float(high)) if inside else None for inside, low, high in zip(inside_NK[at], *ends, strict=True)
+        (round(float(low), _DIGITS), round(float(high), _DIGITS)) if inside else None
+        for inside, low, high in zip(inside_NK[at], *ends, strict=True)
     ]
 
 

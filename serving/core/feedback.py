@@ -19,7 +19,7 @@ from longtail.serving.settings import Settings
 LONGEST_NAME = 128
 """Characters of an idempotency key."""
 LONGEST_ANSWER_ID = 4096
-_OF_ORGANIC = ("bias_removal", "popularity", "exclude")
+_OF_ORGANIC = ("bias_removal", "popularity", "exclude", "exclude_history")
 
 
 class Event(RequestModel):
@@ -41,6 +41,10 @@ class Event(RequestModel):
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of an unseen retrieval.")
     exclude: list[LabelId] = Field(
         default=[], max_length=MAX_IDS, description="Labels that an unseen retrieval leaves out, such as seen ones."
+    )
+    exclude_history: bool | None = Field(
+        default=None,
+        description="Whether an unseen retrieval leaves out the history among the features, as of a query.",
     )
     idempotency_key: str | None = Field(
         default=None,
@@ -198,6 +202,7 @@ def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Q
             bias_removal=event.bias_removal,
             popularity=event.popularity,
             exclude=event.exclude,
+            exclude_history=event.exclude_history,
         )
         for event in organic
     ]

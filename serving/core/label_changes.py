@@ -158,8 +158,7 @@ def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> 
     for place, label in enumerate(labels):
         retriever.catalogue.row(label.id, field=f"labels.{place}.id")
     records = [Patch(id=str(label.id), at=at, display=label.display) for label in labels]
-    after = retriever.overlay.changes.after(records).upserts
-    retriever.overlay.check([after[record.id] for record in records])
+    retriever.overlay.check_patches(records)
     return records
 
 

@@ -256,7 +256,7 @@ def _lower_priority() -> None:
 
 def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retriever, counts: StagedCounts) -> None:
     try:
-        retrieval = staged.retrieve([query])
+        retrieval = staged.retrieve([query.model_copy(update={"explain": False})])
     except EngineUnavailableError:  # which is no word about the release
         counts.skipped += 1
         return

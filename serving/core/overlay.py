@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Upsert
+from longtail.bundle import Bundle, FixedLabelsError, LabelChanges, LabelRecord, Patch, Upsert
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.index import Filter, kth_best, no_results, top_k
@@ -124,6 +124,10 @@ class Overlay:
                 field="labels",
             )
 
+    def check_patches(self, patches: Sequence[Patch]) -> None:
+        """Refuse columns that could not be served, before they are acknowledged; raises as `check`."""
+        self.check([self._release.adder.of_patch(self.changes, patch) for patch in patches])
+
     def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
         """Return the overlay after some more changes, in the log's order. Only what they add is embedded.
 
@@ -136,9 +140,9 @@ class Overlay:
             return self
         release, changes = self._release, self.changes.after(records)
         touched = dict.fromkeys(record.id for record in records)
-        upserts = [changes.upserts[id_] for id_ in touched if id_ in changes.upserts]
+        upserts = [one for id_ in touched if (one := release.adder.change_of(changes, id_)) is not None]
         with serving_errors("labels"):
-            more, refused = release.adder.add([one for one in upserts if not release.adder.supersedes(one.id, one.at)])
+            more, refused = release.adder.add(upserts)
         if refused:
             id_, why = next(iter(refused.items()))
             logger.warning(

@@ -209,6 +209,10 @@ class SearchOptions(RequestModel):
         return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr is not None else self.k
 
 
+_SEARCHES, _SEARCHES_A_LABEL = 33, 7
+"""Searches of an explanation, about: at all parts of the dial, and for each label."""
+
+
 class Query(SearchOptions):
     """One query: its features, or in their place a vector."""
 
@@ -236,6 +240,12 @@ class Query(SearchOptions):
 
     arm: ClassVar[ArmAnswer | None] = None
     """The arm of an experiment that it is in."""
+
+    @property
+    def depth(self) -> int:
+        """As of options; an explanation searches some hundred times."""
+        own = super().depth
+        return own * (_SEARCHES + _SEARCHES_A_LABEL * self.k) if self.explain else own
 
     def in_arm(self, arm: ArmAnswer, settings: Mapping[str, Any]) -> QueryInArm:
         """Return the query with the settings of its arm."""

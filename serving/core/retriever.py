@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate, islice
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,12 @@ class Retriever:
             {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
             for arm in arms
         ]
-        explained = frozenset(place for place, query in enumerate(queries) if query.explain)
+        fixed = self._bundle.proposal is not None  # a tree says nothing of a vector, whose λ is 0
+        explained = {
+            place: (0.0, 0.0) if fixed and place in given else self._dials_of_queries.reach(resolved[place].popularity)
+            for place, query in enumerate(queries)
+            if query.explain
+        }
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
 
     def _history(self, query: Query) -> list[str]:
@@ -274,9 +280,11 @@ class Retriever:
         named = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
-    def _explain(self, ranker: Ranker, query: Batch, rows_K: Int64, scores_K: Float32) -> list[dict[str, Any]]:
+    def _explain(
+        self, ranker: Ranker, query: Batch, rows_K: Int64, scores_K: Float32, limits: tuple[float, float]
+    ) -> list[dict[str, Any]]:
         """Return `Explanation` of the HTTP API for each label of a batch of one."""
-        temperature, limits = self.manifest.temperature, self._dials_of_queries.reach(float(query.popularity_B[0]))
+        temperature = self.manifest.temperature
         tree = self._bundle.proposal is not None
         parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
         among = intervals(ranker, query, rows_K, limits)
@@ -350,7 +358,7 @@ class Retriever:
         draws: Draws | None,
         started: float,
         arms_B: Sequence[ArmAnswer | None] = (),
-        explained: frozenset[int] = frozenset(),
+        explained: Mapping[int, tuple[float, float]] = MappingProxyType({}),
     ) -> Retrieval:
         """Rank labels for embedded queries; the result of each begins with its own of `named`."""
         encoded = perf_counter()
@@ -395,9 +403,8 @@ class Retriever:
                 result["exploration"] = explored_B[place].json(draws.lottery)
             if place in explained:
                 of_one = replace(batch.subset(np.array([place])), k=query.k)
-                for label, part in zip(
-                    labels, self._explain(ranker, of_one, rows_B[place], scores_B[place]), strict=True
-                ):
+                parts = self._explain(ranker, of_one, rows_B[place], scores_B[place], explained[place])
+                for label, part in zip(labels, parts, strict=True):
                     label["explanation"] = part
             if place in pools:
                 result["pool"] = pools[place]

@@ -88,7 +88,7 @@ def test_other_files_damaged_ones_and_newer_versions_are_refused_and_stay(tmp_pa
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("UPDATE label_changes SET record = replace(record, 'upsert', 'rename') WHERE number = 7")
         connection.commit()
-        with pytest.raises(StoreError, match="change 7: expected an upsert, hide or restore"):
+        with pytest.raises(StoreError, match="change 7: expected an upsert, patch, hide or restore"):
             store.read_from()
         connection.execute("UPDATE label_store SET version = 2")
         connection.commit()

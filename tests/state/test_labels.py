@@ -107,7 +107,7 @@ def test_compacting_keeps_the_last_change_of_each_label_and_readers_go_on(place:
     tail = reader.read_from(before.position)
     assert (tail.records, tail.restarted) == ([], False)
     kept = LabelStore(place).read_from().records
-    assert (replay(kept), len(kept)) == (replay(half), 1 + 50 + 1 + 1)
+    assert (replay(kept), len(kept)) == (replay(half), 1 + 50 + 1 + 2)
     assert kept[-1] == restore("b"), "a reader that has seen it hidden must see it come back"
     store.append([hide("a")])
     time.sleep(0.6)

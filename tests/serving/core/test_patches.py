@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch, replay
+from longtail.bundle import Bundle, LabelChanges, LabelRecord, Patch, needed, replay
 from longtail.serving import Retriever
 from longtail.serving.core.label_changes import LabelPatchById, records_to_patch
 from longtail.serving.core.queries import Query
 from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, UnknownLabelError
+from longtail.state import LabelStore
 from tests.bundles import make_bundle
 from tests.serving.core.test_overlay import AT, hide, restore, upsert
 from tests.serving.core.test_tree_ranking import retriever_of
@@ -58,11 +61,14 @@ def test_what_is_hidden_comes_back_as_it_was_patched() -> None:
     once = [patch("item-7", title="Sold out"), hide("item-7")]
     assert "item-7" not in answered(after(*once))
     assert answered(after(*once, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
-    late = [*once, patch("item-7", title="Too late")]
+    late = [*once, patch("item-7", title="Meanwhile")]  # by another replica, which had not heard of it
     assert "item-7" not in answered(after(*late))
-    assert answered(after(*late, restore("item-7")))["item-7"]["display"]["title"] == "Sold out"
+    assert answered(after(*late, restore("item-7")))["item-7"]["display"]["title"] == "Meanwhile"
     deleted = [upsert("new", genres=["g1"], year=1.0), patch("new", title="Newer"), hide("new"), restore("new")]
-    assert "new" not in answered(after(*deleted, bundle=make_bundle(labels=60, label_tower=True)))
+    bundle = make_bundle(labels=60, label_tower=True)
+    assert "new" not in answered(after(*deleted, bundle=bundle))
+    again = upsert("new", genres=["g1"], display={"title": "Again"})
+    assert answered(after(*deleted, again, bundle=bundle))["new"]["display"]["title"] == "Again"
 
 
 def test_an_embedded_label_keeps_its_embedding() -> None:
@@ -85,9 +91,51 @@ def test_a_shortened_log_amounts_to_the_same(seed: int) -> None:
         records.append(kinds[rng.integers(5)])
     whole = replay(records)
     assert replay(whole.records()) == whole
-    cut = int(rng.integers(300))
+    cut, places = int(rng.integers(300)), needed(records)
     assert replay(records[:cut]).after(records[cut:]) == whole
     assert LabelChanges().after(replay(records[:cut]).records()).after(records[cut:]) == whole
+    # What a store forgets: a new reader ends where all others do, and so does one that was in the middle.
+    assert len(places) < 60
+    assert replay([records[place] for place in places]) == whole
+    assert replay(records[:cut]).after([records[place] for place in places if place >= cut]) == whole
+
+
+def test_a_store_that_is_shortened_keeps_patches(tmp_path: Path) -> None:
+    records = [
+        upsert("new", genres=["g1"], display={"title": "New"}), *(patch("new", title=str(at)) for at in range(9)),
+        patch("item-3", title="A"), patch("item-3", year=1), patch("item-4", title="B"), hide("item-4"),
+    ]  # fmt: skip
+    store = LabelStore(tmp_path)
+    store.append(records)
+    whole = replay(store.read_from().records)
+    store.compact()
+    left = store.read_from().records
+    store.close()
+    assert (len(left), replay(left)) == (6, whole)
+
+
+def test_a_patch_is_dated_by_itself() -> None:
+    """What a release of newer data has taken in stays so, whatever is patched after it."""
+    bundle = make_bundle(labels=60, label_tower=True)
+    bundle = replace(bundle, manifest=bundle.manifest.model_copy(update={"created_at": AT + timedelta(hours=12)}))
+    old = [Patch(id="item-7", at=AT, display={"title": "Before"}), upsert("item-9", genres=["g1"], year=1.0)]
+    built = answered(after(bundle=bundle))
+    now = answered(after(*old, patch("item-9", title="After"), bundle=bundle))
+    assert now["item-7"] == built["item-7"]
+    assert now["item-9"]["score"] == pytest.approx(built["item-9"]["score"], abs=1e-5)
+    assert now["item-9"]["display"]["title"] == "After"
+
+
+def test_patches_need_no_tower_beside_labels_that_do() -> None:
+    both = after(upsert("new", genres=["g1"]), patch("item-3", title="Here"))
+    assert answered(both)["item-3"]["display"]["title"] == "Here"
+    assert both.overlay.skipped.keys() == {"new"}
+
+
+def test_columns_of_another_release_are_left_out() -> None:
+    both = after(patch("item-3", title="Here", price=9), patch("item-5", price=9), patch("of another", price=9))
+    assert answered(both)["item-3"]["display"]["title"] == "Here"
+    assert not both.overlay.skipped
 
 
 def test_what_cannot_be_patched_is_refused() -> None:
