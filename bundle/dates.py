@@ -45,7 +45,7 @@ def seconds_of(text: str) -> int:
 
 
 def span_seconds(text: str) -> float:
-    """Read a span: a number above 0 and `s`, `m`, `h`, `d` or `w`; raises ValueError."""
+    """Read a span such as `12h` or `4w`; raises ValueError."""
     if not (found := _SPAN.fullmatch(text)) or float(found[1]) == 0:
         raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {text!r}")
     return float(found[1]) * _UNITS[found[2]]

@@ -43,7 +43,7 @@ class Restore(_Change):
 
 
 class Patch(_Change):
-    """Columns of a label change; the others, its embedding and its state stay."""
+    """Change columns of a label; the others, its embedding and its state stay."""
 
     op: Literal["patch"] = "patch"
     display: dict[str, JsonValue]

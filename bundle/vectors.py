@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
 from longtail.bundle.augment import Augmentation
-from longtail.bundle.errors import BundleInvariantError
+from longtail.bundle.errors import BundleInvariantError, TowerError, require
 from longtail.bundle.frequency import Buckets, log_frequencies
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, BiasRemoval, Feature, Loss, Manifest
@@ -25,11 +25,13 @@ Similarity = Literal["dot", "cosine", "l2"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 _QUERIES = 1000
 """Label vectors that stand for queries where none are given."""
+_MOST = 2**53
+"""Below this, floats tell one integer from the next."""
 _OWN = "towers"
 
 
 class GivenTower(NamedTuple):
-    """A tower of numbers and vectors, and the features that it reads."""
+    """Hold a tower of numbers and vectors, and the features that it reads."""
 
     onnx: bytes
     features: list[Feature]
@@ -50,12 +52,18 @@ def parts_of(
     label_tower: bytes | None = None,
 ) -> dict[str, Any]:
     """Make the fields of a `Bundle` of vectors; arguments as of `Bundle.from_vectors`."""
-    vectors_LD, counts_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L, np.int64)
-    if vectors_LD.ndim != 2 or not len(ids) == len(vectors_LD) == len(counts_L) > 0:
-        raise BundleInvariantError(
-            "every label has an id, a vector and a count", expected=f"{len(ids)} rows of each",
-            found=f"vectors {list(vectors_LD.shape)}, {len(counts_L)} counts",
-        )  # fmt: skip
+    vectors_LD, given_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L)
+    columns = {"counts": given_L, "noise": noise_L, "display": display}
+    rows = {name: len(column) for name, column in columns.items() if column is not None} | {"vectors": len(vectors_LD)}
+    fits = vectors_LD.ndim == 2 and vectors_LD.size > 0 and set(rows.values()) == {len(ids)}
+    require("every label has an id, a vector and a count", fits, f"{len(ids)} rows of each, 1 or more", rows)
+    require("similarity is known", similarity in SIMILARITIES, SIMILARITIES, similarity)
+    texts = (pa.types.is_string(ids.type) or pa.types.is_large_string(ids.type)) and not ids.null_count
+    require("ids are strings", texts, "strings without nulls", f"{ids.type}, {ids.null_count} nulls")
+    whole_L = (given_L >= 0) & (given_L <= _MOST) & (given_L % 1 == 0)
+    _require("counts", "a count is a whole number from 0 to 2⁵³", whole_L, given_L)
+    _require("labels", "a vector is finite", _finite(vectors_LD), vectors_LD)
+    counts_L = given_L.astype(np.int64)
     if label_tower is not None and similarity == "l2":
         raise BundleInvariantError(
             "a label tower's vectors are scored by dot product or cosine",
@@ -63,6 +71,7 @@ def parts_of(
             found="l2",
         )
     queries_CD = _drawn(vectors_LD, counts_L) if queries_CD is None else np.asarray(queries_CD, np.float32)
+    _require("queries", "a vector is finite", _finite(queries_CD), queries_CD)
     bias_L = None
     if similarity == "l2":  # −|u − v|² / T is u·v / (T/2) − |v|² / T, but for what is the same for every label
         bias_L = (-np.einsum("ij,ij->i", vectors_LD, vectors_LD) / temperature).astype(np.float32)
@@ -73,10 +82,11 @@ def parts_of(
     log_nu_L = log_pi_L if noise_L is None else _log_shares(noise_L)
     apart = noise_L is not None
     fitted = Augmentation.fitted(temperature, vectors_LD, log_nu_L, bias_L, log_pi_L if apart else None)
-    query = _as_given(vectors_LD.shape[1], unit=similarity == "cosine") if query_tower is None else (
-        tower_of(query_tower, vectors_LD.shape[1], "query_tower.onnx")
-    )  # fmt: skip
-    label = None if label_tower is None else tower_of(label_tower, vectors_LD.shape[1], "label_tower.onnx")
+    unit, dim = similarity == "cosine", vectors_LD.shape[1]
+    query = (
+        _as_given(dim, unit=unit) if query_tower is None else tower_of(query_tower, dim, "query_tower.onnx", unit=unit)
+    )
+    label = None if label_tower is None else tower_of(label_tower, dim, "label_tower.onnx", unit=unit)
     display = pa.table({}) if display is None else display
     buckets = Buckets.by_quantile(counts_L)
     manifest = Manifest(
@@ -102,11 +112,15 @@ def parts_of(
     }  # fmt: skip
 
 
-def tower_of(model: bytes, dim: int, file: str) -> GivenTower:
+def tower_of(model: bytes, dim: int, file: str, *, unit: bool) -> GivenTower:
     """Read the features of an ONNX model: an input [B] is a number, an input [B, n] a vector.
+
+    Args:
+        unit: whether its vectors must have length 1.
 
     Raises:
         BundleInvariantError: another input, such as of text or of ids, or another output than [B, dim].
+        TowerError: a model that does not run for batches of any size, or `onnx` is not installed.
     """
     session = onnx_session(model, file)
     inputs = {node.name: node for node in session.get_inputs()}
@@ -115,31 +129,43 @@ def tower_of(model: bytes, dim: int, file: str) -> GivenTower:
         if name.removesuffix("__missing") in inputs and name.endswith("__missing"):
             continue
         width = node.shape[1] if len(node.shape) == 2 else None
-        if node.type != "tensor(float)" or len(node.shape) not in (1, 2) or not isinstance(width, int | None):
-            raise BundleInvariantError(
-                f"{file} reads numbers and vectors", expected="inputs float32 [B] or [B, n] of a known n",
-                found=f"{name!r}, {node.type} {node.shape}; a model that looks up ids needs a vocabulary: use "
-                "the export of its library",
-            )  # fmt: skip
+        floats = node.type == "tensor(float)" and len(node.shape) in (1, 2) and isinstance(width, int | None)
+        require(
+            f"{file} reads numbers and vectors, by names of letters, digits and _",
+            floats and name.isidentifier() and name.isascii() and not name.startswith("_"),
+            "inputs float32 [B] or [B, n] of a known n",
+            f"{name!r}, {node.type} {node.shape}; where a model looks up ids, use its library's export",
+        )
         if width is None:
             features.append(Feature(name=name, kind="number"))
         else:
             features.append(Feature(name=name, kind="vector", dims=width, missing=None))
             wanted += [f"{name}__missing"] if f"{name}__missing" not in inputs else []
-    shape = session.get_outputs()[0].shape
-    if (
-        len(session.get_outputs()) != 1
-        or len(shape) != 2
-        or (shape[1] not in (dim, None) and not isinstance(shape[1], str))
-    ):
-        raise BundleInvariantError(f"{file} computes one vector", expected=f"one output [B, {dim}]", found=f"{shape}")
-    return GivenTower(_with_inputs(model, wanted) if wanted else model, features)
+    rng, outputs = np.random.default_rng(0), session.get_outputs()
+    for rows in (3, 2):
+        drawn = {name: rng.standard_normal((rows, *node.shape[1:]), dtype=np.float32) for name, node in inputs.items()}
+        try:
+            found = session.run(None, drawn)[0]
+        except Exception as error:  # ONNX Runtime's own exceptions share no base but Exception
+            raise TowerError(
+                f"{file}: expected a model of batches of any size, found one that fails: {error}"
+            ) from error
+        fits = len(outputs) == 1 and found.shape == (rows, dim)
+        require(f"{file} computes one vector", fits, f"one output [B, {dim}]", f"{[each.shape for each in outputs]}")
+    norms = np.linalg.norm(found, axis=1)
+    require(
+        f"{file} gives vectors of length 1 where similarity is cosine",
+        not unit or bool(np.allclose(norms, 1, atol=1e-3)), "length 1: end the model in a normalisation", norms,
+    )  # fmt: skip
+    return GivenTower(_with_inputs(model, wanted, file) if wanted else model, features)
 
 
-def _with_inputs(model: bytes, names: list[str]) -> bytes:
-    """Add inputs [B] that say of which queries a vector is missing, and that nothing reads."""
-    import onnx
-
+def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
+    """Add inputs [B] that say where a vector is missing, and that nothing reads."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise TowerError(f"{file}: expected inputs {names}, or `onnx` to add them with: pip install onnx") from error
     graph = onnx.load_from_string(model)
     graph.graph.input.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["B"]) for name in names)
     return bytes(graph.SerializeToString())
@@ -157,6 +183,11 @@ def _drawn(vectors_LD: Float32, counts_L: Int64) -> Float32:
     shares_L = np.exp(log_frequencies(counts_L))
     rng, most = np.random.default_rng(0), min(_QUERIES, len(vectors_LD))
     return vectors_LD[np.sort(rng.choice(len(vectors_LD), most, replace=False, p=shares_L / shares_L.sum()))]
+
+
+def _finite(vectors_XD: Float32) -> Bools:
+    finite_X: Bools = np.isfinite(vectors_XD.sum(axis=1))
+    return finite_X
 
 
 def _unit(vectors_XD: Float32, what: str) -> Float32:

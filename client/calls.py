@@ -232,12 +232,12 @@ def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Json]:
 
 
 def patch_label(id: LabelId, display: Mapping[str, Any]) -> Call[Json]:
-    """Change columns of a label, such as its price; nothing is embedded. Needs an admin key."""
+    """Change columns of a label, such as its price. Needs an admin key."""
     return Call("PATCH", _label_path(id), Json, {"display": dict(display)})
 
 
 def patch_labels(display: Mapping[LabelId, Mapping[str, Any]]) -> Call[Json]:
-    """Change columns of labels by id, all in one write to disk, or none. Needs an admin key.
+    """Change columns of labels by id, all or none. Needs an admin key.
 
     NotFoundError names a label that is hidden or unknown.
     """

@@ -258,8 +258,7 @@ def merge(
     """Take labels added and hidden while serving into a bundle, for the next build."""
     report = merge_labels(local_bundle(bundle), state, out)
     print(
-        f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} embedded anew, "
-        f"{report.removed:,} removed"
+        f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} changed, {report.removed:,} removed"
     )
     for id_, why in report.skipped.items():
         print(f"left out: {id_}: {why}")

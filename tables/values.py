@@ -76,7 +76,7 @@ def is_nothing(text: str) -> str:
 
 
 def is_plausible(seconds: str, now: float) -> str:
-    """Tell whether a time, in seconds since 1970, lies between 1990 and the day after `now`."""
+    """Tell whether a time, in seconds, lies between 1990 and tomorrow."""
     return f"({seconds} BETWEEN {double(_1990)} AND {double(now + _A_DAY)})"
 
 

@@ -187,9 +187,10 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
 
 
 def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed: int) -> tuple[bytes, float]:
-    """Fit the regression on so many rows of each origin; also get the nats on the last by one of the earlier ones.
+    """Fit the regression, and get the nats of the last origin by one of the earlier ones.
 
     Args:
+        most: rows of each origin.
         until: how many origins the number of trees is fitted on, to be chosen on the last of the earlier ones; and how
             many are earlier: their horizons end before the last one's begins.
     """

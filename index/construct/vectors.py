@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Float64
+from longtail.bundle.labels import RESERVED_COLUMNS
 from longtail.bundle.vectors import Similarity
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
@@ -30,7 +31,7 @@ class VectorFiles:
         labels: file, folder, glob or URL of a table: `id`, `count`, `vector` unless `vectors` has them, `noise` if
             given; every other column is shown in answers.
         vectors: float32 or float16 [L, D] as `.npy`, rows in the order of `labels`.
-        queries: a table with a column `vector`, or `.npy` [C, D]. None: 1,000 label vectors, drawn by popularity.
+        queries: a table with a column `vector`, or a `.npy` file [C, D]. None: 1,000 label vectors, by popularity.
         noise: column of the noise ν of training, numbers above 0; None: ν is the label frequency π.
         temperature: what training divided u·v by, or |u − v|² with `l2`.
         query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
@@ -53,7 +54,9 @@ class VectorFiles:
         try:
             with engine() as duck:
                 table = self._table(duck)
-                display = [each for each in table.kinds if each not in (self.id, self.vector, self.count, self.noise)]
+                if taken := [each for each in RESERVED_COLUMNS if each in table.kinds and each not in self._read]:
+                    raise VectorsError(f"{self.labels}: columns {taken} are not allowed to be shown; rename them")
+                display = [each for each in table.kinds if each not in self._read]
                 ids = table.arrow([self.id])[self.id].combine_chunks()
                 counts = self._counts(table)
                 noise = None if self.noise is None else self._numbers(table, self.noise)
@@ -77,8 +80,13 @@ class VectorFiles:
             noise=noise, queries=queries, display=shown, query_tower=models[0], label_tower=models[1],
         )  # fmt: skip
 
+    @property
+    def _read(self) -> list[str]:
+        """Columns that are not shown."""
+        return [self.id, self.count, self.vector, *([self.noise] if self.noise else [])]
+
     def _table(self, duck: Engine) -> Table:
-        needed = [self.id, self.count, *([self.noise] if self.noise else []), *([] if self.vectors else [self.vector])]
+        needed = [name for name in self._read if not (self.vectors and name == self.vector)]
 
         def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
             found = {name: opened.column(name) for name in (*needed, *opened.names)}
@@ -91,7 +99,7 @@ class VectorFiles:
 
     def _counts(self, table: Table) -> Float64:
         counts = self._numbers(table, self.count)
-        whole = (counts >= 0) & (counts == np.floor(counts))
+        whole = (counts >= 0) & (counts == np.floor(counts)) & (counts <= 2**53)
         if not whole.all():
             row = int(np.argmin(whole))
             raise VectorsError(
@@ -114,7 +122,7 @@ class VectorFiles:
     def _queries(self, dim: int) -> Float32 | None:
         if self.queries is None:
             return None
-        if str(self.queries).endswith(".npy"):
+        if str(self.queries).endswith(".npy") and "://" not in str(self.queries):
             found = _array(Path(self.queries))
         else:
             with engine() as duck:
@@ -136,7 +144,12 @@ def _vectors(table: Table, name: str, place: Path | str) -> Float32:
     if not kind.endswith("]"):
         raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {in_words(kind)}")
     column = table.arrow([name])[name].combine_chunks()
-    lists = column.cast(pa.list_(pa.float32()))
+    if not len(column):
+        raise VectorsError(f"{place}: expected rows, found none")
+    try:
+        lists = column.cast(pa.list_(pa.float32()))
+    except pa.ArrowException as error:
+        raise VectorsError(f"{place}, column {name!r}: expected lists of numbers, found {in_words(kind)}") from error
     dims = set(lists.value_lengths().to_pylist())
     if len(dims) != 1 or not (dim := dims.pop()) or lists.flatten().null_count:
         raise VectorsError(f"{place}, column {name!r}: expected lists of one length and no nulls, found others")
@@ -147,8 +160,10 @@ def _array(path: Path) -> Float32:
     """Read a matrix of numbers; raises VectorsError."""
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise VectorsError(f"{path}: expected an array of .npy: {error}") from error
+    if not isinstance(found, np.ndarray):
+        raise VectorsError(f"{path}: expected one array, .npy, found several")
     if found.ndim != 2 or not np.issubdtype(found.dtype, np.floating):
         raise VectorsError(f"{path}: expected floats [rows, D], found {found.dtype} {list(found.shape)}")
     return np.ascontiguousarray(found, np.float32)

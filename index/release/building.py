@@ -191,7 +191,7 @@ def refresh_forecast(
 
 
 def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, progress: Progress) -> ReleaseManifest:
-    """Measure and write a bundle of the same embeddings as a release's, with the spec, lists and device of that."""
+    """Write a bundle of a release's embeddings, with its spec, lists and device."""
     name, manifest = _free_name(there, name, before.manifest.bundle), before.manifest
     like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
     tuned = _tuned(bundle, before.spec, there, manifest.filterable, progress, manifest.device, like)

@@ -42,7 +42,7 @@ class NewLabel(RequestModel):
 
 
 class LabelPatch(RequestModel):
-    """Columns of a label to change."""
+    """Say which columns of a label change."""
 
     display: dict[str, JsonValue] = Field(
         min_length=1, description="New values by column; the others stay. Filters go by them at once."
@@ -50,7 +50,7 @@ class LabelPatch(RequestModel):
 
 
 class LabelPatchById(LabelPatch):
-    """Columns of one label of many to change."""
+    """Say which columns of one of many labels change."""
 
     id: LabelId
 

@@ -202,7 +202,7 @@ class Retriever:
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
 
     def _history(self, query: Query) -> list[str]:
-        """Return the ids of a query's histories where these are to be left out of its answer."""
+        """Return the ids of a query's histories, where its answer leaves these out."""
         wanted = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
         if not wanted or query.features is None:
             return []

@@ -35,7 +35,7 @@ SCHEMA = pa.schema(
         ("positions", pa.list_(pa.int32())),  # from 0, of each label in the answer; null: not in it
         ("propensities", pa.list_(pa.float32())),  # of each label: 1 where chance had no say
         ("buckets", pa.list_(pa.int8())),  # of each label: 0 head, 1 torso, 2 tail, 3 new, −1 unknown
-        ("event", pa.string()),  # click, purchase, … of choices; upsert, hide, restore of label changes
+        ("event", pa.string()),  # click, purchase, … of choices; upsert, patch, hide, restore of label changes
         ("weight", pa.float64()),  # in training
         ("features", pa.string()),  # of the query, JSON
     ]

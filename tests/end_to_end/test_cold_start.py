@@ -209,7 +209,7 @@ def test_a_rebuild_takes_changes_in(root: Path, tmp_path: Path) -> None:
         before = everything(longtail, bias_removal=1)
         log, merged = tmp_path / "state", tmp_path / "merged"
         said = longtail_index("merge", root / "releases/first/bundle", log, "--out", merged)
-        assert "60 labels: 1 added, 1 embedded anew, 1 removed" in said
+        assert "60 labels: 1 added, 1 changed, 1 removed" in said
         longtail_index("build", merged, "--releases", root / "releases", "--spec", "flat", "--name", name, "--publish")
         until(lambda: longtail.release()["name"] == name, "the merged release")
         assert longtail.release()["labels"] == LABELS

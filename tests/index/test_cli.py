@@ -91,7 +91,7 @@ def test_merge_writes_a_bundle_and_says_what_changed(
         store.append([Hide(id="item-3", at=datetime.now(UTC))])
     assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 0
     assert capsys.readouterr().out == (
-        f"599 labels: 0 added, 0 embedded anew, 1 removed\nwritten: {tmp_path / 'merged'}\n"
+        f"599 labels: 0 added, 0 changed, 1 removed\nwritten: {tmp_path / 'merged'}\n"
     )
     assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 2
     assert "already exists" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import TensorProto, helper
 
-from longtail.bundle import Bundle, BundleInvariantError
+from longtail.bundle import Bundle, BundleInvariantError, TowerError
 from longtail.bundle.tower import Tower
 from longtail.index import Releases
 from longtail.index.cli import app
@@ -163,6 +163,9 @@ REFUSED = {
     "no counts": ({"count": None}, {}, "expected a column 'count'"),
     "an id missing": ({"label_id": [None, *(f"i{row}" for row in range(1, LABELS))]}, {}, "found 1 nulls"),
     "lengths": ({"vector": [[1.0]] + [[1.0, 2.0]] * (LABELS - 1)}, {}, "expected lists of one length and no nulls"),
+    "text in vectors": ({"vector": [["a"]] * LABELS}, {}, "column 'vector': expected lists of numbers"),
+    "huge": ({"count": np.full(LABELS, 2**60)}, {}, "expected whole numbers from 0 on"),
+    "a reserved name": ({"bucket": ["x"] * LABELS}, {}, r"columns \['bucket'\] are not allowed to be shown"),
     "no vectors": ({"vector": [1.0] * LABELS}, {}, "column 'vector': expected lists of numbers"),
 }
 
@@ -185,10 +188,27 @@ def test_rows_and_models_that_do_not_fit(tmp_path: Path) -> None:
         )
     with pytest.raises(BundleInvariantError, match="ν is above 0 and finite"):
         Bundle.from_vectors(ids, vectors, counts, name="noise", noise=np.zeros(LABELS))
-    with pytest.raises(BundleInvariantError, match="use the export of its library"):
+    with pytest.raises(BundleInvariantError, match="use its library's export"):
         Bundle.from_vectors(ids, vectors, counts, name="ids", query_tower=tower({"user": ["N", 8]}, TensorProto.INT64))
     with pytest.raises(BundleInvariantError, match="computes one vector"):
         Bundle.from_vectors(ids, vectors[:, :4], counts, name="narrow", query_tower=tower({"profile": ["N", 8]}))
+    infinite = np.where(np.arange(LABELS)[:, None] == 7, np.inf, vectors)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"vectors": infinite}, r"labels: a vector is finite.* in row 7"),
+        ({"queries": infinite}, r"queries: a vector is finite.* in row 7"),
+        ({"counts": counts + 0.5}, r"a count is a whole number from 0 to 2⁵³.*1\.5 in row 0"),
+        ({"noise": np.ones(3)}, "rows of each, 1 or more, found .*'noise': 3"),
+        ({"similarity": "euclid"}, "similarity is known"),
+        ({"ids": pa.array(range(LABELS))}, "ids are strings"),
+        ({"query_tower": tower({"profile": ["N", 8]}), "similarity": "cosine"}, "gives vectors of length 1"),
+        ({"query_tower": tower({"user vec": ["N", 8]})}, "by names of letters, digits and _"),
+    ]
+    for given, message in wrong:
+        fits: dict[str, Any] = {"ids": ids, "vectors": vectors, "counts": counts, "name": "wrong"}
+        with pytest.raises(BundleInvariantError, match=message):
+            Bundle.from_vectors(**fits | given)
+    with pytest.raises(TowerError, match="batches of any size"):
+        Bundle.from_vectors(ids, vectors, counts, name="one", query_tower=tower({"profile": [1, 8]}))
     np.save(tmp_path / "narrow.npy", vectors[:, :4])
     with pytest.raises(VectorsError, match="expected vectors of 8 numbers, the labels', found 4"):
         read(written(tmp_path), queries=tmp_path / "narrow.npy")
