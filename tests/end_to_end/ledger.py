@@ -218,8 +218,8 @@ class LabelWriter:
         before, title = self.labels[id_], f"{id_}, patched, {rng.random()}"
         assert before is not None
         self.asked = {**self.asked, id_: before._replace(title=title)}
-        if id_ in self.back and before.title == self.back[id_].title:  # not embedded again since it was built
-            self.asked_back = {**self.asked_back, id_: before._replace(title=title)}
+        if id_ in self.back:
+            self.asked_back = {**self.asked_back, id_: self.back[id_]._replace(title=title)}
         return {"id": id_, "display": {"title": title}}
 
     def _upsert(self, id_: str, rng: random.Random) -> dict[str, Any]:

@@ -90,8 +90,6 @@ def test_merge_writes_a_bundle_and_says_what_changed(
     with closing(LabelStore(log)) as store:
         store.append([Hide(id="item-3", at=datetime.now(UTC))])
     assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 0
-    assert capsys.readouterr().out == (
-        f"599 labels: 0 added, 0 changed, 1 removed\nwritten: {tmp_path / 'merged'}\n"
-    )
+    assert capsys.readouterr().out == (f"599 labels: 0 added, 0 changed, 1 removed\nwritten: {tmp_path / 'merged'}\n")
     assert run("merge", bundle_path, log, "--out", tmp_path / "merged") == 2
     assert "already exists" in capsys.readouterr().err
