@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
@@ -107,6 +107,10 @@ class Replicas:
     def asked(self, number: int, method: str, path: str, **content: Any) -> httpx.Response:
         return self.clients[number].request(method, path, **content)
 
+    def titles(self, number: int, ids: Iterable[str]) -> dict[str, str]:
+        """The titles that a replica shows of some labels."""
+        return {id_: self.asked(number, "GET", f"/v1/labels/{id_}").json()["display"]["title"] for id_ in ids}
+
     def answered(self, number: int) -> set[str]:
         """Every label that a replica answers: it gives at most as many at once as the release has."""
         found: set[str] = set()
@@ -139,6 +143,7 @@ def replicas(
 def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, database: PostgresServer) -> None:
     rng = random.Random(5)
     expected = {f"item-{row}" for row in range(LABELS)}
+    titles: dict[str, str] = {}
     took: list[tuple[float, str]] = []
     done: Counter[str] = Counter()
     shelf = Releases(replicas.releases)
@@ -146,8 +151,8 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
         numbers = sorted(replicas.services)
         by = rng.choice(numbers)
         kind = rng.choices(
-            ["upsert", "hide", "restore", "publish", "rollback", "kill a replica", "kill the database"],
-            [6, 6, 4, 1, 1, 1, 1],
+            ["upsert", "hide", "restore", "patch", "publish", "rollback", "kill a replica", "kill the database"],
+            [6, 6, 4, 4, 1, 1, 1, 1],
         )[0]
         if kind == "upsert":
             label = {"id": f"new-{count}", "features": label_features(count % 5)}
@@ -164,6 +169,11 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
             id_ = rng.choice(hidden)
             assert replicas.asked(by, "POST", "/v1/labels/restore", json={"ids": [id_]}).status_code == 200
             expected.add(id_)
+        elif kind == "patch":
+            id_ = rng.choice(sorted(expected))
+            titles[id_] = f"patched {count}"
+            patch = {"display": {"title": titles[id_]}}
+            assert replicas.asked(by, "PATCH", f"/v1/labels/{id_}", json=patch).status_code == 200
         elif kind == "publish":
             shelf.publish("b" if shelf.current() == "a" else "a", force=True)
         elif kind == "rollback":
@@ -190,6 +200,8 @@ def test_replicas_agree_within_a_second_whatever_is_killed(replicas: Replicas, d
         done[kind] += 1
         began = time.monotonic()
         until(lambda: all(replicas.answered(each) == expected for each in replicas.services), "replicas to agree")
+        shown = {id_: title for id_, title in titles.items() if id_ in expected}
+        until(lambda: all(replicas.titles(each, shown) == shown for each in replicas.services), "columns to agree")  # noqa: B023
         took.append((time.monotonic() - began, kind))
     within = [sum(each <= bound for each, _ in took) for bound in (0.1, 0.2, 0.5, 1)]
     slowest = ", ".join(f"{each:.2f} s {kind}" for each, kind in sorted(took, reverse=True)[:5])
