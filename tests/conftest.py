@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # pytest-xdist has a process to every core: more threads of FAISS and BLAS would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As `longtail-train` sets it: some tests import TensorFlow before those of the trainer are collected.
+os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 # What fails in tf2onnx is not passed over, so it copies no graph before each of its optimisers to go back to.
 os.environ["TF2ONNX_CATCH_ERRORS"] = "FALSE"
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 os.environ["KERAS_BACKEND"] = os.environ.get("LONGTAIL_TEST_BACKEND", "tensorflow")
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
-os.environ["TF_ENABLE_ONEDNN_OPTS"] = "0"
 
 KERAS_VARIABLES_PREDATE_NUMPY_2 = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 
