@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -38,6 +38,8 @@ _MOST_PRODUCTS = 5e9
 """Co-occurrences Σ n² over queries of n pairs beyond which item-kNN and RP3beta take minutes."""
 _QUICK_LABELS, _MOST_LABELS = 20_000, 50_000
 """Labels beyond which EASE takes minutes, and beyond which its matrix of float32 is larger than 10 GB."""
+_ONE_THREAD = 30_000
+"""Labels beyond which EASE's matrix is inverted by one thread."""
 _AT_A_TIME = 1000
 """Labels whose similarities are computed at a time."""
 _MOST_UPDATES = 5e11
@@ -188,11 +190,12 @@ def ease(data: Interactions, settings: Settings) -> Scores:
         part = slice(start, start + _AT_A_TIME)
         inverse_LL[:, part] = (pairs_QL.T @ pairs_QL[:, part]).toarray()
     inverse_LL[np.diag_indices(labels)] += settings["l2"]
-    # Both work in place, on the lower triangle.
-    inverse_LL, failed = lapack.spotrf(inverse_LL, lower=1, clean=0, overwrite_a=1)
-    if failed:
-        raise ValueError(f"EASE: l2 = {settings['l2']:g} is too small for float32; use a larger one")
-    inverse_LL, _ = lapack.spotri(inverse_LL, lower=1, overwrite_c=1)
+    # Both work in place, on the lower triangle. OpenBLAS' threads end the process from some 33,000 rows on.
+    with _alone() if labels > _ONE_THREAD else nullcontext():
+        inverse_LL, failed = lapack.spotrf(inverse_LL, lower=1, clean=0, overwrite_a=1)
+        if failed:
+            raise ValueError(f"EASE: l2 = {settings['l2']:g} is too small for float32; use a larger one")
+        inverse_LL, _ = lapack.spotri(inverse_LL, lower=1, overwrite_c=1)
     weights_LL = inverse_LL.T  # rows lie together, and the upper triangle is filled
     for start in range(0, labels, _AT_A_TIME):
         end = min(start + _AT_A_TIME, labels)
@@ -340,7 +343,7 @@ def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Let `implicit` use one BLAS thread, as it has threads of its own, and hide its advice."""
+    """Use one BLAS thread, as `implicit` has threads of its own, and hide its advice."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")
         yield
