@@ -3,7 +3,7 @@
     python -m benchmarks.shops --out runs/shops --law fresh --seed 11
     python -m benchmarks.priors runs/shops/fresh-150000-11 --law fresh --seed 11
 
-A folder has `recipe.toml` and the bundle `run`, as `benchmarks.shops` leaves them. Counts are at the λ that is best on
+`benchmarks.shops` leaves `recipe.toml` and the bundle `run` in a folder. Counts get the best λ on
 test, all other priors at the bundle's default (λ, μ), which valid chose. `iALS × forecast` multiplies the scores of
 iALS by (π*/π)^γ; its settings and γ are those of valid.
 """

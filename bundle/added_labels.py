@@ -95,6 +95,7 @@ class LabelAdder:
         self._bundle = bundle
         self._rows = bundle.labels.row_of
         self._display = DisplayColumns(bundle.labels.display)
+        self._columns = frozenset(bundle.labels.display.column_names)
         self._rarest = int(bundle.labels.log_pi.argmin())
         self._priors = bundle.priors
         self.data_until = bundle.manifest.data_until
@@ -114,8 +115,7 @@ class LabelAdder:
         if upsert is not None and self.supersedes(id_, upsert.at):
             upsert = None
         newer = [patch for patch in changes.patches.get(id_, ()) if not self.supersedes(id_, patch.at)]
-        names = self._bundle.labels.display.column_names
-        columns = {name: value for patch in newer for name, value in patch.display.items() if name in names}
+        columns = {name: value for patch in newer for name, value in patch.display.items() if name in self._columns}
         if upsert is not None:
             return upsert.model_copy(update={"display": upsert.display | columns})
         if not columns or id_ not in self._rows:
@@ -158,9 +158,9 @@ class LabelAdder:
         try:
             self._require_tower(records)
         except FixedLabelsError as error:  # labels that keep their embedding need no tower
-            kept = [one for one in records if one.features is None and self._bundle.proposal is None]
-            refused = {one.id: str(error) for one in records if one not in kept}
-            records = kept
+            fixed = self._bundle.proposal is not None
+            refused = {one.id: str(error) for one in records if fixed or one.features is not None}
+            records = [one for one in records if one.id not in refused]
         added: list[Upsert] = []
         embeddings: list[Float32] = []
         display: list[dict[str, JsonValue]] = []

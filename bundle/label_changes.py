@@ -99,8 +99,8 @@ def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
 def needed(records: Sequence[LabelRecord]) -> list[int]:
     """Return the places of records without which a reader anywhere in the sequence would end elsewhere.
 
-    A label needs its patches since its last upsert, and of its last upsert, hide and restore those that no later one
-    of these has made good; beside patches the upsert stays, which sets older ones aside.
+    Needed are a label's patches since its last upsert. Its last upsert is, unless the label was hidden later and never
+    patched; its last hide, unless an upsert followed; its last restore, unless an upsert or a hide followed.
     """
     last, patches, patched = dict[tuple[str, str], int](), dict[str, tuple[Patch, ...]](), set[str]()
     place_of = {id(record): place for place, record in enumerate(records)}

@@ -30,7 +30,7 @@ class VectorFiles:
     Args:
         labels: file, folder, glob or URL of a table: `id`, `count`, `vector` unless `vectors` has them, `noise` if
             given; every other column is shown in answers.
-        vectors: float32 or float16 [L, D] as `.npy`, rows in the order of `labels`.
+        vectors: a `.npy` file of float32 or float16 [L, D], rows in the order of `labels`.
         queries: a table with a column `vector`, or a `.npy` file [C, D]. None: 1,000 label vectors, by popularity.
         noise: column of the noise ν of training, numbers above 0; None: ν is the label frequency π.
         temperature: what training divided u·v by, or |u − v|² with `l2`.

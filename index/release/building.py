@@ -114,7 +114,7 @@ def build_from_vectors(
     name: str | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """Make a bundle of vectors that another library trained, and build it as `build` does.
+    """Make a bundle of another library's vectors, and build its release.
 
     Raises:
         LongtailIndexError: a file, the spec, the name or the measured recall; nothing is left behind.
@@ -170,7 +170,7 @@ def refresh_forecast(
         PriorsError: the release's bundle has no forecast, or no pair is later than it.
     """
     there = Releases(releases)
-    before = there.verify(source or _current(there))
+    before = there.open(source or _current(there))
     bundle, forecast = before.bundle, before.bundle.forecast
     if forecast is None:
         raise PriorsError(
@@ -181,6 +181,7 @@ def refresh_forecast(
     if newest <= since:
         known = datetime.fromtimestamp(since, UTC)
         raise PriorsError(f"{before.name}: expected pairs later than its forecast, {known:%Y-%m-%d %H:%M}, found none")
+    there.verify(before.name)  # every byte is read, which a refresh without new pairs need not wait for
     fresh = forecast.refreshed(*pairs, newest if until is None else until)
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     changed = replace(bundle, labels=labels, forecast=fresh, reports=bundle.stored_reports())

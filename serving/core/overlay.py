@@ -125,7 +125,12 @@ class Overlay:
             )
 
     def check_patches(self, patches: Sequence[Patch]) -> None:
-        """Refuse columns that could not be served, before they are acknowledged; raises as `check`."""
+        """Refuse columns that could not be served, before they are acknowledged.
+
+        Raises:
+            NoLabelTowerError: the release has a tree p_n(y|x).
+            InvalidRequestError: names the label and the column that does not fit, or that there is no room.
+        """
         self.check([self._release.adder.of_patch(self.changes, patch) for patch in patches])
 
     def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:

@@ -402,7 +402,7 @@ class Dials:
         return noise, prior
 
     def reach(self, popularity: float) -> tuple[float, float]:
-        """Return the limits of λ beside a μ."""
+        """Return the least and the largest λ that a μ allows."""
         low, high = self.bias_removal.minimum, self.bias_removal.maximum
         if self.total is not None:
             low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)

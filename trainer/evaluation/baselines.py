@@ -343,7 +343,7 @@ def _counts(labels_N: Int32, weights_N: Float32 | None, labels: int) -> Float64:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Use one BLAS thread, as `implicit` has threads of its own, and hide its advice."""
+    """Use one BLAS thread, and hide the advice of `implicit`, which has its own threads."""
     with warnings.catch_warnings(), threadpool_limits(1, "blas"):
         warnings.simplefilter("ignore")
         yield
