@@ -1,6 +1,9 @@
 PYTHON ?= python3
 VENV := .venv
 TFRS_VENV := .venv-tfrs
+TORCH_VENV := .venv-torch
+# On Linux its newest wheels bring 3 GB of CUDA; a CPU build by its version, such as TORCH=torch==2.13.0, does as well.
+TORCH ?= torch
 TOOLS_VENV := .venv-tools
 DOCS_VENV := .venv-docs
 PEERS_VENV := .venv-peers
@@ -23,8 +26,8 @@ test:  ## Everything: lint, types, the whole suite.
 	$(MAKE) --jobs=3 check imports $(TFRS_VENV)/.installed $(TOOLS_VENV)/.installed
 	PATH="$$PATH:$(CURDIR)/$(TOOLS_VENV)/bin" LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST)
 
-test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed  ## Slow proofs, and the proofs of CI once more on JAX.
-	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python $(PYTEST) -m nightly
+test-nightly: $(VENV)/.installed $(TFRS_VENV)/.installed $(TORCH_VENV)/.installed  ## Slow proofs, CI's on JAX, PyTorch.
+	LONGTAIL_TFRS_PYTHON=$(TFRS_VENV)/bin/python LONGTAIL_TORCH_PYTHON=$(TORCH_VENV)/bin/python $(PYTEST) -m nightly
 
 quick: $(VENV)/.installed  ## The tests that need no other process, no browser and no TFRS.
 	$(PYTEST) -m 'not process and not slow and not nightly'
@@ -85,6 +88,12 @@ $(VENV)/.installed: pyproject.toml setup.py
 $(TFRS_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(TFRS_VENV)
 	$(TFRS_VENV)/bin/python $(PIP_INSTALL) --editable '.[tfrs]' 'pytest>=8.3'
+	touch $@
+
+$(TORCH_VENV)/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python $(PIP_INSTALL) '$(TORCH)'
+	$(TORCH_VENV)/bin/python $(PIP_INSTALL) --editable '.[torch]' 'pytest>=8.3' keras-rs
 	touch $@
 
 $(TOOLS_VENV)/.installed: docker/tools.txt

@@ -25,7 +25,7 @@ from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, link_or_copy, sha256_of
-from longtail.bundle.vectors import Similarity, parts_of
+from longtail.bundle.vectors import GivenTower, Similarity, parts_of
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -212,8 +212,8 @@ class Bundle:
         noise: Float64 | None = None,
         queries: Float32 | None = None,
         display: pa.Table | None = None,
-        query_tower: bytes | None = None,
-        label_tower: bytes | None = None,
+        query_tower: bytes | GivenTower | None = None,
+        label_tower: bytes | GivenTower | None = None,
     ) -> Bundle:
         """Make a bundle of label vectors that another library trained; it is served as one of ours.
 
@@ -229,7 +229,8 @@ class Bundle:
             queries: float32 [C, D], query vectors on which index builds measure recall; None: 1,000 label vectors drawn
                 by popularity, which says nothing of queries that lie elsewhere.
             display: columns to show in answers, L rows.
-            query_tower: ONNX model of float inputs [B] or [B, n], float32 [B, D] out. None: requests give vectors.
+            query_tower: ONNX model of float inputs [B] or [B, n], float32 [B, D] out; or a
+                `GivenTower`, which names its features and their ids. None: requests give vectors.
             label_tower: the same for labels that are added while serving.
 
         Raises:

@@ -5,9 +5,11 @@ Legend: `L` labels, `C` calibration queries, `D` dimensions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -20,6 +22,7 @@ from longtail.bundle.frequency import Buckets, log_frequencies
 from longtail.bundle.labels import Labels
 from longtail.bundle.manifest import SCHEMA_VERSION, BiasRemoval, Feature, Loss, Manifest
 from longtail.bundle.tower import onnx_session
+from longtail.bundle.vocabulary import Vocabulary
 
 Similarity = Literal["dot", "cosine", "l2"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
@@ -31,10 +34,12 @@ _OWN = "towers"
 
 
 class GivenTower(NamedTuple):
-    """Hold a tower of numbers and vectors, and the features that it reads."""
+    """Hold an ONNX model, the features that it reads, their ids, and which one is the label's own."""
 
     onnx: bytes
     features: list[Feature]
+    vocabularies: Mapping[str, Vocabulary] = MappingProxyType({})
+    own_id: str | None = None
 
 
 def parts_of(
@@ -48,8 +53,8 @@ def parts_of(
     noise_L: Float64 | None = None,
     queries_CD: Float32 | None = None,
     display: pa.Table | None = None,
-    query_tower: bytes | None = None,
-    label_tower: bytes | None = None,
+    query_tower: bytes | GivenTower | None = None,
+    label_tower: bytes | GivenTower | None = None,
 ) -> dict[str, Any]:
     """Make the fields of a `Bundle` of vectors; arguments as of `Bundle.from_vectors`."""
     vectors_LD, given_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L)
@@ -83,10 +88,17 @@ def parts_of(
     apart = noise_L is not None
     fitted = Augmentation.fitted(temperature, vectors_LD, log_nu_L, bias_L, log_pi_L if apart else None)
     unit, dim = similarity == "cosine", vectors_LD.shape[1]
-    query = (
-        _as_given(dim, unit=unit) if query_tower is None else tower_of(query_tower, dim, "query_tower.onnx", unit=unit)
-    )
-    label = None if label_tower is None else tower_of(label_tower, dim, "label_tower.onnx", unit=unit)
+    query, label = _as_given(dim, unit=unit) if query_tower is None else query_tower, label_tower
+    if isinstance(query, bytes):
+        query = tower_of(query, dim, "query_tower.onnx", unit=unit)
+    if isinstance(label, bytes):
+        label = tower_of(label, dim, "label_tower.onnx", unit=unit)
+    read = {} if label is None else label.vocabularies
+    require(
+        "a vocabulary of one name is the same for both towers",
+        all(read[name].ids.equals(each.ids) for name, each in query.vocabularies.items() if name in read),
+        "the same ids in the same order", "others: give the features different names",
+    )  # fmt: skip
     display = pa.table({}) if display is None else display
     buckets = Buckets.by_quantile(counts_L)
     manifest = Manifest(
@@ -95,6 +107,7 @@ def parts_of(
         label_bias=bias_L is not None, kappa=fitted.kappa, kappa_bias=fitted.kappa_bias,
         kappa_popularity=fitted.kappa_popularity, loss=Loss(family="unknown", sampler="unknown", weight="unknown"),
         query_features=query.features, label_features=[] if label is None else label.features,
+        own_id=None if label is None else label.own_id,
         display=display.column_names, buckets=buckets,
         bias_removal=BiasRemoval(
             default=0.0, noise="a given column" if apart else "π", chosen_by="the vectors, as they were given"
@@ -109,6 +122,7 @@ def parts_of(
     return {
         "manifest": manifest, "labels": labels, "embeddings": vectors_LD, "calibration_queries": queries_CD,
         "query_tower": query.onnx, "label_tower": None if label is None else label.onnx,
+        "vocabularies": {**query.vocabularies, **read},
     }  # fmt: skip
 
 

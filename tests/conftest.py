@@ -37,7 +37,9 @@ platform.processor()
 gc.disable()
 
 HERE = Path(__file__).parent
-PROCESS_FOLDERS = tuple(HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs"))
+PROCESS_FOLDERS = tuple(
+    HERE / folder for folder in ("docker", "end_to_end", "examples", "serving/dashboard", "tfrs", "torch")
+)
 LONG_FILES = (
     "tfrs/test_legacy.py", "end_to_end/test_train_to_serve.py", "trainer/test_tune.py", "trainer/test_backends.py",
     "end_to_end/test_ledger.py", "end_to_end/test_replicas.py", "trainer/test_sequences.py",

@@ -111,7 +111,7 @@ def test_modules_and_names_in_the_text_are_there(page: str) -> None:
             module = find_spec(name)
         except ModuleNotFoundError:
             module = None
-        if module is None and not name.startswith("longtail.trainer.tfrs"):
+        if module is None and not name.startswith(("longtail.trainer.tfrs", "longtail.trainer.torch")):
             owner, _, attribute = name.rpartition(".")
             assert hasattr(import_module(owner), attribute), f"{page}: {name}"
 

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from onnx import TensorProto, helper
 
-from longtail.bundle import Bundle, BundleInvariantError, TowerError
-from longtail.bundle.tower import Tower
+from longtail.bundle import Bundle, BundleInvariantError, Feature, Tower, TowerError, Vocabulary
+from longtail.bundle.vectors import GivenTower
 from longtail.index import Releases
 from longtail.index.cli import app
 from longtail.index.construct.vectors import VectorFiles
@@ -151,6 +151,30 @@ def test_towers_of_vectors_and_numbers_are_served(tmp_path: Path) -> None:
     served = Tower(bundle.query_model, bundle.manifest.query_features, {}, DIM)
     found = served.embed(served.read([{"profile": [1.0] * 8, "scale": 3.0}, {"scale": 3.0}]))
     assert found.tolist() == [[3.0] * 8, [0.0] * 8]
+
+
+def test_towers_may_bring_ids_of_their_own() -> None:
+    rows = onnx.numpy_helper.from_array(np.eye(3, DIM, dtype=np.float32), "rows")
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["rows", "user"], ["embedding"])], "tower",
+        [helper.make_tensor_value_info("user", TensorProto.INT32, ["B"])],
+        [helper.make_tensor_value_info("embedding", TensorProto.FLOAT, ["B", DIM])], [rows],
+    )  # fmt: skip
+    content = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    feature = Feature(name="user", kind="id", vocabulary="user")
+    given = GivenTower(content, [feature], {"user": Vocabulary(pa.array(["a", "b"]))}, own_id="user")
+    ids, counts = pa.array([f"i{row}" for row in range(LABELS)]), np.ones(LABELS, np.int64)
+
+    bundle = Bundle.from_vectors(ids, vectors_of(), counts, name="given", query_tower=given, label_tower=given)
+    bundle.validate()
+
+    assert bundle.manifest.own_id == "user"
+    served = Tower(bundle.query_model, bundle.manifest.query_features, bundle.vocabularies, DIM)
+    found = served.embed(served.read([{"user": "b"}, {"user": "?"}]))
+    np.testing.assert_array_equal(found, np.eye(3, DIM, dtype=np.float32)[[2, 0]])
+    other = given._replace(vocabularies={"user": Vocabulary(pa.array(["b", "a"]))})
+    with pytest.raises(BundleInvariantError, match="give the features different names"):
+        Bundle.from_vectors(ids, vectors_of(), counts, name="given", query_tower=given, label_tower=other)
 
 
 REFUSED = {

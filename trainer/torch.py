@@ -1,0 +1,337 @@
+"""A bundle from two PyTorch modules, in an environment of their own: `pip install 'longtail[torch]'`.
+
+Legend: `C` example queries, `L` labels, `B` batch, `P` entries of a list, `D` dimensions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import tempfile
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from pydantic import JsonValue
+from torch import Tensor, nn
+
+from longtail.bundle import Bundle, Feature, Tower, Vocabulary, refuse_existing
+from longtail.bundle.arrays import Float32, Float64, Int64
+from longtail.bundle.store import working_directory
+from longtail.bundle.vectors import GivenTower, Similarity
+from longtail.trainer.errors import ExportError
+from longtail.trainer.export.tables import without_large_tables
+
+__all__ = ["export_torch"]
+
+Columns = Mapping[str, Any]
+"""What a module takes, by name: [B] or [B, n] tensors or arrays, of indices (integers) or of numbers (floats)."""
+Indices = Mapping[str | None, int]
+"""The index of every id in the module; that of None is of unknown ids and of padding."""
+
+_BATCH = 8192
+_CHECKED = 256
+_TOLERANCE = 1e-5
+_UNKNOWN = "\0"
+"""An id that no vocabulary has: stands for unknown ones inside a list."""
+
+
+def export_torch(
+    query_module: nn.Module,
+    label_module: nn.Module,
+    *,
+    queries: Columns,
+    labels: Columns,
+    label_ids: Sequence[str],
+    counts: Int64,
+    vocabularies: Mapping[str, Indices],
+    out: Path,
+    left_padded: Collection[str] = (),
+    label_tower: bool = False,
+    similarity: Similarity = "dot",
+    temperature: float = 1.0,
+    noise: Float64 | None = None,
+    display: pa.Table | None = None,
+) -> Bundle:
+    """Write a bundle whose answers at λ = 0 are those of the two modules.
+
+    A module is called with its columns by keyword, or with a dict of them where its `forward` does not name them, or
+    with the tensor where there is one column. `torch.onnx` exports it in evaluation mode; through the service's own
+    encoder and ONNX Runtime the examples must give what the module gives, to 1e-5 of the largest number.
+
+    Integers [B] become the feature kind `id`, integers [B, P] `history`, numbers [B] `number`, and numbers [B, n]
+    `vector`. A missing number is the mean over the examples, a missing vector zeros.
+
+    Args:
+        queries: example queries, on which index builds measure their recall; 1,000 that were not trained on are best.
+        labels: the columns of every label, L rows.
+        label_ids: strings [L], distinct.
+        counts: int64 [L], training pairs of every label.
+        vocabularies: the index of every id, by the name of each column of integers.
+        left_padded: columns [B, P] whose padding comes first.
+        label_tower: whether to export `label_module`, so that labels can be added while serving.
+        similarity: `dot`, `cosine` (vectors are scaled to length 1) or `l2`.
+        temperature: T, what training divided scores by.
+        noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
+        display: columns to show in answers, L rows.
+
+    Raises:
+        ExportError: a column without a vocabulary, or a module that ONNX cannot express or computes otherwise.
+        BundleInvariantError: rows that do not fit, or a vector of length 0 under a cosine.
+        BundleExistsError: `out` is there already.
+    """
+    refuse_existing(out)
+    unit = similarity == "cosine"
+    query = _Side(query_module, queries, vocabularies, left_padded, unit, "query")
+    label = _Side(label_module, labels, vocabularies, left_padded, unit, "label")
+    vectors_LD, queries_CD = label.embeddings(), query.embeddings()
+    if vectors_LD.shape[1:] != queries_CD.shape[1:]:
+        raise ExportError(
+            f"label_module: vectors of shape {vectors_LD.shape[1:]} are not allowed, because the query module gives "
+            f"{queries_CD.shape[1:]}; use one number of dimensions"
+        )
+    towers = {"query": query.exported(queries_CD)}
+    if label_tower:
+        towers["label"] = label.exported(vectors_LD, own=[str(id_) for id_ in label_ids])
+    bundle = Bundle.from_vectors(
+        pa.array(label_ids, pa.string()), vectors_LD, counts, name=out.name, similarity=similarity,
+        temperature=temperature, noise=noise, queries=queries_CD, display=display, query_tower=towers["query"],
+        label_tower=towers.get("label"),
+    )  # fmt: skip
+    with working_directory(out) as folder:
+        models, tables = without_large_tables({side: each.onnx for side, each in towers.items()}, folder)
+        return replace(bundle, query_tower=models["query"], label_tower=models.get("label"), tables=tables).write(out)
+
+
+class _Column(NamedTuple):
+    """Hold a column of examples [B] or [B, n], or [B] which the module takes as `wide` [B, 1]."""
+
+    name: str
+    values: Tensor
+    indices: Indices | None
+    wide: bool
+    left: bool
+    where: str
+
+    @classmethod
+    def of(cls, name: str, given: Any, indices: Indices | None, left: bool, where: str) -> _Column:
+        """Read a column; raises ExportError."""
+        values = torch.as_tensor(given).detach().cpu()
+        whole = not values.is_floating_point() and values.dtype != torch.bool
+        if not name.isascii() or not name.isidentifier() or name.startswith("_"):
+            raise ExportError(f"{where}: column {name!r} is not allowed; use a name of letters, digits and _")
+        if values.ndim not in (1, 2) or not values.numel():
+            raise ExportError(f"{where}: {name!r} of shape {list(values.shape)} is not allowed; use [B] or [B, n]")
+        if whole and indices is None:
+            raise ExportError(
+                f"{where}: integers {name!r} without vocabularies[{name!r}] are not allowed; use a dict of ids and "
+                "their indices, or floats where they are numbers"
+            )
+        if whole and None not in (indices or {}):
+            raise ExportError(
+                f"{where}: vocabularies[{name!r}] has no index for unknown ids; use {{None: INDEX, …}}, such as a row "
+                "that training has filled with rare ids"
+            )
+        wide = values.ndim == 2 and values.shape[1] == 1
+        values = values[:, 0] if wide else values
+        if whole and values.ndim == 2:
+            begins, ends = (values[:, place] == (indices or {})[None] for place in (0, -1))
+            at_the_left, at_the_right = int((begins & ~ends).sum()), int((ends & ~begins).sum())
+            if at_the_left > at_the_right if not left else at_the_right > at_the_left:
+                raise ExportError(
+                    f"{where}: padding of {name!r} at the {'left' if left else 'right'} is not allowed, because "
+                    f"{at_the_left} examples begin with it and {at_the_right} end with it; name columns whose padding "
+                    "comes first in left_padded, and no others"
+                )
+        return cls(name, values if whole else values.float(), indices if whole else None, wide, left, where)
+
+    def given(self, values: Tensor) -> Tensor:
+        """Shape some values for the module."""
+        return values[:, None] if self.wide else values
+
+    @property
+    def feature(self) -> Feature:
+        """Say what a request gives."""
+        many = self.values.ndim == 2
+        if self.indices is not None and many:
+            width = self.values.shape[1]
+            return Feature(name=self.name, kind="history", vocabulary=self.name, max_length=width)
+        if self.indices is not None:
+            return Feature(name=self.name, kind="id", vocabulary=self.name)
+        if many:
+            return Feature(name=self.name, kind="vector", dims=self.values.shape[1], missing=None)
+        return Feature(name=self.name, kind="number", missing=float(self.values.mean()))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """List the ids, in the order of rows 1 to n."""
+        return Vocabulary(pa.array([id_ for id_ in self.indices or {} if id_ is not None], pa.string()))
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Make tower inputs to export with, two rows."""
+        rows, feature = self.values[:1].expand(2, *self.values.shape[1:]), self.feature
+        if self.indices is None:
+            made = {self.name: rows.clone()}
+            return made | ({f"{self.name}__missing": torch.zeros(2)} if feature.kind == "vector" else {})
+        made = {self.name: torch.ones_like(rows, dtype=torch.int32)}
+        return made | ({f"{self.name}__weight": torch.ones(rows.shape)} if feature.kind == "history" else {})
+
+    def requests(self) -> list[JsonValue]:
+        """Write the examples as requests give them."""
+        if self.indices is None:
+            found: list[JsonValue] = self.values.double().tolist()
+            return found
+        id_of = {index: id_ for id_, index in self.indices.items() if id_ is not None}
+        unknown = self.indices[None]
+        seen = set(self.values.flatten().tolist())
+        if others := sorted(seen - set(self.indices.values())):
+            raise ExportError(
+                f"{self.where}: {self.name!r} = {others[0]} is not allowed, because vocabularies[{self.name!r}] has no "
+                "id of this index; use the dict that training used"
+            )
+        if self.values.ndim == 1:
+            return [id_of.get(index) for index in self.values.tolist()]
+        lists: list[JsonValue] = []
+        for row in self.values.tolist():
+            entries = row if self.left else row[::-1]
+            padding = next((place for place, index in enumerate(entries) if index != unknown), len(entries))
+            kept = entries[padding:] if self.left else entries[padding:][::-1]
+            lists.append([id_of.get(index, _UNKNOWN) for index in kept])
+        return lists
+
+
+class _Renamed(nn.Module):
+    """Compute a module's vectors of a tower's inputs: rows of vocabularies, weights and numbers."""
+
+    def __init__(self, module: nn.Module, columns: Sequence[_Column], unit: bool) -> None:
+        super().__init__()
+        self.module, self.columns, self.unit = module, columns, unit
+        for column in columns:
+            if column.indices is not None:
+                known = [index for id_, index in column.indices.items() if id_ is not None]
+                self.register_buffer(f"index_{column.name}", torch.tensor([column.indices[None], *known]))
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Embed a batch, float32 [B, D]."""
+        given = {}
+        for column in self.columns:
+            values = inputs[column.name]
+            if column.indices is not None:
+                values = getattr(self, f"index_{column.name}")[values.long()]
+            if column.left:
+                width = column.values.shape[1]
+                lengths = inputs[f"{column.name}__weight"].sum(1, keepdim=True).long()
+                values = values.gather(1, (torch.arange(width) + lengths) % width)
+            given[column.name] = column.given(values)
+        return _called(self.module, given, self.unit)
+
+
+class _Side:
+    """Hold one module with its examples."""
+
+    def __init__(
+        self, module: nn.Module, given: Columns, vocabularies: Mapping[str, Indices], left: Collection[str], unit: bool,
+        side: str,
+    ) -> None:  # fmt: skip
+        where = f"{side}_module"
+        self._module, self._unit, self._where = module, unit, where
+        self._columns = [
+            _Column.of(name, values, vocabularies.get(name), name in left, where) for name, values in given.items()
+        ]
+        lengths = {column.name: len(column.values) for column in self._columns}
+        if len(set(lengths.values())) != 1:
+            raise ExportError(f"{where}: columns of {lengths} rows are not allowed; use one row for each example")
+
+    def embeddings(self) -> Float32:
+        """Compute the module's vectors of the examples, float32 [B, D]."""
+        with _evaluating(self._module):
+            parts = [
+                _called(self._module, {each.name: each.given(each.values[rows]) for each in self._columns}, self._unit)
+                for rows in torch.arange(len(self._columns[0].values)).split(_BATCH)
+            ]
+        found: Float32 = torch.cat(parts).float().numpy()
+        if found.ndim != 2:
+            raise ExportError(f"{self._where}: vectors of shape {list(found.shape)} are not allowed; use [B, D]")
+        return found
+
+    def exported(self, embeddings_BD: Float32, own: Sequence[str] | None = None) -> GivenTower:
+        """Export the module, checked on the first examples; `own`: ids of labels, among which its own id is found."""
+        features = [column.feature for column in self._columns]
+        vocabularies = {each.name: each.vocabulary for each in self._columns if each.indices is not None}
+        requests = {column.name: column.requests()[:_CHECKED] for column in self._columns}
+        content = self._onnx()
+        tower = Tower(content, features, vocabularies, embeddings_BD.shape[1], file=f"{self._where}.onnx")
+        rows = [dict(zip(requests, row, strict=True)) for row in zip(*requests.values(), strict=True)]
+        for batch in (rows, rows[:1]):
+            expected_BD, found_BD = embeddings_BD[: len(batch)], tower.embed(tower.read(batch))
+            error = float(np.abs(found_BD - expected_BD).max() / max(1.0, np.abs(expected_BD).max()))
+            if not error <= _TOLERANCE:
+                raise ExportError(
+                    f"{self._where}: vectors that ONNX Runtime computes otherwise are not allowed, found {error:.2g} "
+                    f"apart in a batch of {len(batch)}; use a module whose rows do not depend on each other"
+                )
+        named = [each for each in features if own is not None and each.kind == "id"]
+        own_id = next((each.name for each in named if requests[each.name] == list(own or [])[:_CHECKED]), None)
+        return GivenTower(content, features, vocabularies, own_id)
+
+    def _onnx(self) -> bytes:
+        inputs: dict[str, Tensor] = {}
+        for column in self._columns:
+            inputs |= column.inputs()
+        batch = {name: {0: torch.export.Dim("batch", min=1)} for name in inputs}
+        renamed = _Renamed(self._module, self._columns, self._unit)
+        with _evaluating(renamed), _quiet(), tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "tower.onnx")
+            try:
+                torch.onnx.export(
+                    renamed, (), path, kwargs={"inputs": inputs}, dynamic_shapes={"inputs": batch}, dynamo=True,
+                    input_names=[*inputs], output_names=["tower_vectors"], opset_version=18, external_data=False,
+                    verbose=False,
+                )  # fmt: skip
+            except Exception as error:  # torch's exporter raises errors of any type
+                raise ExportError(
+                    f"{self._where}: expected a module that torch.onnx exports for batches of any size, found: {error}"
+                ) from error
+            return path.read_bytes()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module into evaluation mode, on the CPU's tensors, without gradients."""
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        module.train(training)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the exporter's deprecation warnings and its log lines about torchvision."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _called(module: nn.Module, columns: Mapping[str, Tensor], unit: bool) -> Tensor:
+    if len(columns) == 1:
+        found = module(*columns.values())
+    elif columns.keys() <= inspect.signature(module.forward).parameters.keys():
+        found = module(**columns)
+    else:
+        found = module(dict(columns))
+    return nn.functional.normalize(found, dim=1) if unit else found
