@@ -99,8 +99,7 @@ class IdRows(Mapping[str, int]):
 
     def of(self, ids: Sequence[str]) -> list[int | None]:
         """Get the rows of some ids, in order; None of one that is not in the table."""
-        kept = self._kept.get
-        rows = [kept(id_) for id_ in ids]
+        rows = list(map(self._kept.get, ids))
         if None not in rows:
             return rows
         places = [place for place, row in enumerate(rows) if row is None]

@@ -33,7 +33,7 @@ from longtail.index.release.release import Release
 from longtail.index.release.releases import Releases, publish
 from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.exact import ExactRows
-from longtail.index.search.filters import Condition, Filter, Selection, without_rows
+from longtail.index.search.filters import Condition, Filter, Selection
 from longtail.index.search.milvus import MilvusServer
 from longtail.index.search.searcher import Searcher
 
@@ -78,5 +78,4 @@ __all__ = [
     "refused_features",
     "refused_priors",
     "top_k",
-    "without_rows",
 ]

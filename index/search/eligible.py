@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Int32, Int64
+from longtail.bundle.sets import distinct
 
 _BITS = np.left_shift(1, np.arange(8)).astype(np.uint8)
 _NO_ROWS = np.empty(0, np.int64)
@@ -24,13 +25,21 @@ class Eligible:
     Args:
         bits: uint8 [⌈L / 8⌉], little-endian; those beyond L are 0.
         but_R: int64, ascending, rows that the expression does not rule out.
+        count: number of rows, where it is known.
     """
 
-    def __init__(self, bits: npt.NDArray[np.uint8], labels: int, expression: str = "", but_R: Int64 = _NO_ROWS) -> None:
+    def __init__(
+        self,
+        bits: npt.NDArray[np.uint8],
+        labels: int,
+        expression: str = "",
+        but_R: Int64 = _NO_ROWS,
+        count: int | None = None,
+    ) -> None:
         self._bits = bits
         self.labels = labels
         self.expression, self.but_R = expression, but_R
-        self.count = int(np.bitwise_count(bits).sum(dtype=np.int64))
+        self.count = int(np.bitwise_count(bits).sum(dtype=np.int64)) if count is None else count
         self.share, self.whole = self.count / max(1, labels), self.count == labels
         self._parameters: tuple[Any, Any] | None = None
         self._per_list_C: Int64 | None = None
@@ -51,9 +60,14 @@ class Eligible:
         """Get the same set without some rows, int64 [R], which may repeat."""
         if rows_R.size == 0:
             return self
-        bits = self._bits.copy()
-        np.bitwise_and.at(bits, rows_R >> 3, ~_BITS[rows_R & 7])
-        return Eligible(bits, self.labels, self.expression, np.union1d(self.but_R, rows_R.astype(np.int64)))
+        rising = len(rows_R) == 1 or bool((rows_R[1:] > rows_R[:-1]).all())
+        rows_R = (rows_R if rising else distinct(rows_R)).astype(np.int64, copy=False)
+        bits, bytes_R = self._bits.copy(), rows_R >> 3
+        first = np.flatnonzero(np.append(True, bytes_R[1:] != bytes_R[:-1]))
+        bits[bytes_R[first]] &= ~np.bitwise_or.reduceat(_BITS[rows_R & 7], first)
+        but_R = distinct(np.concatenate([self.but_R, rows_R])) if self.but_R.size else rows_R
+        count = self.count - int(np.count_nonzero(self.contains(rows_R)))
+        return Eligible(bits, self.labels, self.expression, but_R, count)
 
     def contains(self, rows: Int64) -> Bools:
         """Compute whether each row, in an array of any shape, is in the set; −1 never is."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from longtail.bundle.added_labels import AddedLabels
 from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
-from longtail.index import without_rows
+from longtail.bundle.sets import distinct
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS
@@ -110,11 +110,12 @@ class Catalogue:
         if not ids:
             return NO_ROWS, 0
         if self._overlay is None or not self._overlay.row_of:
-            rows = self.row_of.of([id_ if isinstance(id_, str) else str(id_) for id_ in ids])
+            texts = set(map(type, ids)) == {str}
+            rows = self.row_of.of(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
         else:
             rows = [self._row(str(id_)) for id_ in ids]
-        known = [row for row in rows if row is not None]
-        return without_rows(np.array(known, np.int64), NO_ROWS), len(rows) - len(known)
+        known = [row for row in rows if row is not None] if None in rows else cast("list[int]", rows)
+        return distinct(np.fromiter(known, np.int64, len(known))), len(rows) - len(known)
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Label embeddings of some rows, float32 [N, D]."""
