@@ -205,7 +205,8 @@ class FaissIndex:
             scores_BC, rows_BC = self._search_lists(queries_BE, fetch, lists_BP, products_BP, eligible)
         else:
             scores_BC, rows_BC = self._search_cpu(queries_BE, fetch, probes, eligible)
-        scores_BC[rows_BC < 0] = -np.inf
+        if rows_BC[:, -1].min() < 0:  # FAISS writes what is missing last
+            scores_BC[rows_BC < 0] = -np.inf
         return scores_BC, rows_BC
 
     def share_outside_head(self, eligible: Eligible) -> float:
@@ -262,8 +263,13 @@ class FaissIndex:
             parameters = eligible.parameters(faiss.SearchParametersIVF, nprobe=min(probes, self.index.nlist))
         else:
             parameters = eligible.parameters(faiss.SearchParameters)
-        scores_BC, rows_BC = self.index.search(queries_BE, fetch, params=parameters)
-        return scores_BC, rows_BC
+        scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
+        # FAISS's Python method looks at its arguments for as long as some 200 labels are scored.
+        queries_BE = np.ascontiguousarray(queries_BE)
+        self.index.search_c(
+            len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(scores), faiss.swig_ptr(rows), parameters
+        )
+        return scores, rows
 
     def _search_gpu(
         self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible

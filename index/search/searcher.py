@@ -184,8 +184,8 @@ class Searcher:
         if excludes:
             scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
             scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
-        short = np.flatnonzero(rows_bK[:, min(k, max(eligible.count, 1)) - 1] < 0)
-        for query in short.tolist():
+        last_b = rows_bK[:, min(k, max(eligible.count, 1)) - 1]
+        for query in np.flatnonzero(last_b < 0).tolist() if last_b.min() < 0 else ():
             own = eligible.without(excludes[query]) if excludes else eligible
             if own.count > np.count_nonzero(rows_bK[query] >= 0):
                 scores_1K, rows_1K = self._fill(queries_bE[query : query + 1], k, own)
@@ -277,7 +277,7 @@ class Searcher:
             )
         if k < 1:
             raise QueryError(f"k: expected at least 1, received {k}")
-        if not np.isfinite(queries_BE).all():
+        if not np.isfinite(np.vdot(queries_BE, queries_BE)) and not np.isfinite(queries_BE).all():
             first = np.isfinite(queries_BE).all(axis=1).argmin()
             raise QueryError(f"queries: expected finite values, received NaN or infinity in query {first}")
         if filters is not None and len(filters) != len(queries_BE):
