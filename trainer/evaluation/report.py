@@ -103,7 +103,7 @@ def group_table(groups: Sequence[Group], metric: str) -> Table:
     rows = (([group.name, f"{group.queries:,}"], _values(group.metrics, names), False) for group in groups)
     about = "; ".join(f"{group.value}: {group.about}" for group in groups if group.about)
     return _terminal_table(
-        f"By group of queries, top {k}", about, ["", "queries", "recall", "nDCG", *BUCKET_NAMES], rows
+        f"By group of queries, top {k}", about, ["group", "queries", "recall", "nDCG", *BUCKET_NAMES], rows
     )
 
 
