@@ -147,7 +147,7 @@ def finish(
         measured: of the validated model at its default, where there is no test.
         by_label: what the validated model found of every label on valid.
     """
-    recipe, known = trained.recipe, before_test(dataset)
+    recipe, known = trained.recipe, dataset.before("test")
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
         settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
@@ -248,7 +248,7 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
 def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:
     """Measure the recipe's metric of the served score on the held-out pairs of each objective."""
     recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
-    split, held_out, known = "test", dataset.test, before_test(dataset)
+    split, held_out, known = "test", dataset.test, dataset.before("test")
     if not len(held_out):  # of a model that was refitted on valid there is nothing to measure
         split, held_out, known = "valid", trained.dataset.valid, dataset.train
     for at, (name, share) in enumerate(recipe.export_shares.items()):
@@ -282,7 +282,7 @@ def measure_default(
     Baselines learn from the pairs that the model was trained on, and know of a query what its history holds.
     """
     config, seed, labels = trained.recipe.evaluation, trained.recipe.seed, len(dataset.label_ids)
-    held_out, known = (dataset.test, before_test(dataset)) if split == "test" else (dataset.valid, dataset.train)
+    held_out, known = getattr(dataset, split), dataset.before(split)
     if not len(held_out):
         return None
     if config.baselines:
@@ -308,11 +308,6 @@ def measure_default(
     learnt, label_facts = learnt_from(trained.dataset.train, known), label_side.facts(config)
     groups = figures_by_group(config.groups, dataset, known, task, ours_NK, label_facts)
     return AtDefault(groups, compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
-
-
-def before_test(dataset: Dataset) -> Pairs:
-    """Return what a query is known by when test begins."""
-    return dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:

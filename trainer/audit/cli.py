@@ -22,9 +22,16 @@ def run(
             "TSV or JSON lines, a directory, a glob, a URL, or a query.",
         ),
     ],
-    train: Annotated[list[str], typer.Option("--train", help="Interactions before the lists were made.")],
-    test: Annotated[list[str], typer.Option("--test", help="Interactions that the lists should find.")],
+    train: Annotated[
+        list[str],
+        typer.Option("--train", help="Interactions that a model was trained on: they make the buckets. Repeatable."),
+    ],
+    test: Annotated[list[str], typer.Option("--test", help="Interactions that the lists should find. Repeatable.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of report.html and metrics.json; must not exist.")],
+    valid: Annotated[
+        list[str] | None,
+        typer.Option("--valid", help="Interactions between the two: queries are known by them, labels not counted."),
+    ] = None,
     query_id: Annotated[str, typer.Option("--query-id", help="Column of query ids, in every table.")] = "user_id",
     label_id: Annotated[
         str, typer.Option("--label-id", help="Column of label ids, in every table; or of lists, as is `labels`.")
@@ -56,7 +63,7 @@ def run(
         str, typer.Option("--buckets", help="quantile: terciles of label counts; count: from 100 and 20 pairs.")
     ] = "quantile",
     include_seen: Annotated[
-        bool, typer.Option("--include-seen", help="Labels of a query's training pairs may be listed and found.")
+        bool, typer.Option("--include-seen", help="Labels that a query is known by may be listed and found.")
     ] = False,
     promise: Annotated[
         Path | None, typer.Option("--promise", help="TOML of least and most values; exit code 1 if one is broken.")
@@ -79,7 +86,8 @@ def run(
         Audited(
             lists if is_query(lists) else as_place(lists), train, test, query_id=query_id, label_id=label_id,
             timestamp=timestamp, rank=rank, score=score, ks=tuple(k or [20]), queries=queries, labels=labels,
-            groups=tuple(group or ()), baselines=tuple(baselines), buckets=buckets, include_seen=include_seen,
+            groups=tuple(group or ()), valid=valid, baselines=tuple(baselines), buckets=buckets,
+            include_seen=include_seen,
         )
     )  # fmt: skip
     judged = promised.judge(found)

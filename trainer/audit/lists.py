@@ -76,7 +76,7 @@ def read_lists(place: Path | str, columns: Columns, k: int) -> Lists:
         if _whole(table):
             again = f"rowid NOT IN (SELECT min(rowid) FROM {table.name} GROUP BY {query})"
             _refuse(table, again, "one list of each query", "a second one", query)
-            nothing = f"len(list_filter({label}, x -> x IS NULL)) > 0"
+            nothing = f"len(list_filter({label}, lambda x: x IS NULL)) > 0"
             _refuse(table, nothing, "lists of ids", "null in one")
             source = (
                 f"SELECT {query} AS query, unnest({label}) AS label, generate_subscripts({label}, 1) AS place "

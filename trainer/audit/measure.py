@@ -38,10 +38,11 @@ class Audited:
     Args:
         lists: place of a table of lists.
         rank, score: column that orders the rows of a query; by default `rank`, `score` or the order of the rows.
-        train, test: places of interactions before and after the lists were made.
+        train, valid, test: places of interactions, as a recipe has them: those that buckets and baselines are of, those
+            that queries are also known by, and those to find.
         ks: list lengths; the first is that of the tables.
         queries, labels: tables of queries, with the columns of `groups`, and of the catalogue.
-        include_seen: whether labels of a query's training pairs may be listed and found.
+        include_seen: whether labels that a query is known by may be listed and found.
     """
 
     lists: Path | str
@@ -59,13 +60,14 @@ class Audited:
     baselines: tuple[str, ...] = ("popularity", "item-kNN")
     buckets: str = "quantile"
     include_seen: bool = False
+    valid: list[str] | None = None
 
     def configs(self) -> tuple[DataConfig, EvaluationConfig]:
         """Return the same as sections of a recipe; raises RecipeError."""
         try:
             data = DataConfig.model_validate({
-                "train": self.train, "test": self.test, "query_id": self.query_id, "label_id": self.label_id,
-                "timestamp": self.timestamp, "queries": self.queries, "labels": self.labels,
+                "train": self.train, "valid": self.valid, "test": self.test, "query_id": self.query_id,
+                "label_id": self.label_id, "timestamp": self.timestamp, "queries": self.queries, "labels": self.labels,
             })  # fmt: skip
             evaluation = EvaluationConfig.model_validate({
                 "ks": list(dict.fromkeys(self.ks)), "metric": f"recall@{self.ks[0]}", "groups": self.groups,
@@ -148,20 +150,25 @@ def audit(audited: Audited) -> Audit:
     labels = max(named, int(label_rows.max()) + 1)
     if k > labels:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
-    task = Task.of(dataset.test, dataset.train, config, labels=labels, seed=_SEED)
+    known, queries = dataset.before("test"), len(dataset.query_ids)
+    task = Task.of(dataset.test, known, config, labels=labels, seed=_SEED)
     placed = _Placed.of(lists, query_rows, label_rows, task)
     counts = np.bincount(dataset.train.labels, minlength=labels)
     bucket_L = buckets_for(config, counts).assign(counts)
     facts = LabelFacts(counts, bucket_L)
-    learnt = Interactions(dataset.train, dataset.train, queries=len(dataset.query_ids), labels=labels, seed=_SEED)
-    compared = compare(task, placed.top_NK, facts, learnt, config, tuning=None) if config.baselines else None
+    learnt = Interactions(dataset.train, known, queries=queries, labels=labels, seed=_SEED)
+    tuning = None
+    if len(dataset.valid):
+        of_train = Interactions(dataset.train, dataset.train, queries=queries, labels=labels, seed=_SEED)
+        tuning = Task.of(dataset.valid, dataset.train, config, labels=labels, seed=_SEED), of_train
+    compared = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
     sums = [np.bincount(bucket_L, of_L, minlength=len(BUCKET_NAMES)).astype(int) for of_L in (None, counts, pairs_L)]
     return Audit(
         where, config.metric, len(task.rows_N), len(task.positives.keys), labels,
         task.metrics(placed.top_NK, facts),
         [Bucket(name, *map(int, of)) for name, *of in zip(BUCKET_NAMES, *sums, strict=True)],
-        figures_by_group(config.groups, dataset, dataset.train, task, placed.top_NK, facts),
+        figures_by_group(config.groups, dataset, known, task, placed.top_NK, facts),
         compared,
         _findings(placed, dataset, task, audited, named),
         [f"Lists are ordered by {lists.order}", *_notes(placed, lists, k), *dataset.report.lines()],
@@ -199,7 +206,7 @@ class _Placed:
 
 
 def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, named: int) -> list[Finding]:
-    train, test, labels = dataset.train, dataset.test, task.positives.labels
+    train, test, labels = dataset.before("test"), dataset.test, task.positives.labels
     entries, queries = int(placed.length_N.sum()), len(task.rows_N)
     seen = seen_pairs(train, labels=labels, exclude_seen=True, held_out=test)
     row_n, label_n = seen_by(seen, task.queries_N, labels=labels).T
@@ -211,9 +218,9 @@ def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, n
     found = [
         Finding(
             "seen_listed", int(known_NK.sum()), entries,
-            f"entries are labels that the query has in train already{allowed}",
+            f"entries are labels that the query is known by already{allowed}",
         ),
-        Finding("seen_test", held_out.seen, held_out.distinct, f"distinct test pairs are in train too{allowed}"),
+        Finding("seen_test", held_out.seen, held_out.distinct, f"test pairs are in train or valid too{allowed}"),
         Finding("repeated", placed.repeats, entries, "entries repeat a label of their list, and find nothing"),
         Finding(
             "unnamed", int((placed.top_NK >= named).sum()), entries, "entries are labels that no interaction names"
@@ -233,12 +240,12 @@ def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, n
         found += [
             Finding(
                 "before_train_ends", int((test.times < newest).sum()), len(test),
-                f"test pairs are older than the newest training pair, of {time_in_words(newest, unit)}: popularity and "
-                "other queries tell of what is to come",
+                f"test pairs are older than the newest pair of train and valid, {time_in_words(newest, unit)}: "
+                "popularity and other queries tell of what is to come",
             ),
             Finding(
                 "before_own_train", int((test.times < last_Q[test.queries]).sum()), len(test),
-                "test pairs are older than a training pair of their own query",
+                "test pairs are older than a pair of train or valid of their own query",
             ),
         ]  # fmt: skip
     return found
