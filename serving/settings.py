@@ -111,6 +111,9 @@ class Settings(BaseSettings):
     refresh_prior: Annotated[float, BeforeValidator(_read_span)] | None = None
     """How often the forecast of popularity is refreshed from the service's own events, such as `1h`; of replicas, by
     one of them. By default never."""
+    groups: dict[str, Annotated[tuple[str, ...], Field(max_length=50)]] = Field(default={}, max_length=10)
+    """Query features that `longtail_group_…` of /metrics counts answers by, each with the values to tell apart; JSON in
+    the environment, `{"country": ["DE", "FR"], "history": []}`. Without values: whether a query has the feature."""
     mirror_share: float = Field(default=0.05, ge=0, le=1)
     """Share of the queries that a staged release is asked, too, unseen."""
 
