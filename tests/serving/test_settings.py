@@ -82,5 +82,5 @@ def test_groups_are_json_in_the_environment(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("LONGTAIL_GROUPS", '{"country": ["DE", "FR"], "history": []}')
     assert Settings(releases=tmp_path).groups == {"country": ("DE", "FR"), "history": ()}
     monkeypatch.setenv("LONGTAIL_GROUPS", "country")
-    with pytest.raises(ValueError, match='error parsing value for field "groups"'):
+    with pytest.raises(ValueError, match="expected JSON such as"):
         Settings(releases=tmp_path)
