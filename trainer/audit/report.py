@@ -22,7 +22,7 @@ from longtail.trainer.evaluation.groups import record_of
 from longtail.trainer.evaluation.report import baseline_table, baselines_html, group_table, groups_html, shown_metrics
 from longtail.trainer.metric_registry import k_of
 
-_COLOURS = (INK, BLUE, AMBER, GREEN, SOFT)
+_COLOURS = (INK, BLUE, AMBER, GREEN, SOFT, "#9333ea", "#dc2626")
 
 
 def show(audit: Audit, judged: Sequence[Judged], console: Console) -> None:
