@@ -28,7 +28,6 @@ from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import VALID_QUERIES, Task
-from longtail.trainer.job import before_test
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Trial:
     """Baselines on the data of one recipe, and the task: test queries, training and validation pairs known."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
-        self.recipe, self.dataset, self.known = recipe, dataset, before_test(dataset)
+        self.recipe, self.dataset, self.known = recipe, dataset, dataset.before("test")
         self.task = self._task(dataset.test, self.known)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The console commands `longtail-train`, `longtail-index` and `longtail-serve`.
+"""The console commands `longtail-train`, `longtail-audit`, `longtail-index` and `longtail-serve`.
 
 They stand outside the rooms because they say which extra is missing where a room cannot even be imported.
 """
@@ -10,15 +10,20 @@ import os
 import sys
 from importlib import import_module
 
-__all__ = ["index", "serving", "trainer"]
+__all__ = ["audit", "index", "serving", "trainer"]
 
 # Modules that another extra than the command's own brings.
-_OTHERS = {"faiss": "index", "jax": "jax", "matplotlib": "report"}
+_OTHERS = {"faiss": "index", "jax": "jax"}
 
 
 def trainer() -> None:
     """`longtail-train`; exits with 2 and one line if the extra `train` is not installed."""
     _run("longtail-train", "trainer", extra="train")
+
+
+def audit() -> None:
+    """`longtail-audit`; exits with 2 and one line if the extra `audit` is not installed."""
+    _run("longtail-audit", "trainer.audit", extra="audit")
 
 
 def index() -> None:
@@ -31,10 +36,10 @@ def serving() -> None:
     _run("longtail-serve", "serving", extra="serve")
 
 
-def _run(command: str, room: str, *, extra: str) -> None:
+def _run(command: str, package: str, *, extra: str) -> None:
     _write_any_text()
     try:
-        import_module(f"longtail.{room}.cli").main()
+        import_module(f"longtail.{package}.cli").main()
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing in ("", "longtail"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import os
 import tomllib
 from collections.abc import Iterable
@@ -55,6 +56,14 @@ def _read_releases(given: object) -> object:
 def _read_span(given: object) -> object:
     """Return the seconds of a span such as `1h`."""
     return span_seconds(given) if isinstance(given, str) else given
+
+
+def _read_groups(given: object) -> object:
+    """Return what JSON of the environment says."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        raise ValueError('expected JSON such as {"country": ["DE", "FR"], "history": []}') from None
 
 
 def _read_database(given: object) -> object:
@@ -111,6 +120,11 @@ class Settings(BaseSettings):
     refresh_prior: Annotated[float, BeforeValidator(_read_span)] | None = None
     """How often the forecast of popularity is refreshed from the service's own events, such as `1h`; of replicas, by
     one of them. By default never."""
+    groups: Annotated[
+        dict[str, Annotated[tuple[str, ...], Field(max_length=50)]], NoDecode, BeforeValidator(_read_groups)
+    ] = Field(default={}, max_length=10)
+    """Query features that `longtail_group_…` of /metrics counts answers by, each with the values to tell apart; JSON in
+    the environment, `{"country": ["DE", "FR"], "history": []}`. Without values: whether a query has the feature."""
     mirror_share: float = Field(default=0.05, ge=0, le=1)
     """Share of the queries that a staged release is asked, too, unseen."""
 

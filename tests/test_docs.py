@@ -16,6 +16,7 @@ from typer.main import get_command
 from longtail.index.cli import app as index_app
 from longtail.serving.cli import app as serve_app
 from longtail.trainer import LOSSES, SAMPLERS, WEIGHTS
+from longtail.trainer.audit.cli import app as audit_app
 from longtail.trainer.cli import app as train_app
 
 ROOT = Path(__file__).parent.parent
@@ -126,23 +127,21 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
     documented: dict[str, set[str]] = {}
     for line in (DOCS / "cli.md").read_text().splitlines():
         if line.startswith("### "):
-            command = " ".join(line.split()[1:3])
-            documented[command] = set(line.split()[3:])
+            _, program, *words = line.split()
+            command = program if program == "longtail-audit" else f"{program} {words.pop(0)}"
+            documented[command] = {*words}
         elif found := re.match(r"\| `(--[\w-]+)", line):
             documented[command].add(found[1])
-    real = {
-        f"{program} {name}": {
+    real = {"longtail-audit": get_command(audit_app)}
+    for program, app in (("longtail-train", train_app), ("longtail-index", index_app), ("longtail-serve", serve_app)):
+        real |= {f"{program} {name}": command for name, command in get_command(app).commands.items()}
+    assert documented == {
+        name: {
             parameter.name.upper() if parameter.param_type_name == "argument" else parameter.opts[0]
             for parameter in command.params
         }
-        for program, app in (
-            ("longtail-train", train_app),
-            ("longtail-index", index_app),
-            ("longtail-serve", serve_app),
-        )
-        for name, command in get_command(app).commands.items()
+        for name, command in real.items()
     }
-    assert documented == real
 
 
 def targets() -> set[str]:

@@ -72,7 +72,7 @@ def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path)
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(["git", "ls-files", "--", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True)
     assert names == {f"longtail/{name}" for name in tracked.stdout.split()}
-    assert scripts(wheel) == {"longtail-train", "longtail-index", "longtail-serve"}
+    assert scripts(wheel) == {"longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
 
 
 def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,13 @@ def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"), [("longtail-train", "train"), ("longtail-index", "index"), ("longtail-serve", "serve")]
+    ("command", "extra"),
+    [
+        ("longtail-train", "train"),
+        ("longtail-audit", "audit"),
+        ("longtail-index", "index"),
+        ("longtail-serve", "serve"),
+    ],
 )
 def test_a_command_without_its_extra_says_which_one_in_a_line(command: str, extra: str, bare: Path) -> None:
     found = subprocess.run([bare / "bin" / command, "--help"], capture_output=True, text=True)

@@ -18,6 +18,8 @@ from longtail.index.cli import app as index_app
 from longtail.index.release.bucket_floors import BucketFloors
 from longtail.serving.cli import app as serve_app
 from longtail.serving.http.schemas.retrieval import RetrieveRequest
+from longtail.trainer.audit.cli import app as audit_app
+from longtail.trainer.audit.promise import Promise
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
 from tests.trainer import tiny
@@ -25,9 +27,15 @@ from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-GUIDES = README + "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("start", "losses", "production"))
-COMMANDS = sorted(set(re.findall(r"(?m)^ *(longtail-(?:train|index|serve) [^\n`&]+)$|`(longtail-[^`]+)`", GUIDES)))
-APPS = {"longtail-train": train_app, "longtail-index": index_app, "longtail-serve": serve_app}
+GUIDES = README + "".join(
+    (ROOT / "docs" / f"{page}.md").read_text() for page in ("start", "losses", "production", "audit")
+)
+COMMANDS = sorted(
+    set(re.findall(r"(?m)^ *(longtail-(?:train|audit|index|serve) [^\n`&]+)$|`(longtail-[^`]+)`", GUIDES))
+)
+APPS = {
+    "longtail-train": train_app, "longtail-audit": audit_app, "longtail-index": index_app, "longtail-serve": serve_app,
+}  # fmt: skip
 
 
 def blocks(language: str, text: str = README) -> list[str]:
@@ -59,6 +67,8 @@ def test_recipe_is_valid() -> None:
 def test_promise_is_valid() -> None:
     (promise,) = blocks("toml", (ROOT / "docs" / "production.md").read_text())
     assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
+    (of_audits,) = blocks("toml", (ROOT / "docs" / "audit.md").read_text())
+    assert Promise.model_validate(tomllib.loads(of_audits)).floors["tail"] == 0.02
 
 
 def test_client_code_compiles_and_names_what_is_there() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import keras
 import numpy as np
@@ -28,8 +28,9 @@ from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed, with_default
+from longtail.trainer.evaluation.groups import Group, figures_by_group, record_of
 from longtail.trainer.evaluation.ranking import log_proposal_of, rank
-from longtail.trainer.evaluation.report import baseline_table, evaluation_table, html_report
+from longtail.trainer.evaluation.report import baseline_table, evaluation_table, group_table, html_report
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
 from longtail.trainer.export.bundle import to_bundle
@@ -114,7 +115,7 @@ def fit(
         dial = choose_dial(trained, dataset, found)
         warn_of_floor(recipe.evaluation, dial, reporter)
         say_of_grids(trained, dial, reporter)
-        compared = None if len(dataset.test) else compare_with_baselines(trained, dataset, dial, "valid", reporter)
+        validated = None if len(dataset.test) else measure_default(trained, dataset, dial, "valid", reporter)
         selection = replace(trained.history, temperatures=temperatures)
         if recipe.training.refit and len(dataset.valid):
             reporter.say(f"Refit on train + valid for {trained.history.best_epoch:g} epochs, {dial.default}")
@@ -127,7 +128,7 @@ def fit(
                 reporter=reporter,
                 warm_start=weights,
             )
-        bundle = finish(trained, dataset, dial, selection, reporter, out, compared, found)
+        bundle = finish(trained, dataset, dial, selection, reporter, out, validated, found)
         for stage in ("select", "refit") if is_first() else ():
             shutil.rmtree(work / stage, ignore_errors=True)
         wait_for_all("the end")
@@ -137,25 +138,28 @@ def fit(
 
 def finish(
     trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, out: Path,
-    compared: Comparison | None = None, by_label: FoundByLabel | None = None,
+    measured: AtDefault | None = None, by_label: FoundByLabel | None = None,
 ) -> Bundle:  # fmt: skip
     """Evaluate on test where there is one, print the tables, write the bundle.
 
     Args:
         history: of the run that was validated, for the report.
-        compared: the validated model beside its baselines, where there is no test.
+        measured: of the validated model at its default, where there is no test.
         by_label: what the validated model found of every label on valid.
     """
-    recipe, known = trained.recipe, before_test(dataset)
+    recipe, known = trained.recipe, dataset.before("test")
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
         settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
         curve = trained.curve(dataset.test, known, settings)
         dial = dial.measured("test", curve)
-        compared = compare_with_baselines(trained, dataset, dial, "test", reporter)
+        measured = measure_default(trained, dataset, dial, "test", reporter)
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
         reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
+    groups, compared = measured or AtDefault([], None)
+    if groups:
+        reporter.console.print(group_table(groups, recipe.evaluation.metric))
     if compared:
         reporter.console.print(baseline_table(compared))
         reporter.say(f"[bold{' red' if compared.behind else ''}]{compared.sentence}[/]")
@@ -181,12 +185,13 @@ def finish(
     for name, found in objectives.items():
         facts[f"Objective {name}"] = found["in_words"]
         reporter.say(f"Objective {escape(name)}: {found['in_words']}")
-    measured = held_out_of(recipe, dataset)
-    facts |= {f"{split.capitalize()} pairs": str(found) for split, found in measured.items()}
+    to_find = held_out_of(recipe, dataset)
+    facts |= {f"{split.capitalize()} pairs": str(found) for split, found in to_find.items()}
     if lines_of_rows := dataset.report.lines()[:1]:
         facts["Rows"] = lines_of_rows[0]
     figures = dial.bias_removal.model_dump(mode="json")
-    figures["held_out"] = {split: asdict(found) for split, found in measured.items()}
+    figures["held_out"] = {split: asdict(found) for split, found in to_find.items()}
+    figures |= {"groups": record_of(groups)} if groups else {}
     figures |= ({"objectives": objectives} if objectives else {}) | (compared.record() if compared else {})
     reports = {
         "metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode(),
@@ -201,7 +206,7 @@ def finish(
         reports[FILE] = by_label.to_bytes()
         facts |= by_label.facts()
     if dial.curve:
-        reports["report.html"] = html_report(recipe, dial, history, facts, compared)
+        reports["report.html"] = html_report(recipe, dial, history, facts, compared, groups)
     with sibling_folder(out) as folder:
         made = to_bundle(trained, known, distinct(held_out.request_rows), dial, reports, folder)
         with first_before_others("the bundle"):
@@ -243,7 +248,7 @@ def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
 def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:
     """Measure the recipe's metric of the served score on the held-out pairs of each objective."""
     recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
-    split, held_out, known = "test", dataset.test, before_test(dataset)
+    split, held_out, known = "test", dataset.test, dataset.before("test")
     if not len(held_out):  # of a model that was refitted on valid there is nothing to measure
         split, held_out, known = "valid", trained.dataset.valid, dataset.train
     for at, (name, share) in enumerate(recipe.export_shares.items()):
@@ -262,18 +267,26 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
     return found
 
 
-def compare_with_baselines(
+class AtDefault(NamedTuple):
+    """What is measured at the default λ and μ alone."""
+
+    groups: list[Group]
+    compared: Comparison | None
+
+
+def measure_default(
     trained: Trained, dataset: Dataset, dial: Dial, split: Literal["valid", "test"], reporter: Reporter
-) -> Comparison | None:
-    """Compare the model at its default λ and μ with the recipe's baselines; None without baselines or held-out pairs.
+) -> AtDefault | None:
+    """Measure groups of queries and compare the model with the recipe's baselines; None without held-out pairs.
 
     Baselines learn from the pairs that the model was trained on, and know of a query what its history holds.
     """
     config, seed, labels = trained.recipe.evaluation, trained.recipe.seed, len(dataset.label_ids)
-    held_out, known = (dataset.test, before_test(dataset)) if split == "test" else (dataset.valid, dataset.train)
-    if not config.baselines or not len(held_out):
+    held_out, known = getattr(dataset, split), dataset.before(split)
+    if not len(held_out):
         return None
-    reporter.say(f"Baselines on {split}: {', '.join(config.baselines)} …")
+    if config.baselines:
+        reporter.say(f"Baselines on {split}: {', '.join(config.baselines)} …")
 
     def learnt_from(train: Pairs, known: Pairs) -> Interactions:
         return Interactions(train, known, queries=len(dataset.query_ids), labels=labels, seed=seed)
@@ -292,13 +305,9 @@ def compare_with_baselines(
         task.seen_keys, [dial.default], k=task.k, queries_N=task.queries_N,
         log_proposal=log_proposal_of(trained.model.proposal, features),
     )  # fmt: skip
-    learnt = learnt_from(trained.dataset.train, known)
-    return compare(task, ours_NK, label_side, learnt, config, tuning=tuning)
-
-
-def before_test(dataset: Dataset) -> Pairs:
-    """Return what a query is known by when test begins."""
-    return dataset.train.followed_by(dataset.valid) if len(dataset.valid) else dataset.train
+    learnt, label_facts = learnt_from(trained.dataset.train, known), label_side.facts(config)
+    groups = figures_by_group(config.groups, dataset, known, task, ours_NK, label_facts)
+    return AtDefault(groups, compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:

@@ -54,7 +54,7 @@ def create_app(
     """
     settings = settings or Settings()  # type: ignore[call-arg]  # from the environment
     keys, seat, figures = Keys(settings), Seat(workers or Workers(), worker), _open_figures(settings, worker)
-    metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers])
+    metrics = Metrics([route.path for route in routes], [figures, seat, seat.workers], settings.groups)
     metrics.queue_limit.set(settings.queue_limit)
     monitoring = Monitoring(metrics, figures, seat)
     service = Service(settings, monitoring, _open_events(settings, monitoring))

@@ -10,6 +10,8 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from prometheus_client import (
@@ -28,6 +30,7 @@ from prometheus_client.registry import Collector
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Int64
 from longtail.bundle.forecast import ForecastSettings
+from longtail.bundle.ids import id_text
 from longtail.serving.monitoring.baseline import DECILES
 from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
 
@@ -49,9 +52,15 @@ class Metrics(Collector):
 
     Args:
         routes: paths as the router knows them, such as `/v1/labels/{id}`.
+        groups: values of query features that answers are counted by.
     """
 
-    def __init__(self, routes: Iterable[str], others: Iterable[Collector] = ()) -> None:
+    def __init__(
+        self,
+        routes: Iterable[str],
+        others: Iterable[Collector] = (),
+        groups: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         counted = CollectorRegistry()
         counter, histogram = partial(Counter, registry=counted), partial(Histogram, registry=counted)
         requests = counter("longtail_requests", "Requests answered, by route and class of status.", ["route", "status"])
@@ -85,6 +94,12 @@ class Metrics(Collector):
         explored = counter(
             "longtail_explored", "Labels drawn at random for requests that explore, by frequency bucket.", ["bucket"]
         )
+        group_queries = counter("longtail_group_queries", "Queries answered, by LONGTAIL_GROUPS.", ["group", "value"])
+        group_exposures = counter(
+            "longtail_group_exposures", "Labels answered, by LONGTAIL_GROUPS and frequency bucket.",
+            ["group", "value", "bucket"],
+        )  # fmt: skip
+        self._groups = [_GroupSeries(name, values, group_queries, group_exposures) for name, values in groups.items()]
         self._arm_answers = counter(
             "longtail_arm_answers", "Answers that arms of an experiment are compared by.", ["run", "arm"]
         )
@@ -213,6 +228,16 @@ class Metrics(Collector):
                 for name, count in zip(BUCKET_NAMES, shown.tolist(), strict=True):
                     self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
 
+    def count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
+        """Count the queries of a batch, and what they were shown, by group; None: a query of a vector."""
+        if not self._groups:
+            return
+        queries, buckets = len(batch.ends_B), len(BUCKET_NAMES)
+        query_N = np.repeat(np.arange(queries), np.diff(batch.ends_B, prepend=0))
+        shown = np.bincount(query_N * buckets + batch.buckets_N, minlength=queries * buckets).reshape(queries, buckets)
+        for group in self._groups:
+            group.count(features_B, shown)
+
     def count_choice(self, chosen: ChosenLabels, positives: Sequence[int], hits: Sequence[int]) -> None:
         """Count labels chosen at once."""
         source = SOURCES.index(chosen.source)
@@ -258,3 +283,34 @@ class Metrics(Collector):
     def scrape(self) -> bytes:
         """Return all series in Prometheus' text format, version 0.0.4."""
         return generate_latest(self._shown)
+
+
+class _GroupSeries:
+    """Counters of one query feature: of its listed values, `other` and `missing`, or `given` and `missing`."""
+
+    def __init__(self, name: str, values: Sequence[str], queries: Counter, exposures: Counter) -> None:
+        self._name, self._values = name, frozenset(values)
+        self._of_value = {
+            value: (queries.labels(name, value), [exposures.labels(name, value, bucket) for bucket in BUCKET_NAMES])
+            for value in (*values, "other" if values else "given", "missing")
+        }
+
+    def count(self, features_B: Sequence[Mapping[str, Any] | None], shown: Int64) -> None:
+        """Count queries by their features, and the labels shown to each by bucket, int64 [B, 4]."""
+        places: dict[str, list[int]] = {}
+        for place, features in enumerate(features_B):
+            places.setdefault(self._value(None if features is None else features.get(self._name)), []).append(place)
+        for value, rows in places.items():
+            queries, exposures = self._of_value[value]
+            queries.inc(len(rows))
+            for series, count in zip(exposures, shown[rows].sum(axis=0).tolist(), strict=True):
+                if count:
+                    series.inc(count)
+
+    def _value(self, given: Any) -> str:
+        if given is None or given in ("", [], {}):
+            return "missing"
+        if not self._values:
+            return "given"
+        text = id_text(given)
+        return text if text is not None and text in self._values else "other"

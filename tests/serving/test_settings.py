@@ -38,6 +38,7 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
         ('settings_file = "t.toml"', r's\.toml: expected names of settings, such as max_k, found "settings_file"'),
         ("max_k = 0", "greater than or equal to 1"),
         ("[max_k]\nx = 1", "valid integer"),
+        (f"[groups]\ncountry = {[str(value) for value in range(51)]}", "at most 50 items"),
         ('api_keys = ["short"]', "expected keys of at least 16 characters"),
         ("queue_limit = 3", "expected queue_limit >= max_queries"),
         ('refresh_prior = "hourly"', "expected a span such as '90m', '12h', '30d' or '4w', received 'hourly'"),
@@ -75,3 +76,11 @@ def test_variables_that_read_like_no_setting_are_let_pass_and_told(
         monkeypatch.setenv(name, "10.0.0.1")
     Settings(releases=tmp_path)
     assert no_settings([*of_kubernetes, "LONGTAIL_MAX_K", "longtail_port", "LONG_TAIL", "PATH"]) == of_kubernetes
+
+
+def test_groups_are_json_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LONGTAIL_GROUPS", '{"country": ["DE", "FR"], "history": []}')
+    assert Settings(releases=tmp_path).groups == {"country": ("DE", "FR"), "history": ()}
+    monkeypatch.setenv("LONGTAIL_GROUPS", "country")
+    with pytest.raises(ValueError, match="expected JSON such as"):
+        Settings(releases=tmp_path)

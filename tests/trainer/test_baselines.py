@@ -213,7 +213,7 @@ def test_ials_solves_the_normal_equations() -> None:
 
 def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
     config = CONFIG.model_copy(update=evaluation)
-    result = compare(TASK, ours, SIDE, DATA, config, tuning=(TASK, DATA))
+    result = compare(TASK, ours, FACTS, DATA, config, tuning=(TASK, DATA))
     assert result is not None
     return result
 
@@ -251,6 +251,12 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
     assert values[result.best] == max(values.values())
     ours = result.model[f"recall@{K}"].value
     assert result.difference.value == pytest.approx(ours - values[result.best])
+    for name, metrics in result.baselines.items():
+        apart = result.differences[name]
+        assert {"ndcg@5", "hit_rate@5", "recall@5/tail"} < apart.keys()
+        for metric, interval in apart.items():
+            assert interval.value == pytest.approx(result.model[metric].value - metrics[metric].value, abs=1e-9)
+            assert interval.low <= interval.value <= interval.high
     assert result.notes == [
         "2 of the 59 queries have no history: item-kNN, RP3beta, EASE, iALS answer them by popularity."
     ]
@@ -278,7 +284,9 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("item-kNN", "RP3beta", "EASE", "iALS"):
         assert "would take many minutes" in str(reasons[name]), name
     assert (
-        compare(TASK, answers("popularity"), SIDE, data, CONFIG.model_copy(update={"baselines": ["iALS"]}), tuning=None)
+        compare(
+            TASK, answers("popularity"), FACTS, data, CONFIG.model_copy(update={"baselines": ["iALS"]}), tuning=None
+        )
         is None
     )
 

@@ -22,7 +22,6 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.bundle import evaluate_rolling
-from longtail.trainer.job import before_test
 from longtail.trainer.prior import fit_forecast
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -85,23 +84,23 @@ FORECAST = {"kind": "forecast", "features": ["category", "price"], "since": "lis
 def test_a_forecast_is_likelier_than_decayed_counts_and_these_than_all_alike(folder: Path) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
-    found = fit_forecast(of, dataset, before_test(dataset))
+    found = fit_forecast(of, dataset, dataset.before("test"))
 
     nats = found.settings.nats
     assert nats["forecast"] > nats["decayed"] + 0.02 > nats["count"] + 0.5
     # The period after it, which nothing was fitted to, says so too.
     wanted = np.bincount(dataset.test.labels, minlength=ITEMS)
-    counts = np.bincount(before_test(dataset).labels, minlength=ITEMS) + 0.5
+    counts = np.bincount(dataset.before("test").labels, minlength=ITEMS) + 0.5
     gain = wanted @ (found.log_popularity(whole=True) - np.log(counts / counts.sum())) / wanted.sum()
     assert gain > 0.5
     assert found.settings.horizon == pytest.approx(np.ptp(dataset.valid.times) / 1e6, rel=1e-3)
-    assert fit_forecast(of, dataset, before_test(dataset)).model == found.model
+    assert fit_forecast(of, dataset, dataset.before("test")).model == found.model
 
 
 def test_a_burst_of_one_query_is_one_pair(folder: Path) -> None:
     of = recipe(folder, {"kind": "decayed"})
     dataset = read_dataset(of)
-    known = before_test(dataset)
+    known = dataset.before("test")
     last = int(np.argmax(known.times))
     burst = known.take(np.r_[np.arange(len(known)), np.repeat(last, 1000)])
 
@@ -114,7 +113,7 @@ def test_what_is_compared_on_the_last_period_was_fitted_before_it(
 ) -> None:
     of = recipe(folder, FORECAST)
     dataset = read_dataset(of)
-    known = before_test(dataset)
+    known = dataset.before("test")
     last = known.times.max() - np.ptp(dataset.valid.times)
     trained, train = list[tuple[int, bytes]](), xgboost.train
 
@@ -189,7 +188,7 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
     with pytest.raises(BundleInvariantError, match="has a row per label"):
         replace(read, forecast=read.forecast.take(np.arange(3))).validate()
     dataset = read_dataset(of)
-    assert read.forecast.settings.until == pytest.approx(before_test(dataset).times.max() / 1e6)
+    assert read.forecast.settings.until == pytest.approx(dataset.before("test").times.max() / 1e6)
     rolled = evaluate_rolling(bundle, of, 3)
     assert [each.prior for each in rolled] == ["counts", "forecast", "refreshed"] * 3
     assert sum(each.pairs for each in rolled[::3]) == len(dataset.test)

@@ -129,6 +129,9 @@ class Recipe(Section):
         data, loss = self.data, self.loss
         if loss.impressions and not data.impressions:
             yield f"loss.impressions: expected data.impressions, their column, with {loss.impressions}, received none"
+        lacking = [name for name in self.evaluation.groups if name not in self.context_columns]
+        if lacking and not data.queries:
+            yield f"evaluation.groups: expected data.queries, a table with {lacking[0]!r}, received none"
         if data.valid_from and not (data.queries and data.timestamp):
             yield "data.valid_from: expected data.queries and data.timestamp with it"
         if loss.negatives_per == "query" and data.reduction == "sample":
@@ -275,6 +278,7 @@ class Recipe(Section):
                 for each in tower.features
                 if each.kind not in NEIGHBOURS and each.name != own and each.origin == "table"
             ]
+        columns["query"] += [name for name in self.evaluation.groups if name not in self.context_columns]
         return {side: list(dict.fromkeys(names)) for side, names in columns.items()}
 
     @property

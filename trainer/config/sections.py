@@ -279,6 +279,10 @@ class EvaluationConfig(Section):
     tune_baselines: bool = False
     """Chooses on valid the neighbours and shrinkage of `item-kNN`, the neighbours and powers of `RP3beta`, the
     regularisation of `EASE`, and the confidence and regularisation of `iALS`."""
+    groups: list[str] = Field(default_factory=list)
+    """Columns that queries are grouped by, such as `country`, of `data.queries` or of a query feature with
+    `from = "row"`. Test figures at the default λ and μ are reported by group: by queries without a known pair (`new`),
+    up to the median of them (`few`) and more (`many`), and by the 20 most frequent values of each column."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"
@@ -293,7 +297,7 @@ class EvaluationConfig(Section):
 
     def _problems(self) -> Iterator[str]:
         own = [metric.name for metric in self.metrics]
-        for key, names in (("baselines", self.baselines), ("metrics", own)):
+        for key, names in (("baselines", self.baselines), ("metrics", own), ("groups", self.groups)):
             if len(set(names)) < len(names):
                 yield f"{key}: expected distinct names, received {names}"
         if any(k < 1 for k in self.ks):

@@ -112,6 +112,10 @@ class Dataset:
         """Return query row of every way to ask, int32 [A]; None where it is one of each."""
         return None if self.requests is None else self.requests.queries
 
+    def before(self, split: str) -> Pairs:
+        """Return the pairs that are known when `valid` or `test` begins."""
+        return self.train.followed_by(self.valid) if split == "test" and len(self.valid) else self.train
+
     def training_queries(self) -> int:
         """Return distinct queries with training pairs."""
         return len(distinct(self.train.queries))

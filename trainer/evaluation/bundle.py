@@ -159,7 +159,7 @@ def evaluate_rolling(
     if bundle.forecast is None:
         raise RecipeError("rolling: expected a bundle with a forecast, [prior] in its recipe, received one without")
     measured = _OnData.of(bundle, recipe)
-    known, test, unit = measured.before("test"), measured.dataset.test, measured.dataset.report.unit
+    known, test, unit = measured.dataset.before("test"), measured.dataset.test, measured.dataset.report.unit
     if test.times is None or unit is None or known.times is None:
         raise DataError("rolling: expected dates in data.timestamp, found numbers or none")
     count = log_frequencies(bundle.labels.counts)
@@ -203,11 +203,6 @@ class _OnData:
         manifest = self.bundle.manifest
         return Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
 
-    def before(self, split: str) -> Pairs:
-        """Return the pairs that are known when a split begins."""
-        train, valid = self.dataset.train, self.dataset.valid
-        return train.followed_by(valid) if split == "test" and len(valid) else train
-
     def curve(
         self, held_out: Pairs, known: Pairs, labels: Labels, settings: Sequence[Setting], *, nothing: str
     ) -> list[CurvePoint]:
@@ -242,7 +237,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
     settings = with_default(lines(recipe.evaluation, Noise.of_bundle(bundle), default.bias_removal), default)
     held_out = measured.dataset.test if split == "test" else measured.dataset.valid
-    return measured.curve(held_out, measured.before(split), labels, settings, nothing=nothing)
+    return measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:

@@ -6,16 +6,19 @@ Legend: `N` queries, `K` list length.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from longtail.bundle import Interval
-from longtail.bundle.arrays import Int32
+from longtail.bundle.arrays import Float64, Int32
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.evaluation.baselines import BASELINES, Baseline, Interactions, Settings, skipped, top_labels
 from longtail.trainer.evaluation.metrics import LabelFacts
-from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
+from longtail.trainer.metric_registry import k_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Comparison:
     Attributes:
         seconds: how long each took to learn and to answer with these settings; not in a bundle, whose bytes repeat.
         best: the baseline of the highest `metric`.
-        difference: the model's metric less that of the best, paired by query.
+        differences: by baseline and metric at the k of `metric`, the model's less the baseline's, paired by query.
     """
 
     metric: str
@@ -35,8 +38,13 @@ class Comparison:
     settings: dict[str, Settings]
     seconds: dict[str, float]
     best: str
-    difference: Interval
+    differences: dict[str, dict[str, Interval]]
     notes: list[str]
+
+    @property
+    def difference(self) -> Interval:
+        """Return the model's metric less that of the best baseline."""
+        return self.differences[self.best][self.metric]
 
     @property
     def behind(self) -> bool:
@@ -66,6 +74,10 @@ class Comparison:
             },
             "baseline_settings": self.settings,
             "baseline_notes": self.notes,
+            "against_baselines": {
+                name: {metric: interval.model_dump() for metric, interval in metrics.items()}
+                for name, metrics in self.differences.items()
+            },
             "against_best_baseline": {
                 "baseline": self.best,
                 "metric": self.metric,
@@ -78,14 +90,13 @@ class Comparison:
 def compare(
     task: Task,
     ours_NK: Int32,
-    label_side: LabelSide,
+    facts: LabelFacts,
     data: Interactions,
     config: EvaluationConfig,
     *,
     tuning: tuple[Task, Interactions] | None,
 ) -> Comparison | None:
     """Run the recipe's baselines, tuned on validation queries where there are some; None without baselines."""
-    facts = label_side.facts(config)
     notes: list[str] = []
     metrics: dict[str, dict[str, Interval]] = {}
     used: dict[str, Settings] = {}
@@ -115,12 +126,22 @@ def compare(
             "by popularity."
         )
     best = max(metrics, key=lambda name: metrics[name][config.metric].value)
-    (ours_N, denominator_N), (theirs_N, _) = (
-        task.ratio(config.metric, top_NK, facts) for top_NK in (ours_NK, lists[best])
-    )
-    difference = task.bootstrap.interval(ours_N - theirs_N, denominator_N)
+    k = k_of(config.metric)
+    ours = task.ratios(k, ours_NK, facts)
+    differences = {name: _differences(task, ours, task.ratios(k, lists[name], facts)) for name in metrics}
     model = task.metrics(ours_NK, facts)
-    return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, difference, notes)
+    return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, differences, notes)
+
+
+def _differences(
+    task: Task, ours: Mapping[str, tuple[Float64, Float64]], theirs: Mapping[str, tuple[Float64, Float64]]
+) -> dict[str, Interval]:
+    """Compute ours less theirs of the metrics whose denominators no list changes."""
+    return {
+        name: task.bootstrap.interval(ours_N - theirs[name][0], over_N)
+        for name, (ours_N, over_N) in ours.items()
+        if not name.startswith(("exposure@", "popularity@")) and np.array_equal(over_N, theirs[name][1])
+    }
 
 
 def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, facts: LabelFacts) -> Settings:

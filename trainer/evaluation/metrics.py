@@ -9,6 +9,7 @@ Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -81,6 +82,12 @@ class Positives:
         kept = kept_L[self.label_rows]
         return Positives(self.keys[kept], self.weights[kept], self.queries, self.labels)
 
+    def of_queries(self, kept_N: Bools) -> Positives:
+        """Return those of some queries, bool [N], numbered from 0."""
+        kept, place_N = kept_N[self.query_rows], np.cumsum(kept_N) - 1
+        keys = place_N[self.query_rows[kept]] * self.labels + self.label_rows[kept]
+        return Positives(keys, self.weights[kept], int(kept_N.sum()), self.labels)
+
     def hits(self, top_NK: Int32) -> Bools:
         """Return which entries of the lists are positives, bool [N, K]; entries of −1 are none."""
         keys_NK = np.arange(self.queries)[:, None] * self.labels + top_NK
@@ -94,6 +101,12 @@ class Bootstrap:
 
     def __init__(self, queries: int, *, resamples: int, seed: int) -> None:
         self._counts_GN = np.random.default_rng(seed).poisson(1.0, (resamples, queries)).astype(np.float32)
+
+    def among(self, kept_N: Bools) -> Bootstrap:
+        """Return the resamples of some queries, bool [N]."""
+        some = copy(self)
+        some._counts_GN = self._counts_GN[:, kept_N]
+        return some
 
     def interval(self, numerator_N: Float64, denominator_N: Float64) -> Interval:
         """`Σ numerator / Σ denominator` with its 95 % interval; 0 where there is nothing to divide by."""

@@ -18,6 +18,7 @@ from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, removes_nothing
+from longtail.trainer.evaluation.groups import Group
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import k_of
@@ -95,6 +96,17 @@ def baseline_table(compared: Comparison) -> Table:
     return _terminal_table(title, f"to learn and answer: {took}", ["", "recall", "nDCG", *BUCKET_NAMES], rows)
 
 
+def group_table(groups: Sequence[Group], metric: str) -> Table:
+    """Create a terminal table of every group of queries, at the k of the recipe's metric."""
+    k = k_of(metric)
+    names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
+    rows = (([group.name, f"{group.queries:,}"], _values(group.metrics, names), False) for group in groups)
+    about = "; ".join(f"{group.value}: {group.about}" for group in groups if group.about)
+    return _terminal_table(
+        f"By group of queries, top {k}", about, ["group", "queries", "recall", "nDCG", *BUCKET_NAMES], rows
+    )
+
+
 def _terminal_table(
     title: str, caption: str, headings: Sequence[str], rows: Iterable[tuple[list[str], list[str], bool]]
 ) -> Table:
@@ -128,8 +140,9 @@ def evaluation_markdown(dial: Dial, metric: str) -> str:
 
 
 def html_report(
-    recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None
-) -> bytes:
+    recipe: Recipe, dial: Dial, history: TrainingHistory, facts: dict[str, str], compared: Comparison | None = None,
+    groups: Sequence[Group] = (),
+) -> bytes:  # fmt: skip
     """Write report.html: facts, plots over each dial that moves and of the training, and the whole table."""
     metric = recipe.evaluation.metric
     k, names = k_of(metric), shown_metrics(metric)
@@ -149,7 +162,7 @@ def html_report(
         default += f" ({html.escape(_removes(dial))}), μ = {dial.default.popularity:g}"
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
     body = (
-        f"{baselines_html(compared, names)}{price_html(dial, k)}\n"
+        f"{baselines_html(compared, names)}{groups_html(groups, names)}{price_html(dial, k)}\n"
         f"<h2>Every {' and '.join(_dials(dial))}</h2>{_html_table([*_dials(dial), *names], rows)}"
     )
     return page(recipe.name, intro, facts, plots, body)
@@ -165,7 +178,27 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
         of = f"{html.escape(name)}<small>{html.escape(settings)}</small>"
         rows.append(([of], _cells(metrics, names), metrics is compared.model))
     words = " ".join([compared.sentence, *compared.notes])
-    return f"<h2>The model and its baselines</h2><p>{html.escape(words)}</p>{_html_table(['', *names], rows)}"
+    apart = list(compared.differences[compared.best])
+    differences = [
+        ([html.escape(name)], _cells(metrics, apart, signed=True), name == compared.best)
+        for name, metrics in compared.differences.items()
+    ]
+    return (
+        f"<h2>The model and its baselines</h2><p>{html.escape(words)}</p>{_html_table(['', *names], rows)}"
+        "<h2>The model less each baseline</h2><p>Paired by query, with 95 % intervals; the best baseline is marked.</p>"
+        f"{_html_table(['', *apart], differences)}"
+    )
+
+
+def groups_html(groups: Sequence[Group], names: list[str]) -> str:
+    """Write the figures of every group of queries, with intervals."""
+    if not groups:
+        return ""
+    rows = []
+    for group in groups:
+        of = f"{html.escape(group.name)}<small>{html.escape(group.about)}</small>"
+        rows.append(([of, f"{group.queries:,}"], _cells(group.metrics, names), False))
+    return f"<h2>By group of queries</h2>{_html_table(['', 'queries', *names], rows)}"
 
 
 def price_html(dial: Dial, k: str) -> str:
@@ -209,14 +242,17 @@ def _values(metrics: Mapping[str, Interval], names: Iterable[str]) -> list[str]:
     return [f"{metrics[name].value:.4f}" if name in metrics else "" for name in names]
 
 
-def _cells(metrics: Mapping[str, Interval], names: Iterable[str]) -> str:
+def _cells(metrics: Mapping[str, Interval], names: Iterable[str], *, signed: bool = False) -> str:
     """Write figures as cells, each with its interval if it has one."""
+    form = "+.4f" if signed else ".4f"
 
     def cell(figure: Interval | None) -> str:
         if figure is None:
             return "<td></td>"
         bounded = figure.low is not None and figure.high is not None
-        return f"<td>{figure.value:.4f}{f'<small>{figure.low:.4f}–{figure.high:.4f}</small>' if bounded else ''}</td>"
+        between = " to " if signed else "–"
+        interval = f"<small>{figure.low:{form}}{between}{figure.high:{form}}</small>" if bounded else ""
+        return f"<td>{figure.value:{form}}{interval}</td>"
 
     return "".join(cell(metrics.get(name)) for name in names)
 

@@ -6,13 +6,13 @@ Legend: `N` queries, `B` a block of them, `K` list length, `L` labels.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from longtail.bundle import Interval
-from longtail.bundle.arrays import Float64, Int32, Int64
+from longtail.bundle.arrays import Bools, Float64, Int32, Int64
 from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
@@ -138,13 +138,24 @@ class Task:
         queries_N = rows_N if request_queries is None else request_queries[rows_N]
         return cls(rows_N, queries_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
 
+    def among(self, kept_N: Bools) -> Task:
+        """Return the task of some of its queries, bool [N], with their resamples."""
+        return replace(
+            self, rows_N=self.rows_N[kept_N], queries_N=self.queries_N[kept_N],
+            positives=self.positives.of_queries(kept_N), bootstrap=self.bootstrap.among(kept_N),
+        )  # fmt: skip
+
     def metrics(self, top_NK: Int32, facts: LabelFacts) -> dict[str, Interval]:
         """Compute every metric of lists of labels, best first, −1 where one ends early, as `metrics_of`."""
         return metrics_of(top_NK, self.positives, facts, ks=self.ks, bootstrap=self.bootstrap, own=self.own)
 
     def ratio(self, metric: str, top_NK: Int32, facts: LabelFacts) -> tuple[Float64, Float64]:
         """Compute numerator and denominator of one metric for every query, float64 [N] each."""
-        return ratios_of(top_NK, self.positives, facts, ks=[int(k_of(metric))], own=self.own)[metric]
+        return self.ratios(k_of(metric), top_NK, facts)[metric]
+
+    def ratios(self, k: str, top_NK: Int32, facts: LabelFacts) -> dict[str, tuple[Float64, Float64]]:
+        """Compute numerators and denominators of the metrics at one k for every query, float64 [N] each."""
+        return ratios_of(top_NK, self.positives, facts, ks=[int(k)], own=self.own)
 
 
 def seen_by(seen_keys: Int64, queries_B: Int32, *, labels: int) -> Int64:

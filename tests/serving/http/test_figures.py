@@ -9,8 +9,11 @@ from pathlib import Path
 import httpx2 as httpx
 from starlette.applications import Starlette
 
+from longtail.serving import create_app
 from longtail.serving.core.follower import ReleaseFollower
+from tests.serving.client import client_of
 from tests.serving.http.test_routes import Loads, ids, refused, retrieve, series
+from tests.serving.plane import plane_retriever, plane_settings
 from tests.serving.process import until
 
 
@@ -84,3 +87,36 @@ def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
         until(lambda: "label_log" not in told(), "the verdict to say no more of it")
     finally:
         follower.stop()
+
+
+def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
+    """`seen` tells new users from others; ids, numbers and vectors have a value each, and series are there at 0."""
+    groups = {"user": ["east", "west"], "seen": [], "age": ["7"]}
+    app = create_app(plane_settings(tmp_path, groups=groups), retriever=plane_retriever())
+    with client_of(app) as client:
+        before = {name: value for name, value in series(client).items() if name.startswith("longtail_group_")}
+        assert len(before) == (4 + 2 + 3) * (1 + 4)
+        assert not any(before.values())
+        asked = [
+            {"features": {"user": "east", "seen": ["north"], "age": 7}, "k": 3},
+            {"features": {"user": "east", "seen": [], "age": 8.5}, "k": 2, "buckets": ["tail"]},
+            {"features": {"user": "north"}, "k": 1},
+            {"vector": [1, 0], "k": 1},
+        ]
+        assert client.post("/v1/retrieve", json={"queries": asked}).status_code == 200
+        assert client.post("/v1/retrieve", json={"queries": asked[:1], "preview": True}).status_code == 200
+        assert client.post("/v1/similar", json={"id": "a"}).status_code == 200
+        after = series(client)
+
+    def queries(group: str) -> dict[str, float]:
+        found = re.compile(rf'longtail_group_queries_total{{group="{group}",value="(.*)"}}')
+        return {match[1]: count for name, count in after.items() if (match := found.fullmatch(name))}
+
+    assert queries("user") == {"east": 2, "west": 0, "other": 1, "missing": 1}
+    assert queries("seen") == {"given": 1, "missing": 3}
+    assert queries("age") == {"7": 1, "other": 1, "missing": 2}
+    shown = {
+        name: after[f'longtail_group_exposures_total{{bucket="{name}",group="user",value="east"}}']
+        for name in ("head", "torso", "tail", "new")
+    }
+    assert shown == {"head": 1, "torso": 1, "tail": 3 - 2 + 2, "new": 0}

@@ -1,0 +1,1 @@
+"""Audit the lists of any recommender against interactions and a promise: `longtail-audit`."""

@@ -1,0 +1,108 @@
+"""`longtail-audit`: measure lists of any recommender, and keep a promise with an exit code."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def run(
+    lists: Annotated[
+        str,
+        typer.Argument(
+            metavar="LISTS",
+            help="Table of lists: a row for each query and label, or a list of labels for each query. Parquet, CSV, "
+            "TSV or JSON lines, a directory, a glob, a URL, or a query.",
+        ),
+    ],
+    train: Annotated[
+        list[str],
+        typer.Option("--train", help="Interactions that a model was trained on: they make the buckets. Repeatable."),
+    ],
+    test: Annotated[list[str], typer.Option("--test", help="Interactions that the lists should find. Repeatable.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder of report.html and metrics.json; must not exist.")],
+    valid: Annotated[
+        list[str] | None,
+        typer.Option("--valid", help="Interactions between the two: queries are known by them, labels not counted."),
+    ] = None,
+    query_id: Annotated[str, typer.Option("--query-id", help="Column of query ids, in every table.")] = "user_id",
+    label_id: Annotated[
+        str, typer.Option("--label-id", help="Column of label ids, in every table; or of lists, as is `labels`.")
+    ] = "item_id",
+    timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of the interactions' times.")] = None,
+    rank: Annotated[
+        str | None, typer.Option("--rank", help="Column that orders a list, the lowest first (default: rank).")
+    ] = None,
+    score: Annotated[
+        str | None, typer.Option("--score", help="Column that orders a list, the highest first (default: score).")
+    ] = None,
+    k: Annotated[
+        list[int] | None, typer.Option("--k", min=1, help="List length; the first is shown (default: 20).")
+    ] = None,
+    queries: Annotated[list[str] | None, typer.Option("--queries", help="Table of queries, for --group.")] = None,
+    labels: Annotated[list[str] | None, typer.Option("--labels", help="Table of all labels of the catalogue.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="Column of --queries to group by, such as country.")
+    ] = None,
+    baseline: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--baseline",
+            help="popularity, recent popularity, item-kNN, RP3beta, EASE, iALS, or none "
+            "(default: popularity, item-kNN).",
+        ),
+    ] = None,
+    buckets: Annotated[
+        str, typer.Option("--buckets", help="quantile: terciles of label counts; count: from 100 and 20 pairs.")
+    ] = "quantile",
+    include_seen: Annotated[
+        bool, typer.Option("--include-seen", help="Labels that a query is known by may be listed and found.")
+    ] = False,
+    promise: Annotated[
+        Path | None, typer.Option("--promise", help="TOML of least and most values; exit code 1 if one is broken.")
+    ] = None,
+) -> None:
+    """Measure lists of any recommender by bucket of labels and group of queries, beside baselines.
+
+    Exit code 0, 1 where a promise is broken, 2 where something cannot be read or judged.
+    """
+    from longtail.bundle import refuse_existing
+    from longtail.tables import as_place, is_query
+    from longtail.trainer.audit.measure import Audited, audit
+    from longtail.trainer.audit.promise import Promise
+    from longtail.trainer.audit.report import show, write
+
+    refuse_existing(out)
+    promised = Promise() if promise is None else Promise.read(promise)
+    baselines = ["popularity", "item-kNN"] if baseline is None else [name for name in baseline if name != "none"]
+    found = audit(
+        Audited(
+            lists if is_query(lists) else as_place(lists), train, test, query_id=query_id, label_id=label_id,
+            timestamp=timestamp, rank=rank, score=score, ks=tuple(k or [20]), queries=queries, labels=labels,
+            groups=tuple(group or ()), valid=valid, baselines=tuple(baselines), buckets=buckets,
+            include_seen=include_seen,
+        )
+    )  # fmt: skip
+    judged = promised.judge(found)
+    show(found, judged, Console())
+    write(found, judged, out)
+    raise typer.Exit(0 if all(each.kept for each in judged) else 1)
+
+
+def main() -> None:
+    """Run the command; a TrainerError, DataError, BundleError or OSError is one line on stderr and exit code 2."""
+    from longtail.bundle import BundleError
+    from longtail.trainer.errors import DataError, TrainerError
+
+    try:
+        app()
+    except (TrainerError, DataError, BundleError, OSError) as error:
+        print(f"longtail-audit: {error}", file=sys.stderr, flush=True)
+        sys.exit(2)

@@ -1,0 +1,265 @@
+"""Measure lists of labels: recall, exposure and coverage by bucket and group, baselines, and leaks across time.
+
+Legend: `E` entries of all lists, `N` queries of a task, `K` list length, `L` labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from longtail.bundle import BUCKET_NAMES, Interval
+from longtail.bundle.arrays import Bools, Int32, Int64
+from longtail.bundle.sets import is_among
+from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
+from longtail.trainer.config import DataConfig, EvaluationConfig
+from longtail.trainer.config.reading import in_words
+from longtail.trainer.config.rows import shown
+from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.times import in_words as time_in_words
+from longtail.trainer.errors import DataError, RecipeError
+from longtail.trainer.evaluation.baselines import Interactions
+from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.groups import Group, figures_by_group
+from longtail.trainer.evaluation.metrics import LabelFacts
+from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.task import HeldOut, Task, seen_by, seen_pairs
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What is audited, and how.
+
+    Args:
+        lists: place of a table of lists.
+        rank, score: column that orders the rows of a query; by default `rank`, `score` or the order of the rows.
+        train, valid, test: places of interactions, as a recipe has them: those that buckets and baselines are of, those
+            that queries are also known by, and those to find.
+        ks: list lengths; the first is that of the tables.
+        queries, labels: tables of queries, with the columns of `groups`, and of the catalogue.
+        include_seen: whether labels that a query is known by may be listed and found.
+    """
+
+    lists: Path | str
+    train: list[str]
+    test: list[str]
+    query_id: str = "user_id"
+    label_id: str = "item_id"
+    timestamp: str | None = None
+    rank: str | None = None
+    score: str | None = None
+    ks: tuple[int, ...] = (20,)
+    queries: list[str] | None = None
+    labels: list[str] | None = None
+    groups: tuple[str, ...] = ()
+    baselines: tuple[str, ...] = ("popularity", "item-kNN")
+    buckets: str = "quantile"
+    include_seen: bool = False
+    valid: list[str] | None = None
+
+    def configs(self) -> tuple[DataConfig, EvaluationConfig]:
+        """Return the same as sections of a recipe; raises RecipeError."""
+        try:
+            data = DataConfig.model_validate({
+                "train": self.train, "valid": self.valid, "test": self.test, "query_id": self.query_id,
+                "label_id": self.label_id, "timestamp": self.timestamp, "queries": self.queries, "labels": self.labels,
+            })  # fmt: skip
+            evaluation = EvaluationConfig.model_validate({
+                "ks": list(dict.fromkeys(self.ks)), "metric": f"recall@{self.ks[0]}", "groups": self.groups,
+                "baselines": self.baselines, "buckets": self.buckets, "exclude_seen": not self.include_seen,
+            })  # fmt: skip
+        except ValidationError as error:
+            raise RecipeError(in_words(error.errors())) from error
+        if self.rank is not None and self.score is not None:
+            raise RecipeError("--rank and --score are not allowed together because one orders a list; use one")
+        if self.groups and self.queries is None:
+            raise RecipeError(
+                f"--group {self.groups[0]} is not allowed without --queries because groups are columns of that table; "
+                "use --queries"
+            )
+        return data, evaluation
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How many of some entries, pairs or queries are in a state that lists or splits should not be in."""
+
+    name: str
+    count: int
+    of: int
+    what: str
+
+    def __str__(self) -> str:
+        share = f" ({self.count / self.of:.1%})" if self.of else ""
+        return f"{self.name}: {self.count:,} of {self.of:,}{share} {self.what}"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What a bucket holds: labels, training pairs, and pairs to find."""
+
+    name: str
+    labels: int
+    train: int
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Figures of lists.
+
+    Attributes:
+        metric: recall at the first k.
+        notes: what was left out or read in another way, and which order was taken.
+    """
+
+    name: str
+    metric: str
+    queries: int
+    pairs: int
+    labels: int
+    metrics: dict[str, Interval]
+    buckets: list[Bucket]
+    groups: list[Group]
+    compared: Comparison | None
+    findings: list[Finding]
+    notes: list[str]
+
+
+def audit(audited: Audited) -> Audit:
+    """Measure lists against interactions.
+
+    Raises:
+        RecipeError: arguments that do not go together.
+        DataError: a table that cannot be read, or whose ids are not those of the others.
+    """
+    data, config = audited.configs()
+    k = max(config.ks)
+    lists = read_lists(audited.lists, Columns(audited.query_id, audited.label_id, audited.rank, audited.score), k)
+    dataset = load_dataset(data, seed=_SEED, columns={"query": audited.groups, "label": ()})
+    where = shown(audited.lists)
+    query_rows = rows_of(lists.queries, dataset.query_ids, "queries", where)
+    label_rows = rows_of(lists.labels, dataset.label_ids, "labels", where)
+    named = len(dataset.label_ids)
+    label_rows[label_rows < 0] = np.arange(named, named + int((label_rows < 0).sum()))
+    labels = max(named, int(label_rows.max()) + 1)
+    if k > labels:
+        raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
+    known, queries = dataset.before("test"), len(dataset.query_ids)
+    task = Task.of(dataset.test, known, config, labels=labels, seed=_SEED)
+    placed = _Placed.of(lists, query_rows, label_rows, task)
+    counts = np.bincount(dataset.train.labels, minlength=labels)
+    bucket_L = buckets_for(config, counts).assign(counts)
+    facts = LabelFacts(counts, bucket_L)
+    learnt = Interactions(dataset.train, known, queries=queries, labels=labels, seed=_SEED)
+    tuning = None
+    if len(dataset.valid):
+        of_train = Interactions(dataset.train, dataset.train, queries=queries, labels=labels, seed=_SEED)
+        tuning = Task.of(dataset.valid, dataset.train, config, labels=labels, seed=_SEED), of_train
+    compared = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
+    pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
+    sums = [np.bincount(bucket_L, of_L, minlength=len(BUCKET_NAMES)).astype(int) for of_L in (None, counts, pairs_L)]
+    return Audit(
+        where, config.metric, len(task.rows_N), len(task.positives.keys), labels,
+        task.metrics(placed.top_NK, facts),
+        [Bucket(name, *map(int, of)) for name, *of in zip(BUCKET_NAMES, *sums, strict=True)],
+        figures_by_group(config.groups, dataset, known, task, placed.top_NK, facts),
+        compared,
+        _findings(placed, dataset, task, audited, named),
+        [f"Lists are ordered by {lists.order}", *_notes(placed, lists, k), *dataset.report.lines()],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """Lists as a task ranks its queries.
+
+    Attributes:
+        top_NK: label rows, int32; −1 where a list ends, and where it repeats a label.
+        length_N: entries of each query's list, at most K.
+        repeats: entries that repeat a label of their list.
+        unasked: lists of queries with nothing to find.
+    """
+
+    top_NK: Int32
+    length_N: Int64
+    repeats: int
+    unasked: int
+
+    @classmethod
+    def of(cls, lists: Lists, query_rows: Int32, label_rows: Int32, task: Task) -> _Placed:
+        listed = query_rows[lists.query_E]
+        asked_E: Bools = is_among(listed, task.queries_N)
+        row_E = np.searchsorted(task.queries_N, listed[asked_E])
+        label_E, place_E = label_rows[lists.label_E[asked_E]], lists.place_E[asked_E]
+        length_N = np.bincount(row_E, minlength=len(task.queries_N))
+        _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
+        top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
+        top_NK[row_E[first], place_E[first]] = label_E[first]
+        unasked = int((~is_among(query_rows, task.queries_N)).sum())
+        return cls(top_NK, length_N, len(row_E) - len(first), unasked)
+
+
+def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, named: int) -> list[Finding]:
+    train, test, labels = dataset.before("test"), dataset.test, task.positives.labels
+    entries, queries = int(placed.length_N.sum()), len(task.rows_N)
+    seen = seen_pairs(train, labels=labels, exclude_seen=True, held_out=test)
+    row_n, label_n = seen_by(seen, task.queries_N, labels=labels).T
+    known_NK = is_among(
+        np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK, row_n * np.int64(labels) + label_n
+    ) & (placed.top_NK >= 0)
+    held_out = HeldOut.of(test, train, labels=labels, exclude_seen=True)
+    allowed = " (allowed by --include-seen)" if audited.include_seen else ""
+    found = [
+        Finding(
+            "seen_listed", int(known_NK.sum()), entries,
+            f"entries are labels that the query is known by already{allowed}",
+        ),
+        Finding("seen_test", held_out.seen, held_out.distinct, f"test pairs are in train or valid too{allowed}"),
+        Finding("repeated", placed.repeats, entries, "entries repeat a label of their list, and find nothing"),
+        Finding(
+            "unnamed", int((placed.top_NK >= named).sum()), entries, "entries are labels that no interaction names"
+        ),
+        Finding(
+            "without_list", int((placed.length_N == 0).sum()), queries, "test queries have no list: they find nothing"
+        ),
+        Finding(
+            "short", int(((placed.length_N > 0) & (placed.length_N < task.k)).sum()), queries,
+            f"test queries have a list of fewer than {task.k} labels",
+        ),
+    ]  # fmt: skip
+    if train.times is not None and test.times is not None:
+        newest, unit = float(train.times.max()), dataset.report.unit
+        last_Q = np.full(len(dataset.query_ids), -np.inf)
+        np.maximum.at(last_Q, train.queries, train.times)
+        found += [
+            Finding(
+                "before_train_ends", int((test.times < newest).sum()), len(test),
+                f"test pairs are older than the newest pair of train and valid, {time_in_words(newest, unit)}: "
+                "popularity and other queries tell of what is to come",
+            ),
+            Finding(
+                "before_own_train", int((test.times < last_Q[test.queries]).sum()), len(test),
+                "test pairs are older than a pair of train or valid of their own query",
+            ),
+        ]  # fmt: skip
+    return found
+
+
+def _notes(placed: _Placed, lists: Lists, k: int) -> list[str]:
+    notes = []
+    if lists.longer:
+        notes.append(
+            f"{lists.longer:,} of {len(lists.queries):,} lists are longer than {k} labels: the rest is left out"
+        )
+    if placed.unasked:
+        notes.append(
+            f"{placed.unasked:,} of {len(lists.queries):,} lists are of queries without a test pair to find: they are "
+            "left out of all figures"
+        )
+    return notes

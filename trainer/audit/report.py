@@ -1,0 +1,133 @@
+"""Write an audit: terminal tables, report.html and metrics.json."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from longtail.bundle import BUCKET_NAMES, Interval
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
+from longtail.bundle.store import atomic_directory
+from longtail.trainer.audit.measure import Audit
+from longtail.trainer.audit.promise import Judged
+from longtail.trainer.evaluation.groups import record_of
+from longtail.trainer.evaluation.report import baseline_table, baselines_html, group_table, groups_html, shown_metrics
+from longtail.trainer.metric_registry import k_of
+
+_COLOURS = (INK, BLUE, AMBER, GREEN, SOFT, "#9333ea", "#dc2626")
+
+
+def show(audit: Audit, judged: Sequence[Judged], console: Console) -> None:
+    """Print what an audit found."""
+    metrics, k = audit.metrics, k_of(audit.metric)
+    overall = ", ".join(f"{name} {_words(metrics[name])}" for name in (audit.metric, f"ndcg@{k}", f"gini@{k}"))
+    console.print(
+        f"{audit.name}: {audit.queries:,} queries, {audit.pairs:,} pairs to find among {audit.labels:,} labels\n"
+        f"{overall}",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
+    console.print(_bucket_table(audit))
+    console.print(group_table(audit.groups, audit.metric))
+    if audit.compared is not None:
+        console.print(baseline_table(audit.compared))
+        console.print(audit.compared.sentence, highlight=False, markup=False, soft_wrap=True)
+    found = [str(each) for each in audit.findings if each.count]
+    nothing = ", ".join(each.name for each in audit.findings if not each.count)
+    lines = [*(audit.compared.notes if audit.compared else []), *audit.notes, *found]
+    for line in [*lines, *([f"none: {nothing}"] if nothing else [])]:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for each in judged:
+        style = "bold green" if each.kept else "bold red"
+        console.print(f"[{style}]{escape(str(each))}[/]", highlight=False, soft_wrap=True)
+
+
+def write(audit: Audit, judged: Sequence[Judged], out: Path) -> None:
+    """Write report.html and metrics.json to a new folder; raises BundleExistsError where it is there."""
+    record = {
+        "lists": audit.name, "metric": audit.metric, "queries": audit.queries, "pairs": audit.pairs,
+        "labels": audit.labels, "metrics": {name: figure.model_dump() for name, figure in audit.metrics.items()},
+        "buckets": {bucket.name: asdict(bucket) for bucket in audit.buckets}, "groups": record_of(audit.groups),
+        "findings": {each.name: asdict(each) | {"in_words": str(each)} for each in audit.findings},
+        "notes": audit.notes, "promise": [each.record() for each in judged],
+    }  # fmt: skip
+    record |= {} if audit.compared is None else audit.compared.record()
+    with atomic_directory(out) as folder:
+        (folder / "metrics.json").write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+        (folder / "report.html").write_bytes(_html(audit, judged))
+
+
+def _words(figure: Interval) -> str:
+    between = "" if figure.low is None or figure.high is None else f" [{figure.low:.4f}, {figure.high:.4f}]"
+    return f"{figure.value:.4f}{between}"
+
+
+def _bucket_rows(audit: Audit, words: Callable[[Interval], str]) -> list[list[str]]:
+    k, rows = k_of(audit.metric), []
+    for of in audit.buckets:
+        figures = [audit.metrics[f"{metric}@{k}/{of.name}"] for metric in ("recall", "exposure", "coverage")]
+        rows.append([of.name, f"{of.labels:,}", f"{of.train:,}", f"{of.pairs:,}", *map(words, figures)])
+    return rows
+
+
+_BUCKET_HEADS = ("", "labels", "train pairs", "to find", "recall", "exposure", "coverage")
+
+
+def _bucket_table(audit: Audit) -> Table:
+    table = Table(title=f"By bucket of labels, top {k_of(audit.metric)}", title_justify="left", pad_edge=False)
+    for heading in _BUCKET_HEADS:
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in _bucket_rows(audit, lambda figure: f"{figure.value:.4f}"):
+        table.add_row(*row)
+    return table
+
+
+def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
+    k = k_of(audit.metric)
+    models = {"the lists": audit.metrics} | ({} if audit.compared is None else audit.compared.baselines)
+    cards = {
+        "Queries": f"{audit.queries:,}", "Pairs to find": f"{audit.pairs:,}", "Labels": f"{audit.labels:,}",
+        **{name: _words(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},
+    }  # fmt: skip
+    if judged:
+        cards["Promise"] = f"{sum(each.kept for each in judged)} of {len(judged)} kept"
+    plots = [
+        plot(lambda axes: _bars(axes, models, "recall", k), f"Recall@{k} by bucket of labels"),
+        plot(lambda axes: _bars(axes, models, "exposure", k), f"Share of the top {k} given to each bucket of labels"),
+    ]
+    names = shown_metrics(audit.metric)
+    heads = "".join(f"<th>{heading}</th>" for heading in _BUCKET_HEADS)
+    rows = "".join(
+        f"<tr><th>{row[0]}</th>{''.join(f'<td>{cell}</td>' for cell in row[1:])}</tr>"
+        for row in _bucket_rows(audit, _words)
+    )
+    body = (
+        f"{_lines('Promise', [str(each) for each in judged])}"
+        f"{_lines('Leaks and gaps', [*map(str, audit.findings), *audit.notes])}"
+        f"<h2>By bucket of labels</h2>{scrolled(heads, rows)}"
+        f"{groups_html(audit.groups, names)}{baselines_html(audit.compared, names)}"
+    )
+    return page(f"Audit of {audit.name}", "Lists of labels against what their queries chose next.", cards, plots, body)
+
+
+def _lines(title: str, lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
+    return f"<h2>{title}</h2><ul>{items}</ul>" if lines else ""
+
+
+def _bars(axes: Axes, models: Mapping[str, Mapping[str, Interval]], metric: str, k: str) -> None:
+    width = 0.8 / len(models)
+    for at, (name, metrics) in enumerate(models.items()):
+        places = [bucket + (at - (len(models) - 1) / 2) * width for bucket in range(len(BUCKET_NAMES))]
+        values = [metrics[f"{metric}@{k}/{bucket}"].value for bucket in BUCKET_NAMES]
+        axes.bar(places, values, width, label=name, color=_COLOURS[at % len(_COLOURS)])
+    axes.set(title=f"{metric.capitalize()}@{k}", ylim=(0, None))
+    axes.set_xticks(range(len(BUCKET_NAMES)), BUCKET_NAMES)
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.08))

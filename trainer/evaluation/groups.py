@@ -1,0 +1,126 @@
+"""Figures by group of queries: by how much is known of a query, and by columns such as its country.
+
+Legend: `N` queries of a task, `K` list length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from longtail.bundle import Interval
+from longtail.bundle.arrays import Int32
+from longtail.bundle.ids import ids_of
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs, occurrences
+from longtail.trainer.errors import DataError
+from longtail.trainer.evaluation.metrics import LabelFacts
+from longtail.trainer.evaluation.task import Task
+
+HISTORY = "history"
+"""Name of the grouping by known pairs."""
+_MOST = 20
+"""Values of a column that are groups of their own, the most frequent; the rest is one."""
+_UNKNOWN, _OTHER = "unknown", "other"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures of the queries with one value of a column.
+
+    Attributes:
+        column: the column, or `history`.
+        about: what the value means, where it does not say so itself.
+        queries, pairs: of the group, and what these should find.
+    """
+
+    column: str
+    value: str
+    about: str
+    queries: int
+    pairs: int
+    metrics: dict[str, Interval]
+
+    @property
+    def name(self) -> str:
+        """Return column and value: `country = DE`."""
+        return f"{self.column} = {self.value}"
+
+
+def figures_by_group(
+    columns: Sequence[str], dataset: Dataset, known: Pairs, task: Task, top_NK: Int32, facts: LabelFacts
+) -> list[Group]:
+    """Compute every metric of the lists of each group of queries, int32 [N, K], by `history` and by some columns.
+
+    Args:
+        columns: of the query table, or of the interactions if a query feature reads them there.
+        known: pairs by which queries are new, of few or of many pairs.
+
+    Raises:
+        DataError: a column is not there, or holds neither texts, numbers nor booleans.
+    """
+    known_N = occurrences(known.queries, len(dataset.query_ids))[task.queries_N]
+    middle = int(np.median(known_N[known_N > 0])) if known_N.any() else 0
+    about = {"new": "no known pair", "few": f"up to {middle:,} known pairs, the median", "many": f"over {middle:,}"}
+    history_N = np.where(known_N == 0, 0, np.where(known_N <= middle, 1, 2))
+    groupings = [(HISTORY, [*about], history_N)]
+    groupings += [(name, *_values(name, dataset, task)) for name in columns]
+    found = []
+    for name, values, place_N in groupings:
+        for place, value in enumerate(values):
+            kept_N = place_N == place
+            if kept_N.any():
+                part = task.among(kept_N)
+                metrics = part.metrics(top_NK[kept_N], facts)
+                words = about[value] if name == HISTORY else ""
+                found.append(Group(name, value, words, len(part.rows_N), len(part.positives.keys), metrics))
+    return found
+
+
+def record_of(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return what `metrics.json` says of groups, by column and value."""
+    record: dict[str, Any] = {}
+    for group in groups:
+        metrics = {name: interval.model_dump() for name, interval in group.metrics.items()}
+        about = {"about": group.about} if group.about else {}
+        figures = about | {"queries": group.queries, "pairs": group.pairs, "metrics": metrics}
+        record.setdefault(group.column, {})[group.value] = figures
+    return record
+
+
+def _values(name: str, dataset: Dataset, task: Task) -> tuple[list[str], Int32]:
+    """Return the values of a column, the most frequent first, and each query's place among them, int32 [N]."""
+    column = _column(name, dataset, task)
+    try:
+        texts = pc.fill_null(ids_of(column), _UNKNOWN).dictionary_encode()
+    except TypeError:
+        raise DataError(f"group {name!r}: expected texts, numbers or booleans, found {column.type}") from None
+    values, code_N = texts.dictionary.to_pylist(), texts.indices.to_numpy()
+    order = np.argsort(-np.bincount(code_N, minlength=len(values)), kind="stable")
+    place = np.empty(len(values), np.int32)
+    place[order] = np.arange(len(values))
+    listed = [values[at] for at in order]
+    if len(listed) > _MOST:
+        listed = [*listed[:_MOST], f"{_OTHER} ({len(listed) - _MOST:,} values)"]
+    return listed, np.minimum(place, _MOST)[code_N]
+
+
+def _column(name: str, dataset: Dataset, task: Task) -> pa.Array:
+    """Return a column of the queries of a task, [N]."""
+    requests, table, contexts = dataset.requests, dataset.query_table, dataset.contexts
+    if name == HISTORY:
+        raise DataError(f"group {name!r} is not allowed because it names the known pairs; rename the column")
+    if table is not None and name in table.column_names:
+        of_request = None if requests is None else requests.attributes
+        rows = task.queries_N if of_request is None else of_request[task.rows_N]
+        return table[name].combine_chunks().take(pa.array(rows))
+    if contexts is not None and name in contexts.column_names and requests is not None:
+        assert requests.contexts is not None
+        return contexts[name].combine_chunks().take(pa.array(requests.contexts[task.rows_N]))
+    found = [*(table.column_names if table is not None else []), *(contexts.column_names if contexts else [])]
+    raise DataError(f"group {name!r}: expected a column of queries, found {', '.join(found) or 'none'}")
