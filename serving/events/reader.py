@@ -43,6 +43,7 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             if stem not in finished:
                 tables.append(read_lines(content[: content.rfind(b"\n") + 1])[0])
         connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")
         connection.register("unfinished", pa.concat_tables(tables))
         columns = ", ".join(SCHEMA.names)
         union = "SELECT * FROM unfinished"
