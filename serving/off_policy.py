@@ -12,7 +12,8 @@ replacement"], without bias as far as
   estimator, of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking policies
   with click models"];
 - P > 0. Slots of T whose labels the log could not show bring nothing here. Their share is no guess: 1[in T] / P, added
-  up over shown labels, estimates the slots that are **covered**. Below `COVERED` the log cannot tell.
+  up over shown labels, estimates the slots that are **covered**. Below `COVERED` the log cannot tell, unless λ' is
+  better without them.
 
 The **difference** is to the same queries at their own λ without exploring, so that labels of both answers cancel out;
 those answers are covered, by the way that slots are explored.
@@ -203,7 +204,7 @@ def read_log(
                 for counts_B, answer in zip(exposures_GB, answer_G, strict=True):
                     counts_B += np.bincount([*answer.values()], minlength=len(BUCKET_NAMES))
     if not units:
-        why = "".join(f"; left out: {count:,} {what}" for what, count in left_out.items())
+        why = "".join(f"; left out: {count:,} answers {what}" for what, count in left_out.items())
         raise OffPolicyError(
             f"{folder}: expected answers of release {retriever.name} that explored, found none{why}; queries explore "
             "with `explore`, and LONGTAIL_ANSWER_SHARE keeps their answers"
@@ -325,7 +326,7 @@ def settings_of(log: Log) -> list[dict[str, Any]]:
     """Estimate every figure of every setting; the bounds of one figure hold together, over all λ and looks."""
     alpha = ALPHA / (2 * (len(log.at_G) - 1))
     weights_S, answers_U = 1 / log.propensities_S, log.answers_U
-    slots_G = log.slots_GU.sum(axis=1) / answers_U.sum()
+    slots_G = (log.slots_GU.sum(axis=1) / answers_U.sum()).tolist()
 
     def recall(held_S: Float64 | Bools, among_S: Bools) -> Interval | None:
         demand_S = weights_S * among_S
@@ -357,8 +358,9 @@ def settings_of(log: Log) -> list[dict[str, Any]]:
             change_S = weights_S * (held_S.astype(np.float64) - log.held_GS[0])
             change = _found(estimate(change_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
             change["high"] += beyond
-            says = "better" if change["low"] > 0 else "worse" if change["high"] < 0 else "not yet"
-            says = says if sure >= COVERED else "cannot tell"
+            unsure = "cannot tell" if sure < COVERED else "worse" if change["high"] < 0 else "not yet"
+            # Slots that are not covered can only add to what is better.
+            says = "better" if change["low"] > 0 else unsure
             setting |= {"difference": change, "says": says if changed else "the same"}
         settings.append(setting)
     return settings
@@ -390,7 +392,8 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
     yield f"in brackets: bounds that hold at every look and for all λ together, with {report['confidence']:.0%}"
-    yield f"cannot tell: less than {COVERED:.0%} of the slots are sure to be among what the log could show"
+    yield f"cannot tell: less than {COVERED:.0%} of the slots are sure to hold what the log could show, and without the"
+    yield "others λ is no better"
     for what, count in report["left_out"].items():
         yield f"left out: {count:,} answers {what}"
     if report["cut"]:
@@ -407,7 +410,7 @@ def _row(setting: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         _named(setting),
         *(f"{share:.1%}" for share in setting["exposures"].values()),
-        f"{setting['covered']['value']:.1%} [{setting['covered']['low']:.1%}, ]",
+        f"{setting['covered']['value']:.1%} (≥ {setting['covered']['low']:.1%})",
         _bounds(setting["chosen_per_answer"]),
         "–" if recall is None else _bounds(recall),
         "" if difference is None else _bounds(difference, "+"),

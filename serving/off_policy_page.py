@@ -19,11 +19,11 @@ _Setting = Mapping[str, Any]
 def html_report(report: Mapping[str, Any]) -> bytes:
     """Draw a report of `off_policy` as one file of HTML."""
     own, *others = report["settings"]
-    told = [setting for setting in others if setting["says"] != "cannot tell"]
+    told = [setting for setting in others if setting["covered"]["low"] >= COVERED]
     intro = (
         "What release <b>{}</b> would bring at other λ, estimated from its answers that explored. Bands hold at every "
-        "look and for all λ together, with {:.0%}. Grey: less than {:.0%} of the slots are sure to be among what the "
-        "log could show, so that it cannot tell."
+        "look and for all λ together, with {:.0%}. Grey: less than {:.0%} of the slots are sure to hold what the "
+        "log could show."
     ).format(html.escape(report["release"]), report["confidence"], COVERED)
     facts = {
         "from": report["since"] or "the beginning",
@@ -52,7 +52,7 @@ def _lambdas(settings: Sequence[_Setting]) -> list[float]:
 def _chosen(axes: Axes, own: _Setting, others: Sequence[_Setting]) -> None:
     axes.axhline(own["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="as asked")
     for setting in others:
-        figure, colour = setting["chosen_per_answer"], SOFT if setting["says"] == "cannot tell" else BLUE
+        figure, colour = setting["chosen_per_answer"], BLUE if setting["covered"]["low"] >= COVERED else SOFT
         bounds = [[figure["value"] - figure["low"]], [figure["high"] - figure["value"]]]
         axes.errorbar([setting["bias_removal"]], [figure["value"]], bounds, color=colour, marker="o", capsize=3)
     axes.set(title="Labels chosen per answer", xlabel="bias removal λ", ylim=(0, None))
