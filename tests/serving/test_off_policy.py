@@ -137,7 +137,7 @@ def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
         assert setting["covered"]["value"] == pytest.approx(share_covered(at), abs=0.03)
     assert [setting["says"] for setting in settings[1:]] == ["better", "better", "better"]
     assert [setting["covered"]["low"] >= COVERED for setting in settings] == [True, True, True, False]
-    back = replace(log, held_GS=log.held_GS[[2, 0]], at_G=(None, 0.0))  # from λ = 1, as if that had been asked
+    back = replace(log, held_GS=log.held_GS[[2, 0, 0, 0]])  # from λ = 1, as if that had been asked, to what was
     assert settings_of(back)[1]["says"] == "worse"
 
 
