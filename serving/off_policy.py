@@ -1,6 +1,6 @@
 """`longtail-serve off-policy`: what other λ would have brought, from answers that explored, without trying them.
 
-For a query and a λ' the answer T is known: the release is asked again. Which of its labels would have been chosen is
+For a query and a λ' the answer T is known: the release answers again. Which of its labels would have been chosen is
 known of those that were shown, and they were shown with known propensities P. So
 
     v(λ') = 1/n · Σ over answers Σ over their shown labels of 1[in T] · r / P,    r = 1 if it was chosen, else 0
@@ -8,17 +8,16 @@ known of those that were shown, and they were shown with known propensities P. S
 estimates the labels chosen per answer at λ' [Horvitz, Thompson 1952, "A generalization of sampling without
 replacement"], without bias as far as
 
-- a label is chosen or not whatever its place and its neighbours: the document-based click model, and the item
-  estimator, of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking policies
-  with click models"];
+- whether a label is chosen depends neither on its place nor on its neighbours: the document-based click model and the
+  item estimator of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking
+  policies with click models"];
 - P > 0. Slots of T whose labels the log could not show bring nothing here. Their share is no guess: 1[in T] / P, added
   up over shown labels, estimates the slots that are **covered**. Below `COVERED` the log cannot tell, unless λ' is
   better without them.
 
-The **difference** is to the same queries at their own λ without exploring, so that labels of both answers cancel out;
-those answers are covered, by the way that slots are explored.
-**Recall** is v(λ') of what all labels that the log could show would have brought, Σ r / P. **Exposures** need no
-choices: they are counted.
+The **difference** is to the same queries at their own λ without exploring, so that labels of both answers cancel out.
+Those answers are covered, by the way that slots are explored. **Recall** is v(λ') of what all labels that the log could
+show would have brought, Σ r / P. **Exposures** need no choices: they are counted.
 
 **Bounds** are those of `longtail-serve experiments` (`compare.py`), of sums by unit, which hold at every look; all λ'
 of a report share the error. Two things differ, since an answer's term may be hundreds of choices. ρ there is in squared
@@ -64,7 +63,7 @@ Interval = dict[str, float]
 _AT_ONCE = 512
 """Queries of a search."""
 _ALWAYS = 1 - 1e-6
-"""Propensity from which on a label was shown whatever chance said."""
+"""Propensity from which on chance had no say."""
 _ANSWERS = f"""
 WITH once AS ({ONCE}),
 answered AS (
@@ -184,9 +183,9 @@ def read_log(
     with events_of(folder) as connection:
         params = {"since": window[0], "until": window[1], "event": event}
         for batch in connection.sql(_ANSWERS, params=params).to_arrow_reader(_AT_ONCE):
-            asked = [(row, query) for row in batch.to_pylist() if (query := _query(row, retriever, at, left_out))]
-            answers_G = [_answers(retriever, [query for _, query in asked], each) for each in (None, *at)]
-            for place, (row, query) in enumerate(asked):
+            kept = [(row, query) for row in batch.to_pylist() if (query := _query(row, retriever, at, left_out))]
+            answers_G = [_answers(retriever, [query for _, query in kept], each) for each in (None, *at)]
+            for place, (row, query) in enumerate(kept):
                 answer_G = [answers[place] for answers in answers_G]
                 if not _shown_always(row, query) <= answer_G[0].keys():
                     left_out[_CHANGED] += 1
@@ -198,7 +197,8 @@ def read_log(
                 parts["buckets"] += row["buckets"]
                 parts["chosen"] += [label in chosen for label in row["labels"]]
                 parts["unit"] += [units.setdefault(key, len(units))] * len(row["labels"])
-                parts["held"] += [[label in answer for answer in answer_G] for label in row["labels"]]
+                held_GK = [[label in answer for label in row["labels"]] for answer in answer_G]
+                parts["held"].append(np.array(held_GK, np.bool_))
                 parts["slots"].append((units[key], *map(len, answer_G)))
                 changed_G += [answer.keys() != answer_G[0].keys() for answer in answer_G]
                 for counts_B, answer in zip(exposures_GB, answer_G, strict=True):
@@ -216,7 +216,7 @@ def read_log(
         chosen_S=np.array(parts["chosen"], np.float64),
         buckets_S=np.array(parts["buckets"], np.int8),
         unit_S=np.array(parts["unit"], np.int64),
-        held_GS=np.array(parts["held"], np.bool_).T,
+        held_GS=np.concatenate(parts["held"], axis=1),
         answers_U=np.bincount(unit_N).astype(np.float64),
         slots_GU=np.stack([np.bincount(unit_N, slots_N) for slots_N in slots_GN]),
         exposures_GB=exposures_GB,
@@ -419,7 +419,7 @@ def _row(setting: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _named(setting: Mapping[str, Any]) -> str:
-    return "as asked" if setting["bias_removal"] is None else f"{setting['bias_removal']:g}"
+    return "own λ" if setting["bias_removal"] is None else f"{setting['bias_removal']:g}"
 
 
 def _bounds(figure: Mapping[str, float], sign: str = "") -> str:

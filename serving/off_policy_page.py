@@ -19,7 +19,7 @@ _Setting = Mapping[str, Any]
 def html_report(report: Mapping[str, Any]) -> bytes:
     """Draw a report of `off_policy` as one file of HTML."""
     own, *others = report["settings"]
-    told = [setting for setting in others if setting["covered"]["low"] >= COVERED]
+    covered = [setting for setting in others if setting["covered"]["low"] >= COVERED]
     intro = (
         "What release <b>{}</b> would bring at other λ, estimated from its answers that explored. Bands hold at every "
         "look and for all λ together, with {:.0%}. Grey: less than {:.0%} of the slots are sure to hold what the "
@@ -34,7 +34,9 @@ def html_report(report: Mapping[str, Any]) -> bytes:
     plots = [
         plot(lambda axes: _chosen(axes, own, others), "Labels chosen per answer against λ, with bounds"),
         plot(lambda axes: _exposure(axes, others), "Share of the slots given to head, torso, tail and new, against λ"),
-        plot(lambda axes: _recall(axes, told), "Recall of every bucket against λ, with bounds, where the log can tell"),
+        plot(
+            lambda axes: _recall(axes, covered), "Recall of every bucket against λ, with bounds, where the log can tell"
+        ),
         plot(lambda axes: _covered(axes, others), "Share of the slots that the log could show, against λ"),
     ]
     head, *rows = ([html.escape(cell) for cell in row] for row in cells(report))
@@ -50,7 +52,7 @@ def _lambdas(settings: Sequence[_Setting]) -> list[float]:
 
 
 def _chosen(axes: Axes, own: _Setting, others: Sequence[_Setting]) -> None:
-    axes.axhline(own["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="as asked")
+    axes.axhline(own["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="own λ")
     for setting in others:
         figure, colour = setting["chosen_per_answer"], BLUE if setting["covered"]["low"] >= COVERED else SOFT
         bounds = [[figure["value"] - figure["low"]], [figure["high"] - figure["value"]]]
@@ -68,9 +70,9 @@ def _exposure(axes: Axes, others: Sequence[_Setting]) -> None:
     axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
 
 
-def _recall(axes: Axes, told: Sequence[_Setting]) -> None:
+def _recall(axes: Axes, covered: Sequence[_Setting]) -> None:
     for name, colour in _COLOURS.items():
-        found = [(setting["bias_removal"], setting["recall"][name]) for setting in told if setting["recall"][name]]
+        found = [(setting["bias_removal"], setting["recall"][name]) for setting in covered if setting["recall"][name]]
         grid, figures = [at for at, _ in found], [figure for _, figure in found]
         low, value, high = ([figure[part] for figure in figures] for part in ("low", "value", "high"))
         axes.plot(grid, value, color=colour, marker="o", markersize=3.5, label=name)

@@ -137,7 +137,7 @@ def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
         assert setting["covered"]["value"] == pytest.approx(share_covered(at), abs=0.03)
     assert [setting["says"] for setting in settings[1:]] == ["better", "better", "better"]
     assert [setting["covered"]["low"] >= COVERED for setting in settings] == [True, True, True, False]
-    back = replace(log, held_GS=log.held_GS[[2, 0, 0, 0]])  # from λ = 1, as if that had been asked, to what was
+    back = replace(log, held_GS=log.held_GS[[2, 0, 0, 0]])  # from λ = 1, as if that had been their own, to what was
     assert settings_of(back)[1]["says"] == "worse"
 
 
@@ -242,7 +242,7 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     }  # fmt: skip
     lines = [*report_lines(report)]
     assert lines[1] == "3 answers that explored, of 2 units; 4 labels chosen"
-    assert [line.split()[0] for line in lines[3:6]] == ["as", "0", "2"]
+    assert [line.split()[0] for line in lines[3:6]] == ["own", "0", "2"]
     assert lines[5].endswith("cannot tell")
     assert len([line for line in lines if line.startswith("left out: 1 answers ")]) == 5
 
