@@ -234,6 +234,12 @@ def test_a_log_by_hand(tmp_path: Path) -> None:
     assert own["recall"]["all"]["value"] == pytest.approx((4 / 3 + 1 + 1) / (4 / 3 + 1 + 4 + 1))
     assert (own["recall"]["tail"]["value"], own["recall"]["new"]) == (pytest.approx((4 / 3) / (4 / 3 + 4)), None)
     assert (same["says"], other["says"], other["difference"]["value"]) == ("the same", "cannot tell", 0)
+    # No slot is sure to be covered, so that each of the two may bring one choice more; two λ share the 5 %, twice.
+    found = estimate(log.held_GS[2] / log.propensities_S, log.chosen_S, log.unit_S, log.answers_U, alpha=0.05 / 4)
+    assert found is not None
+    assert (other["covered"]["low"], other["chosen_per_answer"]["low"]) == (0, 0)
+    assert other["chosen_per_answer"]["high"] == pytest.approx(found["high"] + 2)
+    assert (other["difference"]["low"], other["difference"]["high"]) == (0, 2)
     bought = read_log(plane_retriever(), folder, WINDOW, [2.0], event="purchase", unit="user")
     assert (bought.chosen_S.tolist(), bought.answers_U.tolist()) == ([0, 1, 0, 0, 0, 0], [2, 1])
     report = {
