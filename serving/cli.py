@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from time import time
 from typing import Annotated, Any
@@ -26,6 +27,8 @@ from longtail.serving.compare import compare, read_experiment, report_lines
 from longtail.serving.errors import ServingError
 from longtail.serving.export import export, read_window
 from longtail.serving.http.openapi import openapi_document
+from longtail.serving.off_policy import off_policy as estimate_off_policy
+from longtail.serving.off_policy import report_lines as lines_of_off_policy
 from longtail.serving.process.server import hold_hangups
 from longtail.serving.process.supervisor import serve
 from longtail.serving.settings import Settings, explain, no_settings
@@ -199,6 +202,44 @@ def experiments(
         return
     report = compare(experiment, _events_of(releases, state, events), read_window(since, until, time()))
     for line in [json.dumps(report, ensure_ascii=False)] if json_ else report_lines(report):
+        print(line)
+
+
+@app.command()
+def off_policy(
+    releases: ReleasesArgument,
+    *,
+    at: Annotated[
+        list[float] | None, typer.Option(metavar="λ", help="Other λ (default: those of the offline curve, or tenths).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also the report as a page of HTML; needs matplotlib.")
+    ] = None,
+    event: Annotated[str | None, typer.Option(metavar="NAME", help="Count these choices alone: purchase, …")] = None,
+    unit: Annotated[
+        str | None, typer.Option(metavar="FEATURE", help="Query feature that names the user (default: all features).")
+    ] = None,
+    release: Annotated[str | None, typer.Option(metavar="NAME", help="Whose answers count (default: CURRENT).")] = None,
+    state: StateOption = None,
+    events: EventsOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> None:
+    """Estimate what other λ would bring, off-policy, from answers that explored; say where they cannot tell."""
+    if out is not None and find_spec("matplotlib") is None:
+        raise typer.BadParameter(
+            "expected matplotlib, which draws the page: pip install matplotlib", param_hint="--out"
+        )
+    report = estimate_off_policy(
+        releases, _events_of(releases, state, events), read_window(since, until, time()), at or (),
+        release=release, state=_place_of(state), event=event, unit=unit,
+    )  # fmt: skip
+    if out is not None:
+        from longtail.serving.off_policy_page import html_report  # the service does without matplotlib
+
+        out.write_bytes(html_report(report))
+    for line in [json.dumps(report, ensure_ascii=False)] if json_ else lines_of_off_policy(report):
         print(line)
 
 

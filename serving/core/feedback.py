@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
 from longtail.serving.core.answer_ids import AnswerIdError, AnswerRecord
-from longtail.serving.core.queries import MAX_IDS, LabelId, Query, RequestModel, features_json
+from longtail.serving.core.queries import MAX_IDS, LabelId, Query, RequestModel, SearchOptions, features_json
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.events.schema import event_json
@@ -19,6 +19,7 @@ from longtail.serving.settings import Settings
 LONGEST_NAME = 128
 """Characters of an idempotency key."""
 LONGEST_ANSWER_ID = 4096
+_NOT_OPTIONS = {"features", "display", "explain"}
 _OF_ORGANIC = ("bias_removal", "popularity", "exclude", "exclude_history")
 
 
@@ -220,5 +221,15 @@ def recorded_features(features: dict[str, JsonValue] | None, settings: Settings)
     """Return a query's features as JSON for an event; None where they are not kept or too long."""
     if features is None or not settings.record_features:
         return None
-    content = features_json(features)
+    return _if_short(features_json(features), settings)
+
+
+def recorded_options(query: SearchOptions, settings: Settings) -> str | None:
+    """Return what else a query set, as JSON for an event; None where its features are not kept, or it is too long."""
+    if not (isinstance(query, Query) and query.features is not None and settings.record_features):
+        return None
+    return _if_short(query.model_dump_json(exclude_unset=True, exclude=_NOT_OPTIONS).encode(), settings)
+
+
+def _if_short(content: bytes, settings: Settings) -> str | None:
     return content.decode() if len(content) <= settings.max_features_bytes else None

@@ -21,7 +21,15 @@ from longtail.index import EngineUnavailableError
 from longtail.serving.core.answer_ids import AnswerIdError, read_answer_id, sign_answer
 from longtail.serving.core.experiments import Experiment
 from longtail.serving.core.exploration import Draws, Lottery
-from longtail.serving.core.feedback import Choice, Event, arm_fields, read_choices, recorded_features, retrieve_unseen
+from longtail.serving.core.feedback import (
+    Choice,
+    Event,
+    arm_fields,
+    read_choices,
+    recorded_features,
+    recorded_options,
+    retrieve_unseen,
+)
 from longtail.serving.core.label_changes import LabelFollower
 from longtail.serving.core.mirror import Mirror
 from longtail.serving.core.queries import Query, QueryInArm, SearchOptions, SimilarQuery, ToEmbed
@@ -392,7 +400,8 @@ class Service:
                     restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
                     buckets=retrieval.buckets_N[start:end].tolist(),
-                    features=recorded_features(features, self.settings), **arm_fields(arm),
+                    features=recorded_features(features, self.settings),
+                    options=recorded_options(query, self.settings), **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
         if lines:

@@ -43,15 +43,17 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             if stem not in finished:
                 tables.append(read_lines(content[: content.rfind(b"\n") + 1])[0])
         connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_progress_bar = false")
         connection.register("unfinished", pa.concat_tables(tables))
         columns = ", ".join(SCHEMA.names)
-        union = f"SELECT {columns} FROM unfinished"
+        union = "SELECT * FROM unfinished"
         if finished:
             paths = ", ".join(
                 "'" + str(folder / f"{stem}{FINISHED}").replace("'", "''") + "'" for stem in sorted(finished)
             )
-            union += f" UNION ALL SELECT {columns} FROM read_parquet([{paths}], union_by_name = true)"
-        connection.execute(f"CREATE TEMP VIEW events AS {union}")
+            # By name: files of earlier services lack later columns.
+            union += f" UNION ALL BY NAME SELECT * FROM read_parquet([{paths}], union_by_name = true)"
+        connection.execute(f"CREATE TEMP VIEW events AS SELECT {columns} FROM ({union})")
         yield connection
     except (duckdb.Error, OSError) as error:
         raise StateError(f"{folder}: expected files of events, found {error}") from error

@@ -38,6 +38,7 @@ SCHEMA = pa.schema(
         ("event", pa.string()),  # click, purchase, … of choices; upsert, patch, hide, restore of label changes
         ("weight", pa.float64()),  # in training
         ("features", pa.string()),  # of the query, JSON
+        ("options", pa.string()),  # of an answered query, JSON: what else was set, by its client or its arm
     ]
 )
 

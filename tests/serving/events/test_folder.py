@@ -58,6 +58,7 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
         "release": "r", "bias_removal": 0.5, "popularity": 0.0, "priors": [0.5], "restricted": True, "run": "e-1",
         "arm": "a", "unit": -(2**63), "labels": ["é"], "positions": [None], "propensities": [0.25], "buckets": [-1],
         "event": "click", "weight": 2.0, "features": '{"a":1}',
+        "options": '{"k":3}',
     }  # fmt: skip
     events = opened(tmp_path)
     events.append([event_json(**event)]).result(10)
@@ -65,6 +66,17 @@ def test_every_column_comes_back(tmp_path: Path) -> None:
     (row,) = pq.read_table(tmp_path).to_pylist()
     assert row == {**event, "version": 1, "time": row["time"], "answered_at": row["answered_at"]}
     assert (row["time"].timestamp(), row["answered_at"].timestamp()) == (NOW + 0.25, NOW)
+
+
+def test_files_of_earlier_services_lack_columns_and_are_read(tmp_path: Path) -> None:
+    events = opened(tmp_path)
+    events.append([line("a")]).result(10)
+    events.close()
+    (file,) = tmp_path.glob("*.parquet")
+    pq.write_table(pq.read_table(file).drop_columns("options"), file)
+    assert labels(tmp_path) == ["a"]
+    with events_of(tmp_path) as connection:
+        assert connection.sql("SELECT options FROM events").fetchall() == [(None,)]
 
 
 def test_offered_events_are_written_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

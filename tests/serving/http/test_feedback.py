@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from time import time
@@ -163,17 +164,22 @@ def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None
     settings = plane_settings(tmp_path, answer_share=share, max_features_bytes=100)
     app = create_app(settings, retriever=plane_retriever())
     with client_of(app) as client:
-        first, long = ids_of(client, EAST, EAST | {"features": {"user": "x" * 90}})
+        options = {"exclude": ["4"], "explore": {"tail": 1}, "k": 3}
+        first, long, set_ = ids_of(client, EAST, EAST | {"features": {"user": "x" * 90}}, EAST | options)
         near = client.post("/v1/similar", json={"id": "a", "k": 2}).json()["results"][0]["answer_id"]
         retrieve(client, answer_ids=False)
         retrieve(client, preview=True)
     events = {event["answer"]: event for event in kept(tmp_path, "answer")}
-    assert len(events) == 4 * share
+    assert len(events) == 5 * share
     if events:
         told = events[name_of(app, first)]
         assert (told["labels"], told["positions"], told["buckets"]) == (["a", "c/é", "b"], [0, 1, 2], [0, 2, 1])
         assert (told["features"], told["bias_removal"], told["restricted"]) == ('{"user":"east"}', 0, False)
         assert [events[name_of(app, each)]["features"] for each in (long, near)] == [None, None]
+        asked = {name: value for name, value in EAST.items() if name != "features"}
+        assert json.loads(told["options"]) == asked
+        assert json.loads(events[name_of(app, set_)]["options"]) == asked | options
+        assert events[name_of(app, near)]["options"] is None
 
 
 def test_organic_choices_are_compared_with_an_unseen_answer(client: httpx.Client, tmp_path: Path) -> None:
@@ -191,7 +197,7 @@ def test_features_are_kept_only_where_they_may_be(tmp_path: Path) -> None:
         say(client, {"answer_id": ids_of(client)[0], "labels": ["a"], "features": {"user": "east"}})
         say(client, {"features": {"user": "east"}, "labels": ["a"]})
     for kind in ("choice", "organic", "answer"):
-        assert [event["features"] for event in kept(tmp_path, kind)] == [None]
+        assert [(event["features"], event["options"]) for event in kept(tmp_path, kind)] == [(None, None)]
 
 
 def test_events_that_no_disk_takes_are_refused_and_not_counted(

@@ -1,0 +1,90 @@
+"""The picture of `longtail-serve off-policy`: what every λ would bring, with bounds, and where the log cannot tell."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from longtail.bundle import BUCKET_NAMES
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
+from longtail.serving.off_policy import COVERED, cells
+
+_COLOURS = {"all": INK, **dict(zip(BUCKET_NAMES, (BLUE, AMBER, GREEN, "#9333ea"), strict=True))}
+_Setting = Mapping[str, Any]
+
+
+def html_report(report: Mapping[str, Any]) -> bytes:
+    """Draw a report of `off_policy` as one file of HTML."""
+    own, *others = report["settings"]
+    covered = [setting for setting in others if setting["covered"]["low"] >= COVERED]
+    intro = (
+        "What release <b>{}</b> would bring at other λ, estimated from its answers that explored. Bands hold at every "
+        "look and for all λ together, with {:.0%}. Grey: less than {:.0%} of the slots are sure to hold what the "
+        "log could show."
+    ).format(html.escape(report["release"]), report["confidence"], COVERED)
+    facts = {
+        "from": report["since"] or "the beginning",
+        "to": report["until"],
+        **{name: f"{report[name]:,}" for name in ("answers", "units", "chosen")},
+        **{f"left out: answers {what}": f"{count:,}" for what, count in report["left_out"].items()},
+    }
+    plots = [
+        plot(lambda axes: _chosen(axes, own, others), "Labels chosen per answer against λ, with bounds"),
+        plot(lambda axes: _exposure(axes, others), "Share of the slots given to head, torso, tail and new, against λ"),
+        plot(
+            lambda axes: _recall(axes, covered), "Recall of every bucket against λ, with bounds, where the log can tell"
+        ),
+        plot(lambda axes: _covered(axes, others), "Share of the slots that the log could show, against λ"),
+    ]
+    head, *rows = ([html.escape(cell) for cell in row] for row in cells(report))
+    table = scrolled(
+        "".join(f"<th>{cell}</th>" for cell in head),
+        "".join(f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for first, *row in rows),
+    )
+    return page("Which λ, from traffic", intro, facts, plots, f"<h2>Every λ</h2>{table}")
+
+
+def _lambdas(settings: Sequence[_Setting]) -> list[float]:
+    return [setting["bias_removal"] for setting in settings]
+
+
+def _chosen(axes: Axes, own: _Setting, others: Sequence[_Setting]) -> None:
+    axes.axhline(own["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="own λ")
+    for setting in others:
+        figure, colour = setting["chosen_per_answer"], BLUE if setting["covered"]["low"] >= COVERED else SOFT
+        bounds = [[figure["value"] - figure["low"]], [figure["high"] - figure["value"]]]
+        axes.errorbar([setting["bias_removal"]], [figure["value"]], bounds, color=colour, marker="o", capsize=3)
+    axes.set(title="Labels chosen per answer", xlabel="bias removal λ", ylim=(0, None))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _exposure(axes: Axes, others: Sequence[_Setting]) -> None:
+    shares = [[setting["exposures"][bucket] for setting in others] for bucket in BUCKET_NAMES]
+    colours = [_COLOURS[bucket] for bucket in BUCKET_NAMES]
+    axes.stackplot(_lambdas(others), shares, labels=BUCKET_NAMES, colors=colours, alpha=0.85)
+    axes.set(title="Exposure, counted", xlabel="bias removal λ", ylim=(0, 1))
+    axes.margins(x=0)
+    axes.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _recall(axes: Axes, covered: Sequence[_Setting]) -> None:
+    for name, colour in _COLOURS.items():
+        found = [(setting["bias_removal"], setting["recall"][name]) for setting in covered if setting["recall"][name]]
+        grid, figures = [at for at, _ in found], [figure for _, figure in found]
+        low, value, high = ([figure[part] for figure in figures] for part in ("low", "value", "high"))
+        axes.plot(grid, value, color=colour, marker="o", markersize=3.5, label=name)
+        axes.fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set(title="Recall, of what the log could show", xlabel="bias removal λ", ylim=(0, 1))
+    axes.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _covered(axes: Axes, others: Sequence[_Setting]) -> None:
+    grid, covered = _lambdas(others), [setting["covered"] for setting in others]
+    axes.plot(grid, [figure["value"] for figure in covered], color=INK, marker="o", markersize=3.5, label="estimate")
+    axes.plot(grid, [figure["low"] for figure in covered], color=INK, linestyle=":", label="lower bound")
+    axes.axhline(COVERED, color=AMBER, linestyle="--", linewidth=1, label="needed")
+    axes.set(title="Slots that the log could show", xlabel="bias removal λ", ylim=(0, 1.05))
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))

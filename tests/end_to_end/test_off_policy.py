@@ -1,0 +1,83 @@
+"""What a log of explored answers says about other λ is what users do who are answered at these λ."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import pytest
+
+from longtail.index import Releases, build
+from tests.bundles import make_bundle
+from tests.end_to_end.commands import longtail
+from tests.end_to_end.killing import server
+
+USERS, LABELS, K, VISITS, LAMBDAS = 100, 30, 8, 30, (0.0, 0.1, 0.8)
+
+
+@pytest.mark.process
+def test_estimates_are_what_other_lambdas_bring(tmp_path: Path) -> None:
+    """Users are answered at λ = 0, and choose a label that they see with a chance of their own, larger in head."""
+    releases, page, chance = tmp_path / "releases", tmp_path / "report.html", np.random.default_rng(3)
+    bundle = make_bundle(labels=LABELS, users=USERS)
+    build(bundle.write(tmp_path / "bundle"), releases, spec="flat", name="only")
+    Releases(releases).publish("only")
+    tastes = chance.uniform(0.02, 0.1, (USERS, LABELS)) * np.where(bundle.labels.buckets == 0, 8.0, 1.0)
+
+    def chance_of(user: int, label: dict[str, Any]) -> float:
+        return float(tastes[user, int(label["id"].removeprefix("item-"))])
+
+    def estimated(*options: object) -> dict[str, Any]:
+        at = [option for each in LAMBDAS for option in ("--at", each)]
+        words = "off-policy", releases, "--until", "0m", *at, *options, "--json"
+        report: dict[str, Any] = json.loads(longtail("serving", *words))
+        return report
+
+    with server(releases, tmp_path / "log", answer_share=1) as process, httpx.Client(base_url=process.url) as client:
+        process.wait_until_ready(90)
+
+        def answers(at: float, **options: Any) -> list[dict[str, Any]]:
+            queries = [
+                {"features": {"user_id": f"u{user}"}, "k": K, "bias_removal": at, **options} for user in range(USERS)
+            ]
+            body = {"queries": queries, "preview": not options}
+            return list(client.post("/v1/retrieve", json=body, timeout=30).json()["results"])
+
+        def visit(visits: int, **explore: int) -> None:
+            for _ in range(visits):
+                events = []
+                for user, result in enumerate(answers(LAMBDAS[0], explore=explore)):
+                    labels = [one["id"] for one in result["labels"] if chance.random() < chance_of(user, one)]
+                    if labels:
+                        events.append({"answer_id": result["answer_id"], "labels": labels})
+                assert client.post("/v1/feedback", json={"events": events}, timeout=30).status_code == 200
+
+        shown = {at: [label | {"user": user} for user, result in enumerate(answers(at)) for label in result["labels"]]
+                 for at in LAMBDAS}  # fmt: skip
+        truth = {at: sum(chance_of(label["user"], label) for label in labels) / USERS for at, labels in shown.items()}
+        visit(VISITS, head=1, torso=1, tail=1)
+        report = estimated("--unit", "user_id", "--out", page)
+        began = datetime.now(UTC)
+        visit(3, tail=1)  # of head and torso that λ = 0.8 would show besides, it says nothing
+        later = estimated("--since", began.isoformat(), "--event", "purchase")
+    own, *others = report["settings"]
+    assert (report["answers"], report["units"], report["left_out"]) == (VISITS * USERS, USERS, {})
+    for setting, (at, expected) in zip(others, truth.items(), strict=True):
+        figure, labels = setting["chosen_per_answer"], shown[at]
+        print(f"λ {at}: {expected:.4f}, estimated {figure}, {setting['covered']}, {setting['says']}")
+        assert setting["exposures"]["tail"] == sum(label["bucket"] == "tail" for label in labels) / len(labels)
+        assert setting["covered"]["value"] == pytest.approx(1, abs=0.02)
+        assert figure["low"] < expected < figure["high"]
+        # The bounds are three to four standard errors away, in which they leave room for slots that are not covered.
+        assert abs(figure["value"] - expected) < 0.5 * (figure["high"] - figure["low"])
+    assert [setting["says"] for setting in others] == ["the same", "not yet", "better"]
+    assert (own["bias_removal"], own["chosen_per_answer"]["value"]) == (None, others[0]["chosen_per_answer"]["value"])
+    assert others[0]["changed"] == 0 < others[1]["changed"] < others[2]["changed"] <= VISITS * USERS
+    assert page.read_text().count("<figure>") == 4
+    assert [setting["says"] for setting in later["settings"][1:]] == ["the same", "cannot tell", "cannot tell"]
+    assert later["settings"][3]["covered"]["value"] < 0.95
+    assert (later["answers"], later["chosen"]) == (3 * USERS, 0), "nothing was bought"

@@ -1,0 +1,296 @@
+"""Estimates for other λ: without bias, with bounds that hold the truth at every look, and silent where they must be.
+
+`LONGTAIL_EXPERIMENTS=2000 pytest tests/serving/test_off_policy.py -s` simulates so many and prints the shares.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.index import Releases, build
+from longtail.serving.cli import main
+from longtail.serving.compare import boundary
+from longtail.serving.core.exploration import Lottery, explore, inclusion_probabilities
+from longtail.serving.events.folder import FolderEvents
+from longtail.serving.events.schema import event_json
+from longtail.serving.off_policy import (
+    COVERED,
+    Log,
+    OffPolicyError,
+    estimate,
+    off_policy,
+    read_log,
+    report_lines,
+    settings_of,
+)
+from tests.bundles import make_bundle
+from tests.serving.monitoring.shop import NOON
+from tests.serving.plane import plane_retriever
+
+EXPERIMENTS, ANSWERS, USERS, LABELS, K = int(os.environ.get("LONGTAIL_EXPERIMENTS", "30")), 300, 5, 40, 6
+BUCKETS = np.arange(LABELS, dtype=np.int64) // 10 % 3
+LOTTERY = Lottery(candidates=8, temperature=0.7)
+FLOORS = {0: 1, 1: 1, 2: 1}
+_chance = np.random.default_rng(5)
+SCORES_UL = (_chance.normal(size=(USERS, LABELS)) - BUCKETS).astype(np.float32)
+CHANCES_UL = _chance.uniform(0.02, 0.15, (USERS, LABELS)) * np.array([1.0, 1.0, 3.0])[BUCKETS]
+PULL_L = BUCKETS + 0.5 * _chance.normal(size=LABELS)
+LAMBDAS = (0.5, 1.0, 20.0)
+
+
+def best_of(user: int, at: float) -> np.ndarray:
+    """The rows of a user's answer at λ, which gives back what the tail lost."""
+    return np.argsort(-(SCORES_UL[user] + at * PULL_L), kind="stable")[:K]
+
+
+def candidates_of(user: int) -> set[int]:
+    """Rows that the user may be shown at λ = 0."""
+    found = set(best_of(user, 0.0).tolist())
+    for bucket in FLOORS:
+        ranked = [row for row in np.argsort(-SCORES_UL[user], kind="stable").tolist() if BUCKETS[row] == bucket]
+        certain = max(sum(row in found for row in ranked) - 1, 0)
+        found.update(ranked[: certain + LOTTERY.candidates])
+    return found
+
+
+@cache
+def log_of(answers: int) -> Log:
+    """Answers at λ = 0 that explored, users in turn; every answer is its own unit."""
+    chance, parts = np.random.default_rng(7), []
+    held_UGL = np.array([[np.isin(np.arange(LABELS), best_of(user, at)) for at in (0.0, *LAMBDAS)]
+                         for user in range(USERS)])  # fmt: skip
+    eligible = []
+    for scores_L in SCORES_UL:
+        order = np.argsort(-scores_L, kind="stable").astype(np.int64)
+        found = {bucket: (rows := order[BUCKETS[order] == bucket], scores_L[rows]) for bucket in FLOORS}
+        eligible.append(((order[:K], scores_L[order[:K]], BUCKETS[order[:K]].astype(np.int8)), found))
+    for answer in range(answers):
+        user = answer % USERS
+        best, found = eligible[user]
+        shown = explore(best, found, FLOORS, LOTTERY, chance)
+        chosen_K = chance.random(K) < CHANCES_UL[user, shown.rows_K]
+        parts.append((shown.propensities_K, chosen_K, shown.rows_K, held_UGL[user][:, shown.rows_K]))
+    rows_S = np.concatenate([rows_K for _, _, rows_K, _ in parts])
+    return Log(
+        at_G=(None, *LAMBDAS),
+        propensities_S=np.concatenate([part[0] for part in parts]).astype(np.float64),
+        chosen_S=np.concatenate([part[1] for part in parts]).astype(np.float64),
+        buckets_S=BUCKETS[rows_S].astype(np.int8),
+        unit_S=np.repeat(np.arange(answers), K),
+        held_GS=np.concatenate([part[3] for part in parts], axis=1),
+        answers_U=np.ones(answers),
+        slots_GU=np.full((4, answers), float(K)),
+        exposures_GB=np.ones((4, 4), np.int64),
+        changed_G=np.array([0, 1, 1, 1]),
+        left_out={},
+    )
+
+
+def part_of(log: Log, first: int, answers: int) -> Log:
+    labels = slice(first * K, (first + answers) * K)
+    return replace(
+        log,
+        propensities_S=log.propensities_S[labels],
+        chosen_S=log.chosen_S[labels],
+        buckets_S=log.buckets_S[labels],
+        unit_S=log.unit_S[labels] - first,
+        held_GS=log.held_GS[:, labels],
+        answers_U=log.answers_U[first : first + answers],
+        slots_GU=log.slots_GU[:, first : first + answers],
+    )
+
+
+def truth(at: float, *, of: str = "all") -> float:
+    """Labels chosen per answer at λ: of all slots, or of those that the log could show."""
+    return float(np.mean([
+        sum(CHANCES_UL[user, row] for row in best_of(user, at) if of == "all" or row in candidates_of(user))
+        for user in range(USERS)
+    ]))  # fmt: skip
+
+
+def share_covered(at: float) -> float:
+    return float(np.mean([len(candidates_of(user) & {*best_of(user, at).tolist()}) / K for user in range(USERS)]))
+
+
+def test_the_estimate_has_no_bias_and_counting_what_was_shown_has() -> None:
+    log = log_of(EXPERIMENTS * ANSWERS)
+    answers, settings = len(log.answers_U), settings_of(log)
+    for at, held_S, setting in zip(LAMBDAS, log.held_GS[1:], settings[1:], strict=True):
+        found_N = (held_S / log.propensities_S * log.chosen_S).reshape(answers, K).sum(axis=1)
+        plain_N = (held_S * log.chosen_S).reshape(answers, K).sum(axis=1)
+        error, expected = found_N.std() / math.sqrt(answers), truth(at, of="covered")
+        print(f"λ {at}: {expected:.4f}, estimated {found_N.mean():.4f} ± {error:.4f}, counted {plain_N.mean():.4f}")
+        assert setting["chosen_per_answer"]["value"] == pytest.approx(found_N.mean())
+        assert abs(found_N.mean() - expected) < 4 * error < 0.2
+        assert abs(plain_N.mean() - expected) > 10 * error
+        assert setting["covered"]["value"] == pytest.approx(share_covered(at), abs=0.03)
+    assert [setting["says"] for setting in settings[1:]] == ["better", "better", "better"]
+    assert [setting["covered"]["low"] >= COVERED for setting in settings] == [True, True, True, False]
+    back = replace(log, held_GS=log.held_GS[[2, 0, 0, 0]])  # from λ = 1, as if that had been their own, to what was
+    assert settings_of(back)[1]["says"] == "worse"
+
+
+def test_the_truth_is_inside_at_every_look_and_where_it_is_not_covered_that_is_said() -> None:
+    """Looks from the 10th answer on; all λ together."""
+    log, missed, fixed, told = log_of(EXPERIMENTS * ANSWERS), 0, 0, []
+    own, truths, alone = truth(0.0), [truth(at) for at in LAMBDAS], [share_covered(at) for at in LAMBDAS]
+    assert alone[:2] == [1.0, 1.0]
+    assert alone[2] < 0.9
+    for first in range(0, EXPERIMENTS * ANSWERS, ANSWERS):
+        outside = outside_once = False
+        for answers in np.geomspace(10, ANSWERS, 15).astype(int).tolist():
+            seen = part_of(log, first, answers)
+            settings = settings_of(seen)[1:]
+            for setting, expected in zip(settings, truths, strict=True):
+                figure, change = setting["chosen_per_answer"], setting["difference"]
+                outside |= not figure["low"] <= expected <= figure["high"]
+                outside |= not change["low"] <= expected - own <= change["high"]
+            found_N = (seen.held_GS[1] / seen.propensities_S * seen.chosen_S).reshape(answers, K).sum(axis=1)
+            reach = 1.96 * found_N.std() / math.sqrt(answers)
+            outside_once |= abs(found_N.mean() - truths[0]) > reach
+        missed += outside
+        fixed += outside_once
+        told.append([setting["says"] for setting in settings])
+    print(f"left out at some look {missed / EXPERIMENTS:.3f}, of fixed size {fixed / EXPERIMENTS:.3f}; last {told[-1]}")
+    assert missed / EXPERIMENTS <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / EXPERIMENTS)
+    assert fixed / EXPERIMENTS > 0.2, "an interval of fixed size is no use here"
+    assert {says[2] for says in told} <= {"cannot tell", "better"}
+    assert sum(says[2] == "cannot tell" for says in told) > EXPERIMENTS / 2
+
+
+def test_estimates_by_hand() -> None:
+    # Two units of 2 and 3 answers: 4 · 1 and 1 + 0 over 5 answers.
+    coefficients, chosen, unit = np.array([4.0, 4.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0, 1.0]), np.array([0, 0, 1, 1])
+    found = estimate(coefficients, chosen, unit, np.array([2.0, 3.0]), alpha=0.1)
+    assert found is not None
+    # By unit 4 − 2 and 1 − 3 make V = 8; two of three labels that count were chosen, so that V is at least 2/3 · 33.
+    reach = math.sqrt(11) * boundary(22 / 11, 0.1) / 5
+    assert found == {"value": 1.0, "low": pytest.approx(1 - reach), "high": pytest.approx(1 + reach)}
+    nothing = np.zeros(2)
+    assert estimate(nothing, nothing, np.zeros(2, np.int64), np.ones(1)) == {"value": 0, "low": 0, "high": 0}
+    assert estimate(nothing, nothing, np.zeros(2, np.int64), np.zeros(1)) is None
+
+
+def answer(name: str, user: str | None, shown: Mapping[str, float], **more: Any) -> bytes:
+    buckets = [{"a": 0, "b": 1}.get(label, 2) for label in shown]
+    options = more.pop("options", {"k": 2, "bias_removal": 0.0, "explore": {"tail": 1}})
+    fields = {
+        "kind": "answer", "time": NOON, "answer": name, "release": "plane-1", "labels": [*shown], "buckets": buckets,
+        "propensities": [*shown.values()], "features": user and json.dumps({"user": user}),
+        "options": json.dumps(options),
+    }  # fmt: skip
+    return event_json(**{**fields, **more})
+
+
+def choice(name: str, *labels: str, event: str = "click") -> bytes:
+    return event_json(kind="choice", time=NOON + 1, answer=name, labels=labels, event=event)
+
+
+def kept(folder: Path, *lines: bytes) -> Path:
+    events = FolderEvents(folder, days=1, most_bytes=1 << 20)
+    events.append(lines).result(10)
+    events.close()
+    return folder
+
+
+WINDOW = (NOON - 1, NOON + 60)
+
+
+def test_a_log_by_hand(tmp_path: Path) -> None:
+    """At λ = 0, east is answered a, c/é and north b, c/é; at λ = 2 c/é gives way to a, which north is never shown."""
+    folder = kept(
+        tmp_path,
+        answer("1", "east", {"a": 1, "c/é": 0.75}),
+        answer("2", "east", {"a": 1, "4": 0.25}),
+        answer("3", "north", {"b": 1, "4": 0.5}),
+        answer("other", "east", {"a": 1, "c/é": 0.75}, release="plane-0"),
+        answer("plain", "east", {"a": 1, "c/é": 1}, options={"k": 2}),
+        answer("unknown", None, {"a": 1, "c/é": 0.75}),
+        answer("refused", "east", {"a": 1, "4": 1}, options={"k": 2, "popularity": 0.5, "explore": {"tail": 1}}),
+        answer("changed", "east", {"b": 1, "4": 0.25}),
+        *[choice("1", "c/é"), choice("1", "c/é", "nobody", event="purchase"), choice("2", "4", "a"), choice("3", "b")],
+        choice("other", "a"),
+    )
+    log = read_log(plane_retriever(), folder, WINDOW, [0.0, 2.0])
+    assert sum(log.left_out.values()) == len(log.left_out) == 5
+    assert (log.answers_U.tolist(), log.changed_G.tolist()) == ([2, 1], [0, 0, 1])
+    assert log.exposures_GB.tolist() == [[2, 1, 3, 0], [2, 1, 3, 0], [3, 1, 2, 0]]
+    own, same, other = settings_of(log)
+    # Chosen: c/é, shown with 3/4; a; 4, with 1/4, which no answer holds; b.
+    assert own["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
+    assert other["chosen_per_answer"]["value"] == pytest.approx((4 / 3 + 1 + 1) / 3)
+    assert other["covered"]["value"] == pytest.approx((1 + 4 / 3 + 1 + 1) / 6)
+    assert own["recall"]["all"]["value"] == pytest.approx((4 / 3 + 1 + 1) / (4 / 3 + 1 + 4 + 1))
+    assert (own["recall"]["tail"]["value"], own["recall"]["new"]) == (pytest.approx((4 / 3) / (4 / 3 + 4)), None)
+    assert (same["says"], other["says"], other["difference"]["value"]) == ("the same", "cannot tell", 0)
+    # No slot is sure to be covered, so that each of the two may bring one choice more; two λ share the 5 %, twice.
+    found = estimate(log.held_GS[2] / log.propensities_S, log.chosen_S, log.unit_S, log.answers_U, alpha=0.05 / 4)
+    assert found is not None
+    assert (other["covered"]["low"], other["chosen_per_answer"]["low"]) == (0, 0)
+    assert other["chosen_per_answer"]["high"] == pytest.approx(found["high"] + 2)
+    assert (other["difference"]["low"], other["difference"]["high"]) == (0, 2)
+    bought = read_log(plane_retriever(), folder, WINDOW, [2.0], event="purchase", unit="user")
+    assert (bought.chosen_S.tolist(), bought.answers_U.tolist()) == ([0, 1, 0, 0, 0, 0], [2, 1])
+    report = {
+        "release": "plane-1", "since": None, "until": "now", "cut": True, "answers": 3, "units": 2, "chosen": 4,
+        "left_out": log.left_out, "confidence": 0.95, "settings": [own, same, other],
+    }  # fmt: skip
+    lines = [*report_lines(report)]
+    assert lines[1] == "3 answers that explored, of 2 units; 4 labels chosen"
+    assert [line.split()[0] for line in lines[3:6]] == ["own", "0", "2"]
+    assert lines[5].endswith("cannot tell")
+    assert len([line for line in lines if line.startswith("left out: 1 answers ")]) == 5
+
+
+def test_a_log_that_says_nothing_is_an_error(tmp_path: Path) -> None:
+    folder = kept(tmp_path, answer("plain", "east", {"a": 1}, options={"k": 2}))
+    with pytest.raises(OffPolicyError, match="that explored, found none; left out: 1 answers that did not explore"):
+        read_log(plane_retriever(), folder, WINDOW, [0.5])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--at", "7"], "--at: expected -1.0 <= λ <= 2.0, received [7.0]"),
+        (["--release", "none"], "none"),
+        (["--out", "report.html"], "expected matplotlib, which draws the page"),
+        ([], "expected a folder of events, found none"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    releases: Path, options: list[str], message: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["off-policy", str(releases), *options])
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+@pytest.fixture(scope="module")
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("releases")
+    build(make_bundle(labels=20).write(folder / "bundle"), folder, spec="flat", name="only")
+    Releases(folder).publish("only")
+    return folder
+
+
+def test_without_a_release_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(OffPolicyError, match="expected a published release, found none"):
+        off_policy(tmp_path, tmp_path, WINDOW)
+
+
+def test_the_simulation_shows_labels_with_the_propensities_it_says() -> None:
+    probabilities = inclusion_probabilities(SCORES_UL[0, :8], 1, LOTTERY.temperature)
+    assert 1 / probabilities.min() > 20, "or the simulation is easier than the service"
