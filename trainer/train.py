@@ -107,7 +107,11 @@ def prepare_run(
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
     metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
     history = TrainingHistory(
-        state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out, runs=state["history"]["runs"]
+        state["history"]["losses"],
+        metrics,
+        state["history"]["best_epoch"],
+        held_out,
+        runs=state["history"].get("runs", {}),
     )
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])

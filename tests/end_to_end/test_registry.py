@@ -18,8 +18,9 @@ from longtail.index import Releases, build
 from longtail.index.cli import main as index_main
 from longtail.trainer import fit
 from longtail.trainer.cli import app as train_app
+from longtail.trainer.trackers import trackers
 from tests.bundles import make_bundle
-from tests.trainer.tiny import write_job
+from tests.trainer.tiny import recipe, write_job
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and those of its Alembic are not ours
 
@@ -80,6 +81,16 @@ def index_main_ok(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         index_main(arguments)
     assert ended.value.code in (0, None)
+
+
+@pytest.mark.usefixtures("store")
+def test_a_training_that_is_resumed_goes_on_in_its_run(tmp_path: Path) -> None:
+    runs: dict[str, str] = {}
+    for step, loss in ((1, 1.0), (2, 0.5)):
+        with trackers(tmp_path, recipe(), ["mlflow"], runs) as record:
+            record({"train/loss": loss}, step)
+    measured = client().get_metric_history(runs["mlflow"], "train/loss")
+    assert [(each.step, each.value) for each in measured] == [(1, 1.0), (2, 0.5)]
 
 
 def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
