@@ -18,8 +18,8 @@ _CALLER, _STATE, _NOT_SAMPLED = b"traceparent", b"tracestate", b"-00"
 class Tracing:
     """Makes spans that continue a caller's W3C trace, and sends them in batches over OTLP/HTTP.
 
-    A request whose caller sent a trace is traced if that is sampled. Of the others a share is: what is left out costs
-    nothing, where a sampler of OpenTelemetry takes 10 µs and more to say no. Probes and scrapes make no spans.
+    A request whose caller sent a trace is traced if that is sampled, of the others a share is. It is drawn here: a
+    sampler of OpenTelemetry takes 10 µs and more to say no. Probes and scrapes make no spans.
 
     Args:
         share: share of the requests without a caller's trace.
