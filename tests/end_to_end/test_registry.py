@@ -9,13 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from longtail.bundle import BundleCorruptError
+from longtail.bundle import Bundle, BundleCorruptError
 from longtail.bundle.errors import StorageError
 from longtail.bundle.registry import RegisteredVersion, download_version, find_version, upload_version
 from longtail.index import Releases, build
 from longtail.index.cli import main as index_main
+from longtail.index.release.building import refresh_priors
 from longtail.trainer import fit
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.trackers import trackers
@@ -106,6 +110,15 @@ def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
     copy = download_version("models:/books/1")
     assert (copy / "manifest.json").read_bytes() == (books / "manifest.json").read_bytes()
     assert build(books, tmp_path / "releases", name="d").registered is None
+
+
+def test_a_release_with_new_priors_keeps_the_version(books: Path, tmp_path: Path) -> None:
+    ids = Bundle.load(books).labels.ids
+    pq.write_table(pa.table({"label_id": ids, "margin": np.linspace(0, 1, len(ids))}), tmp_path / "priors.parquet")
+    made = build("models:/books/1", tmp_path / "releases", name="a", priors=tmp_path / "priors.parquet")
+    again = refresh_priors(tmp_path / "releases", tmp_path / "priors.parquet", source="a", name="b")
+    assert made.registered is not None
+    assert again.registered == made.registered
 
 
 def test_a_damaged_version_is_refused_and_leaves_no_copy(store: Path, tmp_path: Path) -> None:
