@@ -1,4 +1,4 @@
-"""Two checkouts or settings of the service beside each other: how many requests a second each answers, in turns.
+"""Two checkouts or settings of the service in one run: how many requests a second each answers, in turns.
 
     python -m benchmarks.paired_rate RELEASES --before OTHER/.venv/bin/python [--seconds 3] [--rounds 5]
     python -m benchmarks.paired_rate RELEASES --setting tracing=1 [--setting NAME=VALUE]

@@ -33,7 +33,7 @@ class RegisteredVersion(Record):
 
     @property
     def place(self) -> str:
-        """Where it is, whatever alias moves on."""
+        """The place of this version, which no alias moves."""
         return f"{_SCHEME}{self.name}/{self.version}"
 
 
@@ -73,8 +73,8 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
-    asked = _PLACE.fullmatch(place)
-    if asked is None or asked["version"]:
+    given = _PLACE.fullmatch(place)
+    if given is None or given["version"]:
         raise StorageError(f"{place}: expected models:/NAME or models:/NAME@ALIAS to register a bundle")
     folder, trained_in = f"bundle-{sha256_of(bundle / MANIFEST)[:_DIGITS]}", _run(bundle)
     what = place if trained_in is None else f"{place}, run {trained_in} of the training (MLFLOW_RUN_ID names another)"
@@ -83,13 +83,13 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
         mlflow.log_metrics(_figures(manifest))
         mlflow.log_artifacts(str(bundle), folder)
         try:
-            client.create_registered_model(asked["name"])
+            client.create_registered_model(given["name"])
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        made = client.create_model_version(asked["name"], f"{run.info.artifact_uri}/{folder}", run.info.run_id)
-        if asked["alias"]:
-            client.set_registered_model_alias(asked["name"], asked["alias"], made.version)
+        made = client.create_model_version(given["name"], f"{run.info.artifact_uri}/{folder}", run.info.run_id)
+        if given["alias"]:
+            client.set_registered_model_alias(given["name"], given["alias"], made.version)
     return _version(made)
 
 
@@ -115,14 +115,14 @@ def _figures(manifest: Manifest) -> dict[str, float]:
 
 def _found(place: str) -> Any:
     """Get MLflow's record of a version."""
-    asked = _PLACE.fullmatch(place)
-    if asked is None or not asked[2]:
+    given = _PLACE.fullmatch(place)
+    if given is None or not given[2]:
         raise StorageError(f"{place}: expected models:/NAME@ALIAS or models:/NAME/VERSION")
     with _asking(place) as mlflow:
         client = mlflow.MlflowClient()
-        if asked["alias"]:
-            return client.get_model_version_by_alias(asked["name"], asked["alias"])
-        return client.get_model_version(asked["name"], asked["version"])
+        if given["alias"]:
+            return client.get_model_version_by_alias(given["name"], given["alias"])
+        return client.get_model_version(given["name"], given["version"])
 
 
 def _version(found: Any) -> RegisteredVersion:

@@ -109,7 +109,7 @@ def test_the_recipe_is_one() -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """docker/ with secrets of its own, as beside an overlay."""
+    """docker/ with secrets of its own, as next to an overlay."""
     copy = tmp_path / "longtail/docker"
     shutil.copytree(DOCKER, copy, ignore=shutil.ignore_patterns("secrets"))
     subprocess.run(["bash", str(copy / "secrets.sh")], check=True, capture_output=True)
