@@ -1,6 +1,7 @@
-"""Two checkouts of the service beside each other: how many requests a second each answers, in turns.
+"""Two checkouts or settings of the service in one run: how many requests a second each answers, in turns.
 
     python -m benchmarks.paired_rate RELEASES --before OTHER/.venv/bin/python [--seconds 3] [--rounds 5]
+    python -m benchmarks.paired_rate RELEASES --setting tracing=1 [--setting NAME=VALUE]
 
 One worker each, both up all the time, loaded in turns (before, after, before, …) by one process over keep-alive
 connections, each with one request after the other, the heads and bodies written beforehand. On a machine that does
@@ -164,7 +165,8 @@ def measure(service: Served, requests: Sequence[bytes], connections: int, second
 
 def main(
     releases: Path,
-    before: Annotated[str, typer.Option(help="Python of the other checkout's environment.")],
+    before: Annotated[str, typer.Option(help="Python of the other checkout's environment.")] = sys.executable,
+    setting: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, of this checkout's service alone.")] = None,
     connections: int = 16,
     k: int = 10,
     seconds: float = 3,
@@ -172,12 +174,14 @@ def main(
 ) -> None:
     """Load both in turns; medians, and the median of the rounds' ratios."""
     pythons = {"before": before, "after": sys.executable}
+    settings = dict(each.split("=", 1) for each in setting or [])
     rates: dict[str, list[Rate]] = {name: [] for name in pythons}
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         services = {}
         for name, python in pythons.items():
             (state := Path(scratch, name)).mkdir()
-            services[name] = stack.enter_context(served(python, releases, state))
+            chosen = settings if name == "after" else {}
+            services[name] = stack.enter_context(served(python, releases, state, **chosen))
         requests = example_requests(services["after"].port, k)
         for service in services.values():
             load([service.port], requests, connections, 1)

@@ -13,7 +13,6 @@ from rich.status import Status
 from rich.table import Table
 
 from longtail.bundle import BundleError
-from longtail.bundle.remote import local_bundle
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
@@ -23,6 +22,7 @@ from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
+from longtail.index.release.building import path_of
 from longtail.index.release.merge import merge_labels
 from longtail.index.release.releases import Releases
 from longtail.state import StoreError
@@ -42,7 +42,8 @@ ReleasesOption = Annotated[
     str, typer.Option(metavar="RELEASES", help="Directory of releases, made if missing, or its URL.")
 ]
 BundleArgument = Annotated[
-    str, typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory or its URL.")
+    str,
+    typer.Argument(metavar="BUNDLE", help="A bundle, or RELEASE/bundle; a directory, its URL, or models:/NAME@ALIAS."),
 ]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A release in it.")]
 PriorOption = Annotated[
@@ -256,7 +257,7 @@ def merge(
     out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
 ) -> None:
     """Take labels added and hidden while serving into a bundle, for the next build."""
-    report = merge_labels(local_bundle(bundle), state, out)
+    report = merge_labels(path_of(bundle), state, out)
     print(
         f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} changed, {report.removed:,} removed"
     )
@@ -346,6 +347,8 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
 def _report(releases: str, manifest: ReleaseManifest, notes: list[str]) -> None:
     print(f"{manifest.name}: {manifest.kind} over {manifest.labels:,} labels")
+    if (registered := manifest.registered) is not None:
+        print(f"from {registered.place}, run {registered.run}")
     for note in notes:
         print(note)
     for line in _summary(manifest):

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from longtail.bundle import FileRecord, Prior
 from longtail.bundle.manifest import Record, dial_words
+from longtail.bundle.registry import RegisteredVersion
 
 SCHEMA_VERSION = 1
 
@@ -165,6 +166,8 @@ class ReleaseManifest(Record):
     """The bundle's name."""
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Checksum of bundle/manifest.json, which holds the sha256 of every other bundle file."""
+    registered: RegisteredVersion | None = None
+    """The version of MLflow's registry that the bundle was taken from, or made of by new priors or a new forecast."""
     spec: str
     """The spec of the build: auto, flat, …"""
     kind: Kind

@@ -172,8 +172,9 @@ class Settings(BaseSettings):
     record_features: bool = True
     """Keep the features of queries in events, for `export-feedback`."""
 
-    tracing: bool = False
-    """Send OpenTelemetry spans, as the OTEL_… variables say; needs the extra `otel`."""
+    tracing: float = Field(default=0.0, ge=0, le=1)
+    """Share of the requests that send an OpenTelemetry span where their caller sent no trace, as the OTEL_… variables
+    say; of callers' traces the sampled ones are continued. Needs the extra `otel`."""
     access_log: bool = False
     """A line for every request; one that breaks the service (500) has one anyway."""
 

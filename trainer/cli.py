@@ -255,11 +255,22 @@ def evaluate(
 @app.command()
 def upload(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Of the copy, such as s3://bucket/bundles/books.")],
+    url: Annotated[
+        str,
+        typer.Argument(metavar="URL", help="Of the copy: s3://bucket/bundles/books, or models:/books@ALIAS of MLflow."),
+    ],
 ) -> None:
-    """Copy a bundle to an object store, whole or not at all; longtail-index build takes its URL. Run again to go on."""
+    """Copy a bundle to an object store, or to MLflow's registry as a new version; longtail-index build takes its URL.
+
+    Run again to go on.
+    """
+    from longtail.bundle.registry import is_registered, upload_version
     from longtail.bundle.remote import upload_bundle
 
+    if is_registered(url):
+        version = upload_version(bundle, url)
+        print(f"registered: {version.place}, run {version.run}")
+        return
     upload_bundle(bundle, url)
     print(f"uploaded: {url}")
 

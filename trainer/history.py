@@ -18,6 +18,7 @@ class TrainingHistory:
         tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by the λ_n that was tried for the tree, where it was
             chosen by cross-validation: the best was taken.
         temperatures: the validation metric after a short run, by temperature, where `auto` chose it.
+        runs: the id of the run by tracker, such as `mlflow`; of a resumed run the last.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -25,6 +26,7 @@ class TrainingHistory:
     best_epoch: int = 0
     tree_penalties: dict[float, float] = field(default_factory=dict)
     temperatures: dict[float, float] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)
 
     def out_of_patience(self, patience: int | None) -> bool:
         """Return whether this many evaluations have passed since the best; never if None."""

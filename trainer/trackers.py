@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -20,15 +21,20 @@ Record = Callable[[Mapping[str, float], int], None]
 
 
 class _Tracker(NamedTuple):
-    """Keeps the figures of one run; `close` takes whether the run has failed."""
+    """Keeps the figures of one run, by its id; `close` takes whether the run has failed."""
 
     record: Record
     close: Callable[[bool], None]
+    run: str = ""
 
 
 @contextmanager
-def trackers(logs: Path | None, recipe: Recipe, names: Sequence[str] = ()) -> Iterator[Record]:
-    """Open the trackers of a run: TensorBoard in `logs`, and those named; without `logs` nothing is kept anywhere."""
+def trackers(logs: Path | None, recipe: Recipe, names: Sequence[str], runs: dict[str, str]) -> Iterator[Record]:
+    """Open the trackers of a run: TensorBoard in `logs`, and those named; without `logs` nothing is kept anywhere.
+
+    Args:
+        runs: ids of the runs by tracker, which are written here; MLflow goes on with the one that is there already.
+    """
     modules = {name: tracker_module(name) for name in dict.fromkeys(names)}
     opened: list[_Tracker] = []
     failed = True
@@ -41,7 +47,8 @@ def trackers(logs: Path | None, recipe: Recipe, names: Sequence[str] = ()) -> It
         if logs is not None:
             opened.append(_tensorboard(logs))
             for name, module in modules.items():
-                opened.append(_mlflow(module, recipe) if name == "mlflow" else _wandb(module, recipe))
+                opened.append(_mlflow(module, recipe, runs.get(name)) if name == "mlflow" else _wandb(module, recipe))
+                runs[name] = opened[-1].run
         yield record
         failed = False
     finally:
@@ -61,22 +68,24 @@ def _tensorboard(logs: Path) -> _Tracker:
     return _Tracker(record, lambda _: board.close())
 
 
-def _mlflow(mlflow: Any, recipe: Recipe) -> _Tracker:
-    """Start a run where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say, as a part of an active one."""
-    mlflow.start_run(run_name=recipe.name, nested=mlflow.active_run() is not None)
+def _mlflow(mlflow: Any, recipe: Recipe, known: str | None) -> _Tracker:
+    """Start a run where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say, as a part of an active one, or go on."""
+    run = mlflow.start_run(run_id=known, run_name=recipe.name, nested=mlflow.active_run() is not None)
     mlflow.log_params({key: value[:500] for key, value in flat_settings(recipe).items()})
 
     def record(figures: Mapping[str, float], step: int) -> None:  # MLflow takes no @ in names
         mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in figures.items()}, step=step)
 
-    return _Tracker(record, lambda failed: mlflow.end_run("FAILED" if failed else "FINISHED"))
+    return _Tracker(record, lambda failed: mlflow.end_run("FAILED" if failed else "FINISHED"), run.info.run_id)
 
 
 def _wandb(wandb: Any, recipe: Recipe) -> _Tracker:
     """Start a run of Weights & Biases, as WANDB_MODE, WANDB_PROJECT and WANDB_DIR say."""
     run = wandb.init(name=recipe.name, config=flat_settings(recipe), reinit="create_new")
     return _Tracker(
-        lambda figures, step: run.log(dict(figures), step=step), lambda failed: run.finish(exit_code=int(failed))
+        lambda figures, step: run.log(dict(figures), step=step),
+        lambda failed: run.finish(exit_code=int(failed)),
+        run.id,
     )
 
 
@@ -84,6 +93,7 @@ def tracker_module(name: str) -> Any:
     """Import the package of a tracker."""
     if name not in TRACKERS:
         raise RecipeError(f"track: expected one of {', '.join(TRACKERS)}, received {name!r}")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # or every call is reported to its vendor
     try:
         return import_module(name)
     except ImportError as error:

@@ -106,7 +106,13 @@ def prepare_run(
     if state is None:
         return Run(trained, checkpoints, batch_size, steps_per_epoch, 0, 0, 0.0, carried)
     metrics = {int(epoch): metric for epoch, metric in state["history"]["metrics"].items()}
-    history = TrainingHistory(state["history"]["losses"], metrics, state["history"]["best_epoch"], held_out)
+    history = TrainingHistory(
+        state["history"]["losses"],
+        metrics,
+        state["history"]["best_epoch"],
+        held_out,
+        runs=state["history"].get("runs", {}),
+    )
     trained = replace(trained, history=history)
     return Run(trained, checkpoints, batch_size, steps_per_epoch, state["epoch"], state["step"], state["loss"])
 
@@ -179,7 +185,7 @@ def train(
             save("best", epoch, 0, 0.0)
 
     with (
-        trackers(logs if is_first() else None, recipe, track) as record,
+        trackers(logs if is_first() else None, recipe, track, history.runs) as record,
         reporter.training(recipe.name, epochs, steps * batch_size) as progress,
     ):
         for epoch in range(run.epoch, epochs):

@@ -22,6 +22,7 @@ from longtail.bundle import Bundle, atomic_directory, sha256_of, working_directo
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
+from longtail.bundle.registry import RegisteredVersion, download_version, find_version, is_registered
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import link_or_copy
 from longtail.index.construct.collection import tune_collection
@@ -62,7 +63,8 @@ def build(
     """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
 
     Args:
-        bundle: a bundle that was written or loaded, or its directory or URL; read and verified from there.
+        bundle: a bundle that was written or loaded, or its directory or URL, or `models:/NAME@ALIAS` of MLflow's
+            registry; read and verified from there.
         releases: directory of releases, made if missing, or URL.
         spec: the kind of index, as an `IndexSpec` or in its words: `flat`, `ivf_sq`, …
         name: UTC time and the bundle's name when None.
@@ -93,7 +95,8 @@ def build(
         >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
         60
     """
-    path, there = path_of(bundle), Releases(releases)
+    registered = find_version(str(bundle)) if is_registered(bundle) else None
+    path, there = path_of(bundle if registered is None else registered.place), Releases(releases)
     spec = spec if isinstance(spec, IndexSpec) else IndexSpec(spec)
     source = Bundle.load(path)
     name = _free_name(there, name, source.manifest.name)
@@ -103,7 +106,7 @@ def build(
         source = replace(source, priors=_table(priors).read(source, progress=progress))
     like = None if lists_of is None else _index_of(there.verify(lists_of), source, spec)
     tuned = _tuned(source, spec, there, filterable, progress, device, like)
-    return _write(there, name, source, tuned, spec, filterable, progress, device)
+    return _write(there, name, source, tuned, spec, filterable, progress, device, registered)
 
 
 def build_from_vectors(
@@ -196,7 +199,9 @@ def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, p
     name, manifest = _free_name(there, name, before.manifest.bundle), before.manifest
     like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
     tuned = _tuned(bundle, before.spec, there, manifest.filterable, progress, manifest.device, like)
-    return _write(there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device)
+    return _write(
+        there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device, manifest.registered
+    )
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:
@@ -244,6 +249,7 @@ def _write(
     filterable: Sequence[str] | None,
     progress: Progress,
     device: Device,
+    registered: RegisteredVersion | None,
 ) -> ReleaseManifest:
     """Write a bundle and its index as a release, whole or not at all, and upload it where releases are at a URL."""
     progress(f"write {name} to {there}")
@@ -255,6 +261,7 @@ def _write(
             created_at=datetime.now(UTC),
             bundle=bundle.manifest.name,
             bundle_sha256=sha256_of(working / BUNDLE_MANIFEST),
+            registered=registered,
             spec=spec.text,
             labels=len(bundle.embeddings),
             priors=[] if bundle.priors is None else list(bundle.priors.settings),
@@ -275,9 +282,9 @@ def _write(
 
 
 def path_of(bundle: Bundle | str | Path) -> Path:
-    """Get the directory of a bundle; raises LongtailIndexError for one without a path."""
+    """Get the directory of a bundle, or of a copy; raises LongtailIndexError for one without a path."""
     if not isinstance(bundle, Bundle):
-        return local_bundle(bundle)
+        return download_version(str(bundle)) if is_registered(bundle) else local_bundle(bundle)
     if bundle.path is None:
         raise LongtailIndexError(
             "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "

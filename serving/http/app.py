@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,16 +23,13 @@ from longtail.serving.http.middleware import RequestMiddleware
 from longtail.serving.http.openapi import documentation
 from longtail.serving.http.responses import answer_routing_error, answer_serving_error
 from longtail.serving.http.routes import routes
+from longtail.serving.http.tracing import Tracing
 from longtail.serving.monitoring import LiveFigures, Monitoring
 from longtail.serving.monitoring.prometheus import Metrics
 from longtail.serving.monitoring.workers import Seat, Workers
 from longtail.serving.settings import Settings
 
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import SpanProcessor
-
 _LOOK_SECONDS = 0.02
-_UNTRACED = "livez,readyz,metrics"
 
 
 def create_app(
@@ -59,6 +55,7 @@ def create_app(
     monitoring = Monitoring(metrics, figures, seat)
     service = Service(settings, monitoring, _open_events(settings, monitoring))
     follower = ReleaseFollower(settings.releases_directory, service)
+    tracing = Tracing(settings.tracing) if settings.tracing else None
     if retriever is not None:
         service.serve(retriever)
 
@@ -73,48 +70,18 @@ def create_app(
         if retriever is None:
             follower.stop()
         service.close()
+        if tracing is not None:
+            tracing.close()
 
     app = Starlette(
         routes=[*routes, *documentation()],
-        middleware=[Middleware(RequestMiddleware, service=service, keys=keys)],
+        middleware=[Middleware(RequestMiddleware, service=service, keys=keys, tracing=tracing)],
         exception_handlers={ServingError: answer_serving_error, HTTPException: answer_routing_error},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
     app.state.service, app.state.follower, app.state.keys = service, follower, keys
-    if settings.tracing:
-        install_tracing(app)
     return app
-
-
-def install_tracing(app: Starlette, processor: SpanProcessor | None = None) -> None:
-    """Trace every request except probes and scrapes with OpenTelemetry; continue a caller's traceparent.
-
-    Spans go to `processor`, by default in batches over OTLP/HTTP as the OTEL_… variables say. Raises StateError
-    unless the extra `otel` is installed.
-    """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
-        from opentelemetry.metrics import NoOpMeterProvider
-        from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise StateError(
-            f"tracing: expected the packages of the extra otel (pip install 'longtail[otel]'), found {error}"
-        ) from error
-    resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(processor or BatchSpanProcessor(OTLPSpanExporter()))
-    # A span for every message of ASGI would take as long as the rest of the request, also of one that is not sampled.
-    FastAPIInstrumentor.instrument_app(
-        app,  # type: ignore[arg-type]  # any Starlette
-        tracer_provider=provider,
-        meter_provider=NoOpMeterProvider(),
-        excluded_urls=_UNTRACED,
-        exclude_spans=["receive", "send"],
-    )
 
 
 def _open_figures(settings: Settings, worker: int) -> LiveFigures:

@@ -17,6 +17,7 @@ from longtail.serving.core.service import Service
 from longtail.serving.http.auth import Keys
 from longtail.serving.http.requests import RequestRoute
 from longtail.serving.http.responses import error_response, serving_error
+from longtail.serving.http.tracing import Tracing
 from longtail.serving.logs import current
 from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 
@@ -66,13 +67,15 @@ class RequestMiddleware:
 
     Args:
         service: its monitoring counts every request; its settings say whether to log every one, not only failures.
+        tracing: makes a span of every request; None makes none.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, keys: Keys) -> None:
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys, tracing: Tracing | None = None) -> None:
         self._app = app
         self._compressing = GZipMiddleware(app, _COMPRESSED_FROM_BYTES, _COMPRESSION_LEVEL)
         self._service = service
         self._keys = keys
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request.
@@ -129,6 +132,8 @@ class RequestMiddleware:
             found = scope.get("route")
             route = found.path if isinstance(found, RequestRoute) else UNKNOWN_ROUTE
             self._service.monitoring.count_request(route, status, seconds, preview=state.get("preview", False))
+            if self._tracing is not None:
+                self._tracing.record(method, route, status, seconds, headers, id_)
             logged, audited = self._service.settings.access_log, state.get("audited")
             if logged or audited:
                 client = (scope.get("client") or (None,))[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,49 @@ def test_the_autoscaler_reads_a_series_of_the_service() -> None:
 def test_the_recipe_is_one() -> None:
     recipe = load_recipe(DOCKER / "kubernetes/recipe.toml", [])
     assert recipe.data.train == "s3://longtail/log/"
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """docker/ with secrets of its own, as next to an overlay."""
+    copy = tmp_path / "longtail/docker"
+    shutil.copytree(DOCKER, copy, ignore=shutil.ignore_patterns("secrets"))
+    subprocess.run(["bash", str(copy / "secrets.sh")], check=True, capture_output=True)
+    return copy
+
+
+def rendered(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `kubectl apply -k` would apply, by kind and name without the hash of its content."""
+    found = yaml.safe_load_all(run("kubectl", "kustomize", str(folder)))
+    return {(each["kind"], re.sub(r"-[a-z0-9]{10}$", "", each["metadata"]["name"])): each for each in found}
+
+
+def test_the_base_is_rendered_whole(clone: Path) -> None:
+    made = [(each["kind"], each["metadata"]["name"]) for each in RESOURCES]
+    made += [("ConfigMap", each["name"]) for each in KUSTOMIZATION["configMapGenerator"]]
+    made += [("Secret", each["name"]) for each in KUSTOMIZATION["secretGenerator"]]
+    assert sorted(rendered(clone)) == sorted(made)
+
+
+def test_the_overlay_of_the_readme_changes_what_it_says(clone: Path) -> None:
+    (overlay := clone.parent.parent / "overlay").mkdir()
+    (text,) = re.findall(r"(?ms)^```yaml\n(apiVersion: kustomize.*?)^```", (DOCKER / "README.md").read_text())
+    (overlay / "kustomization.yaml").write_text(text)
+    found = rendered(overlay)
+    assert {each["metadata"]["namespace"] for each in found.values()} == {"shop"}
+    service = found["StatefulSet", "longtail"]["spec"]
+    (container,) = service["template"]["spec"]["containers"]
+    assert (service["replicas"], container["resources"]["limits"]["nvidia.com/gpu"]) == (3, "1")
+    assert "memory" in container["resources"]["limits"]
+    assert container["image"] == "registry.example.com/longtail-serving-gpu:0.1.0"
+    scaler = found["HorizontalPodAutoscaler", "longtail"]["spec"]
+    assert (scaler["minReplicas"], scaler["maxReplicas"]) == (3, 12)
+    settings = found["ConfigMap", "longtail"]
+    assert settings["data"]["RELEASES"] == "s3://shop/releases"
+    assert "LONGTAIL_DATABASE_URL" in settings["data"]
+    # Pods refer to the settings by the name with the hash of what they now are.
+    assert {"configMapRef": {"name": settings["metadata"]["name"]}} in container["envFrom"]
+    assert found["CronJob", "longtail-training"]["spec"]["schedule"] == "30 1 * * *"
 
 
 REPLICAS: dict[str, Any] = yaml.safe_load((DOCKER / "compose.replicas.yaml").read_text())

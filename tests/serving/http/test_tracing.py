@@ -1,40 +1,112 @@
-"""Spans of real requests, by the in-memory exporter of OpenTelemetry's own."""
+"""Spans of real requests, as a collector receives them over OTLP/HTTP."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from longtail.serving import create_app
 from longtail.serving.errors import StateError
-from longtail.serving.http.app import install_tracing
 from tests.serving.client import client_of
 from tests.serving.plane import plane_retriever, plane_settings
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Path) -> None:
-    app = create_app(plane_settings(tmp_path), retriever=plane_retriever())
-    exporter = InMemorySpanExporter()
-    install_tracing(app, SimpleSpanProcessor(exporter))
+class Collector(ThreadingHTTPServer):
+    """Takes batches of spans; `spans` has each, `services` the names of who sent them."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.spans: list[Span] = []
+        self.services: set[str] = set()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Collector)
+        batch = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
+        for resource in batch.resource_spans:
+            self.server.services |= {
+                each.value.string_value for each in resource.resource.attributes if each.key == "service.name"
+            }
+            self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    server = Collector()
+    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def attributes(span: Span) -> dict[str, str | int]:
+    return {each.key: each.value.string_value or each.value.int_value for each in span.attributes}
+
+
+def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Path, collector: Collector) -> None:
+    app = create_app(plane_settings(tmp_path, tracing=0.1), retriever=plane_retriever())
     with client_of(app) as client:
-        client.get("/readyz")
-        client.get("/v1/labels/a", headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
-    (span,) = exporter.get_finished_spans()
-    assert span.kind.name == "SERVER"
-    assert span.context is not None
-    assert span.parent is not None
-    assert f"{span.context.trace_id:032x}" == TRACE
-    assert f"{span.parent.span_id:016x}" == PARENT
-    assert span.name == "GET /v1/labels/{id:path}"
+        caller = f"00-{TRACE}-{PARENT}-01"
+        client.get("/readyz", headers={"traceparent": caller})
+        client.get("/v1/labels/a", headers={"traceparent": caller, "x-request-id": "r1"})
+        client.get("/nowhere", headers={"traceparent": caller})
+        client.get("/v1/labels/b", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    found, unmatched = collector.spans  # all was sent when the service had stopped
+    assert collector.services == {"longtail"}
+    assert (found.name, found.kind) == ("GET /v1/labels/{id:path}", Span.SPAN_KIND_SERVER)
+    assert (found.trace_id.hex(), found.parent_span_id.hex()) == (TRACE, PARENT)
+    assert attributes(found) == {
+        "http.request.method": "GET",
+        "http.route": "/v1/labels/{id:path}",
+        "http.response.status_code": 200,
+        "longtail.request_id": "r1",
+    }
+    assert 0 < found.end_time_unix_nano - found.start_time_unix_nano < 60e9
+    assert (unmatched.name, attributes(unmatched)["http.response.status_code"]) == ("GET", 404)
+    assert unmatched.status.code == Status.STATUS_CODE_UNSET
+
+
+@pytest.mark.parametrize(("share", "least", "most"), [(0.1, 3, 90), (1.0, 300, 300)])  # but for one run in 10¹⁰
+def test_of_requests_without_a_callers_trace_a_share_is_traced(
+    share: float, least: int, most: int, tmp_path: Path, collector: Collector
+) -> None:
+    app = create_app(plane_settings(tmp_path, tracing=share), retriever=plane_retriever())
+    with client_of(app) as client:
+        for _ in range(300):
+            client.get("/v1/labels/a")
+    assert least <= len(collector.spans) <= most
+    assert len({span.trace_id for span in collector.spans}) == len(collector.spans)
+    assert not any(span.parent_span_id for span in collector.spans)
+
+
+def test_what_breaks_the_service_is_an_error_of_the_span(tmp_path: Path, collector: Collector) -> None:
+    app = create_app(plane_settings(tmp_path, tracing=1), retriever=plane_retriever())
+    app.state.service = None
+    with client_of(app) as client:
+        assert client.get("/v1/labels/a").status_code == 500
+    (span,) = collector.spans
+    assert span.status.code == Status.STATUS_CODE_ERROR
 
 
 def test_without_the_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.fastapi", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(StateError, match=r"longtail\[otel\]"):
-        create_app(plane_settings(tmp_path, tracing=True), retriever=plane_retriever())
+        create_app(plane_settings(tmp_path, tracing=1), retriever=plane_retriever())

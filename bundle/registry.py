@@ -1,0 +1,143 @@
+"""Bundles in MLflow's registry: a version of the model `models:/NAME` is a bundle, and an alias says which one counts.
+
+MLFLOW_TRACKING_URI, or MLFLOW_REGISTRY_URI, says where the registry is. MLflow's client is imported on first use.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from longtail.bundle.errors import StorageError
+from longtail.bundle.integrity import MANIFEST, read_manifest, verify_files
+from longtail.bundle.manifest import Manifest, Record
+from longtail.bundle.remote import copies_of, downloading
+from longtail.bundle.store import atomic_directory, sha256_of
+
+_SCHEME = "models:/"
+_PLACE = re.compile(r"models:/(?P<name>[^/@:]+)(/(?P<version>\d+)|@(?P<alias>[^/@]+))?")
+_DIGITS = 12
+
+
+class RegisteredVersion(Record):
+    """A version of a registered model, and the run that it comes from."""
+
+    name: str
+    version: int
+    run: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The place of this version, which no alias moves."""
+        return f"{_SCHEME}{self.name}/{self.version}"
+
+
+def is_registered(place: object) -> bool:
+    """Whether a place is in MLflow's registry: `models:/…`."""
+    return isinstance(place, str) and place.startswith(_SCHEME)
+
+
+def find_version(place: str) -> RegisteredVersion:
+    """Look up `models:/NAME@ALIAS` or `models:/NAME/VERSION`; raises StorageError."""
+    return _version(_found(place))
+
+
+def download_version(place: str, cache: Path | None = None) -> Path:
+    """Get the directory of a verified copy of a version's bundle; raises BundleError or StorageError."""
+    found = _found(place)
+    root = copies_of(found.source, cache)
+    with downloading(root):
+        if not any(root.glob(f"version/*/{MANIFEST}")):
+            with atomic_directory(root / "version", replace=True) as working:
+                with _asking(place) as mlflow:
+                    mlflow.artifacts.download_artifacts(artifact_uri=found.source, dst_path=str(working))
+                (folder,) = working.iterdir()
+                verify_files(folder, read_manifest(folder).files)
+    return next(root.glob(f"version/*/{MANIFEST}")).parent
+
+
+def upload_version(bundle: Path, place: str) -> RegisteredVersion:
+    """Verify a bundle, log it to a run of MLflow with its offline figures, and register it as a new version.
+
+    The run is that of MLFLOW_RUN_ID, or the one that tracked the bundle's training, or a new one.
+
+    Args:
+        place: `models:/NAME`, made if it is not there, or `models:/NAME@ALIAS`, whose alias moves to the new version.
+
+    Raises BundleError, or StorageError, after which no version was registered, or the alias has not moved.
+    """
+    manifest = read_manifest(bundle)
+    verify_files(bundle, manifest.files)
+    given = _PLACE.fullmatch(place)
+    if given is None or given["version"]:
+        raise StorageError(f"{place}: expected models:/NAME or models:/NAME@ALIAS to register a bundle")
+    folder, trained_in = f"bundle-{sha256_of(bundle / MANIFEST)[:_DIGITS]}", _run(bundle)
+    what = place if trained_in is None else f"{place}, run {trained_in} of the training (MLFLOW_RUN_ID names another)"
+    with _asking(what) as mlflow, mlflow.start_run(run_id=trained_in, run_name=manifest.name) as run:
+        client = mlflow.MlflowClient()
+        mlflow.log_metrics(_figures(manifest))
+        mlflow.log_artifacts(str(bundle), folder)
+        try:
+            client.create_registered_model(given["name"])
+        except mlflow.exceptions.MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        made = client.create_model_version(given["name"], f"{run.info.artifact_uri}/{folder}", run.info.run_id)
+        if given["alias"]:
+            client.set_registered_model_alias(given["name"], given["alias"], made.version)
+    return _version(made)
+
+
+def _run(bundle: Path) -> str | None:
+    """Get the run that a bundle goes to; None: MLFLOW_RUN_ID's, or a new one."""
+    history = bundle / "history.json"
+    if "MLFLOW_RUN_ID" in os.environ or not history.is_file():
+        return None
+    run: str | None = json.loads(history.read_bytes()).get("runs", {}).get("mlflow")
+    return run
+
+
+def _figures(manifest: Manifest) -> dict[str, float]:
+    """Get what the bundle reached offline at its default λ and μ, under names that MLflow takes."""
+    dial, popularity = manifest.bias_removal, manifest.popularity
+    return {
+        f"{dial.curve_split}/{name}".replace("@", "_at_"): figure.value
+        for point in dial.curve
+        if (point.bias_removal, point.popularity) == (dial.default, popularity.default)
+        for name, figure in point.metrics.items()
+    }
+
+
+def _found(place: str) -> Any:
+    """Get MLflow's record of a version."""
+    given = _PLACE.fullmatch(place)
+    if given is None or not given[2]:
+        raise StorageError(f"{place}: expected models:/NAME@ALIAS or models:/NAME/VERSION")
+    with _asking(place) as mlflow:
+        client = mlflow.MlflowClient()
+        if given["alias"]:
+            return client.get_model_version_by_alias(given["name"], given["alias"])
+        return client.get_model_version(given["name"], given["version"])
+
+
+def _version(found: Any) -> RegisteredVersion:
+    return RegisteredVersion(name=found.name, version=int(found.version), run=found.run_id or None)
+
+
+@contextmanager
+def _asking(place: str) -> Iterator[Any]:
+    """Give MLflow's package; what it raises becomes a StorageError."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # or every call is reported to its vendor
+    try:
+        import mlflow
+    except ImportError as error:
+        raise StorageError(f"{place}: expected the extra `mlflow`, pip install 'longtail[mlflow]': {error}") from error
+    try:
+        yield mlflow
+    except mlflow.exceptions.MlflowException as error:
+        raise StorageError(f"{place}: MLflow at {mlflow.get_tracking_uri()}: {error}") from error

@@ -1,0 +1,87 @@
+"""OpenTelemetry: a span for every traced request, made after its answer was sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from random import random
+
+from longtail.serving.errors import StateError
+from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
+
+_UNTRACED = {"/livez", "/readyz", "/metrics"}
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_SERVER_ERROR = 500
+_CALLER, _STATE, _NOT_SAMPLED = b"traceparent", b"tracestate", b"-00"
+
+
+class Tracing:
+    """Makes spans that continue a caller's W3C trace, and sends them in batches over OTLP/HTTP.
+
+    A request whose caller sent a trace is traced if that is sampled, of the others a share is. It is drawn here: a
+    sampler of OpenTelemetry takes 10 µs and more to say no. Probes and scrapes make no spans.
+
+    Args:
+        share: share of the requests without a caller's trace.
+
+    Raises:
+        StateError: the extra `otel` is not installed.
+    """
+
+    def __init__(self, share: float) -> None:
+        try:
+            from opentelemetry.context import Context
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.trace import SpanKind, Status, StatusCode
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise StateError(
+                f"tracing: expected the packages of the extra otel (pip install 'longtail[otel]'), found {error}"
+            ) from error
+        resource = Resource({SERVICE_NAME: "longtail"}).merge(OTELResourceDetector().detect())
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("longtail.serving")
+        self._propagator, self._root, self._share = TraceContextTextMapPropagator(), Context(), share
+        self._kind, self._failed = SpanKind.SERVER, Status(StatusCode.ERROR)
+
+    def record(
+        self, method: str, route: str, status: int, seconds: float, headers: Mapping[bytes, bytes], request_id: str
+    ) -> None:
+        """Make the span of a request that has just ended.
+
+        Args:
+            route: the pattern of its path, or UNKNOWN_ROUTE.
+        """
+        caller = headers.get(_CALLER)
+        if (random() >= self._share if caller is None else caller.endswith(_NOT_SAMPLED)) or route in _UNTRACED:
+            return
+        ended, context = time.time_ns(), self._root
+        if caller is not None:
+            sent = {"traceparent": caller, "tracestate": headers.get(_STATE, b"")}
+            context = self._propagator.extract({name: each.decode("latin-1") for name, each in sent.items()}, context)
+        method = method if method in _METHODS else "_OTHER"
+        attributes: dict[str, str | int] = {
+            "http.request.method": method,
+            "http.response.status_code": status,
+            "longtail.request_id": request_id,
+        }
+        if route != UNKNOWN_ROUTE:
+            attributes["http.route"] = route
+        span = self._tracer.start_span(
+            method if route == UNKNOWN_ROUTE else f"{method} {route}",
+            context,
+            self._kind,
+            attributes,
+            start_time=ended - int(seconds * 1e9),
+        )
+        if status >= _SERVER_ERROR:
+            span.set_status(self._failed)
+        span.end(ended)
+
+    def close(self) -> None:
+        """Send what has not been sent."""
+        self._provider.shutdown()
