@@ -1,4 +1,4 @@
-"""Bundles in MLflow's registry: a version of the model `models:/NAME` is a bundle, and an alias says which one counts.
+"""Keep bundles in MLflow's registry: a version of `models:/NAME` is a bundle, and an alias says which one counts.
 
 MLFLOW_TRACKING_URI, or MLFLOW_REGISTRY_URI, says where the registry is. MLflow's client is imported on first use.
 """
@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _DIGITS = 12
 
 
 class RegisteredVersion(Record):
-    """A version of a registered model, and the run that it comes from."""
+    """Name a version of a registered model, and the run that made it."""
 
     name: str
     version: int
@@ -33,12 +33,12 @@ class RegisteredVersion(Record):
 
     @property
     def place(self) -> str:
-        """The place of this version, which no alias moves."""
+        """Return the place of this version, which no alias moves."""
         return f"{_SCHEME}{self.name}/{self.version}"
 
 
 def is_registered(place: object) -> bool:
-    """Whether a place is in MLflow's registry: `models:/…`."""
+    """Return whether a place is in MLflow's registry: `models:/…`."""
     return isinstance(place, str) and place.startswith(_SCHEME)
 
 
@@ -62,7 +62,7 @@ def download_version(place: str, cache: Path | None = None) -> Path:
 
 
 def upload_version(bundle: Path, place: str) -> RegisteredVersion:
-    """Verify a bundle, log it to a run of MLflow with its offline figures, and register it as a new version.
+    """Verify a bundle, log it and its figures to a run, and register it as a version.
 
     The run is that of MLFLOW_RUN_ID, or the one that tracked the bundle's training, or a new one.
 
@@ -76,29 +76,35 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
     given = _PLACE.fullmatch(place)
     if given is None or given["version"]:
         raise StorageError(f"{place}: expected models:/NAME or models:/NAME@ALIAS to register a bundle")
-    folder, trained_in = f"bundle-{sha256_of(bundle / MANIFEST)[:_DIGITS]}", _run(bundle)
-    what = place if trained_in is None else f"{place}, run {trained_in} of the training (MLFLOW_RUN_ID names another)"
-    with _asking(what) as mlflow, mlflow.start_run(run_id=trained_in, run_name=manifest.name) as run:
+    folder, known = f"bundle-{sha256_of(bundle / MANIFEST)[:_DIGITS]}", _run(bundle)
+    what = place if known is None else f"{place}, run {known} (MLFLOW_RUN_ID names another)"
+    with _asking(what) as mlflow, ExitStack() as stack:
         client = mlflow.MlflowClient()
-        mlflow.log_metrics(_figures(manifest))
-        mlflow.log_artifacts(str(bundle), folder)
+        # A run of before keeps its status whatever happens here, as no context manager of MLflow's ends it.
+        run = client.get_run(known) if known else stack.enter_context(mlflow.start_run(run_name=manifest.name))
+        for name, value in _figures(manifest).items():
+            client.log_metric(run.info.run_id, name, value)
+        client.log_artifacts(run.info.run_id, str(bundle), folder)
         try:
             client.create_registered_model(given["name"])
         except mlflow.exceptions.MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
-        made = client.create_model_version(given["name"], f"{run.info.artifact_uri}/{folder}", run.info.run_id)
+        source = f"{run.info.artifact_uri}/{folder}"
+        there = client.search_model_versions(f"name = '{given['name']}'")
+        made = next((each for each in there if each.source == source), None)
+        made = made or client.create_model_version(given["name"], source, run.info.run_id)
         if given["alias"]:
             client.set_registered_model_alias(given["name"], given["alias"], made.version)
     return _version(made)
 
 
 def _run(bundle: Path) -> str | None:
-    """Get the run that a bundle goes to; None: MLFLOW_RUN_ID's, or a new one."""
+    """Get the run that a bundle goes to; None: a new one."""
+    if given := os.environ.get("MLFLOW_RUN_ID"):
+        return given
     history = bundle / "history.json"
-    if "MLFLOW_RUN_ID" in os.environ or not history.is_file():
-        return None
-    run: str | None = json.loads(history.read_bytes()).get("runs", {}).get("mlflow")
+    run: str | None = json.loads(history.read_bytes()).get("runs", {}).get("mlflow") if history.is_file() else None
     return run
 
 

@@ -201,7 +201,9 @@ class Opened:
             if file.system is not None:
                 protocol = file.system.protocol if isinstance(file.system.protocol, str) else file.system.protocol[0]
                 if not self.engine.connection.filesystem_is_registered(protocol):
-                    self.engine.connection.register_filesystem(file.system)
+                    from longtail.tables.shared import SharedFiles
+
+                    self.engine.connection.register_filesystem(SharedFiles(file.system))
                 path = file.system.unstrip_protocol(path)
             source = f"read_parquet({one_path(path)}, hive_partitioning = false)"
         found = self.engine.rows(f"DESCRIBE SELECT * FROM {source}")

@@ -1,4 +1,4 @@
-"""A bundle from two PyTorch modules, in an environment of their own: `pip install 'longtail[torch]'`.
+"""Export two PyTorch modules as a bundle, in an environment of their own: `pip install 'longtail[torch]'`.
 
 Legend: `C` example queries, `L` labels, `B` batch, `P` entries of a list, `D` dimensions.
 """
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from longtail.bundle import Bundle, Feature, Tower, Vocabulary, refuse_existing
 from longtail.bundle.arrays import Float32, Float64, Int64
+from longtail.bundle.ids import id_text
 from longtail.bundle.store import working_directory
 from longtail.bundle.vectors import GivenTower, Similarity
 from longtail.trainer.errors import ExportError
@@ -32,8 +33,8 @@ __all__ = ["export_torch"]
 
 Columns = Mapping[str, Any]
 """What a module takes, by name: [B] or [B, n] tensors or arrays, of indices (integers) or of numbers (floats)."""
-Indices = Mapping[str | None, int]
-"""The index of every id in the module; that of None is of unknown ids and of padding."""
+Indices = Mapping[Any, int]
+"""The index of every id, a string or an integer, in the module; None's is of unknown ids and of padding."""
 
 _BATCH = 8192
 _CHECKED = 256
@@ -48,7 +49,7 @@ def export_torch(
     *,
     queries: Columns,
     labels: Columns,
-    label_ids: Sequence[str],
+    label_ids: Sequence[str] | Sequence[int],
     counts: Int64,
     vocabularies: Mapping[str, Indices],
     out: Path,
@@ -71,7 +72,7 @@ def export_torch(
     Args:
         queries: example queries, on which index builds measure their recall; 1,000 that were not trained on are best.
         labels: the columns of every label, L rows.
-        label_ids: strings [L], distinct.
+        label_ids: strings or integers [L], distinct.
         counts: int64 [L], training pairs of every label.
         vocabularies: the index of every id, by the name of each column of integers.
         left_padded: columns [B, P] whose padding comes first.
@@ -82,14 +83,21 @@ def export_torch(
         display: columns to show in answers, L rows.
 
     Raises:
-        ExportError: a column without a vocabulary, or a module that ONNX cannot express or computes otherwise.
+        ExportError: a column without a vocabulary, or a module that does not take the columns as float32 and int64 on
+            the CPU, that ONNX cannot express, or computes otherwise.
         BundleInvariantError: rows that do not fit, or a vector of length 0 under a cosine.
         BundleExistsError: `out` is there already.
     """
+    out = Path(out)
     refuse_existing(out)
-    unit = similarity == "cosine"
+    unit, ids = similarity == "cosine", [_text(id_, "label_ids") for id_ in label_ids]
     query = _Side(query_module, queries, vocabularies, left_padded, unit, "query")
     label = _Side(label_module, labels, vocabularies, left_padded, unit, "label")
+    if others := sorted({*left_padded} - {*query.lists, *label.lists}):
+        raise ExportError(
+            f"left_padded: {others[0]!r} is not allowed, because it is no column of integers [B, P]; use some of "
+            f"{[*query.lists, *label.lists]}"
+        )
     vectors_LD, queries_CD = label.embeddings(), query.embeddings()
     if vectors_LD.shape[1:] != queries_CD.shape[1:]:
         raise ExportError(
@@ -98,9 +106,9 @@ def export_torch(
         )
     towers = {"query": query.exported(queries_CD)}
     if label_tower:
-        towers["label"] = label.exported(vectors_LD, own=[str(id_) for id_ in label_ids])
+        towers["label"] = label.exported(vectors_LD, own=ids)
     bundle = Bundle.from_vectors(
-        pa.array(label_ids, pa.string()), vectors_LD, counts, name=out.name, similarity=similarity,
+        pa.array(ids, pa.string()), vectors_LD, counts, name=out.name, similarity=similarity,
         temperature=temperature, noise=noise, queries=queries_CD, display=display, query_tower=towers["query"],
         label_tower=towers.get("label"),
     )  # fmt: skip
@@ -110,11 +118,11 @@ def export_torch(
 
 
 class _Column(NamedTuple):
-    """Hold a column of examples [B] or [B, n], or [B] which the module takes as `wide` [B, 1]."""
+    """Hold a column of examples, [B] or [B, n]; the module takes a `wide` one as [B, 1]."""
 
     name: str
     values: Tensor
-    indices: Indices | None
+    indices: dict[str | None, int] | None
     wide: bool
     left: bool
     where: str
@@ -128,28 +136,21 @@ class _Column(NamedTuple):
             raise ExportError(f"{where}: column {name!r} is not allowed; use a name of letters, digits and _")
         if values.ndim not in (1, 2) or not values.numel():
             raise ExportError(f"{where}: {name!r} of shape {list(values.shape)} is not allowed; use [B] or [B, n]")
-        if whole and indices is None:
-            raise ExportError(
-                f"{where}: integers {name!r} without vocabularies[{name!r}] are not allowed; use a dict of ids and "
-                "their indices, or floats where they are numbers"
-            )
-        if whole and None not in (indices or {}):
-            raise ExportError(
-                f"{where}: vocabularies[{name!r}] has no index for unknown ids; use {{None: INDEX, …}}, such as a row "
-                "that training has filled with rare ids"
-            )
+        known = _known(name, indices, values, where) if whole else None
         wide = values.ndim == 2 and values.shape[1] == 1
         values = values[:, 0] if wide else values
-        if whole and values.ndim == 2:
-            begins, ends = (values[:, place] == (indices or {})[None] for place in (0, -1))
+        if known is not None and values.ndim == 2 and values.shape[1] > 2:
+            # One unknown id at an end may be an id; two are padding.
+            unknown = values == known[None]
+            begins, ends = unknown[:, :2].all(1), unknown[:, -2:].all(1)
             at_the_left, at_the_right = int((begins & ~ends).sum()), int((ends & ~begins).sum())
             if at_the_left > at_the_right if not left else at_the_right > at_the_left:
                 raise ExportError(
                     f"{where}: padding of {name!r} at the {'left' if left else 'right'} is not allowed, because "
-                    f"{at_the_left} examples begin with it and {at_the_right} end with it; name columns whose padding "
-                    "comes first in left_padded, and no others"
+                    f"{at_the_left} of the examples begin with two of it and {at_the_right} end so; name columns whose "
+                    "padding comes first in left_padded, and no others"
                 )
-        return cls(name, values if whole else values.float(), indices if whole else None, wide, left, where)
+        return cls(name, values if whole else values.float(), known, wide, left, where)
 
     def given(self, values: Tensor) -> Tensor:
         """Shape some values for the module."""
@@ -183,27 +184,27 @@ class _Column(NamedTuple):
         return made | ({f"{self.name}__weight": torch.ones(rows.shape)} if feature.kind == "history" else {})
 
     def requests(self) -> list[JsonValue]:
-        """Write the examples as requests give them."""
+        """Write the first examples as requests give them."""
+        values = self.values[:_CHECKED]
         if self.indices is None:
-            found: list[JsonValue] = self.values.double().tolist()
+            found: list[JsonValue] = values.double().tolist()
             return found
         id_of = {index: id_ for id_, index in self.indices.items() if id_ is not None}
-        unknown = self.indices[None]
-        seen = set(self.values.flatten().tolist())
-        if others := sorted(seen - set(self.indices.values())):
-            raise ExportError(
-                f"{self.where}: {self.name!r} = {others[0]} is not allowed, because vocabularies[{self.name!r}] has no "
-                "id of this index; use the dict that training used"
-            )
-        if self.values.ndim == 1:
-            return [id_of.get(index) for index in self.values.tolist()]
+        if values.ndim == 1:
+            return [id_of.get(index) for index in values.tolist()]
         lists: list[JsonValue] = []
-        for row in self.values.tolist():
+        for row in values.tolist():
             entries = row if self.left else row[::-1]
-            padding = next((place for place, index in enumerate(entries) if index != unknown), len(entries))
+            padding = next((place for place, index in enumerate(entries) if index != self.indices[None]), len(entries))
             kept = entries[padding:] if self.left else entries[padding:][::-1]
             lists.append([id_of.get(index, _UNKNOWN) for index in kept])
         return lists
+
+    def is_of(self, ids: Sequence[str]) -> bool:
+        """Return whether the column holds these ids, [B]."""
+        if self.indices is None or self.values.ndim != 1 or len(ids) != len(self.values):
+            return False
+        return bool(self.values.tolist() == [self.indices.get(id_) for id_ in ids])
 
 
 class _Renamed(nn.Module):
@@ -244,27 +245,37 @@ class _Side:
         self._columns = [
             _Column.of(name, values, vocabularies.get(name), name in left, where) for name, values in given.items()
         ]
+        self.lists = [each.name for each in self._columns if each.feature.kind == "history"]
         lengths = {column.name: len(column.values) for column in self._columns}
         if len(set(lengths.values())) != 1:
             raise ExportError(f"{where}: columns of {lengths} rows are not allowed; use one row for each example")
 
     def embeddings(self) -> Float32:
         """Compute the module's vectors of the examples, float32 [B, D]."""
-        with _evaluating(self._module):
-            parts = [
-                _called(self._module, {each.name: each.given(each.values[rows]) for each in self._columns}, self._unit)
-                for rows in torch.arange(len(self._columns[0].values)).split(_BATCH)
-            ]
+        try:
+            with _evaluating(self._module):
+                parts = [
+                    _called(
+                        self._module, {each.name: each.given(each.values[rows]) for each in self._columns}, self._unit
+                    )
+                    for rows in torch.arange(len(self._columns[0].values)).split(_BATCH)
+                ]
+        except (RuntimeError, TypeError, IndexError) as error:
+            names = [each.name for each in self._columns]
+            raise ExportError(
+                f"{self._where}: expected a module on the CPU that takes {names} as float32 and int64, found: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
         found: Float32 = torch.cat(parts).float().numpy()
         if found.ndim != 2:
             raise ExportError(f"{self._where}: vectors of shape {list(found.shape)} are not allowed; use [B, D]")
         return found
 
     def exported(self, embeddings_BD: Float32, own: Sequence[str] | None = None) -> GivenTower:
-        """Export the module, checked on the first examples; `own`: ids of labels, among which its own id is found."""
+        """Export the module and check it on the first examples; `own` are the ids of labels."""
         features = [column.feature for column in self._columns]
         vocabularies = {each.name: each.vocabulary for each in self._columns if each.indices is not None}
-        requests = {column.name: column.requests()[:_CHECKED] for column in self._columns}
+        requests = {column.name: column.requests() for column in self._columns}
         content = self._onnx()
         tower = Tower(content, features, vocabularies, embeddings_BD.shape[1], file=f"{self._where}.onnx")
         rows = [dict(zip(requests, row, strict=True)) for row in zip(*requests.values(), strict=True)]
@@ -276,8 +287,7 @@ class _Side:
                     f"{self._where}: vectors that ONNX Runtime computes otherwise are not allowed, found {error:.2g} "
                     f"apart in a batch of {len(batch)}; use a module whose rows do not depend on each other"
                 )
-        named = [each for each in features if own is not None and each.kind == "id"]
-        own_id = next((each.name for each in named if requests[each.name] == list(own or [])[:_CHECKED]), None)
+        own_id = next((each.name for each in self._columns if own is not None and each.is_of(own)), None)
         return GivenTower(content, features, vocabularies, own_id)
 
     def _onnx(self) -> bytes:
@@ -303,14 +313,15 @@ class _Side:
 
 @contextmanager
 def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module into evaluation mode, on the CPU's tensors, without gradients."""
-    training = module.training
+    """Put a module into evaluation mode, without gradients."""
+    training = {each: each.training for each in module.modules()}
     module.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        module.train(training)
+        for each, mode in training.items():
+            each.training = mode
 
 
 @contextmanager
@@ -325,6 +336,37 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+def _known(name: str, given: Indices | None, values: Tensor, where: str) -> dict[str | None, int]:
+    """Return the index of every id, which all values are among; raises ExportError."""
+    vocabulary = f"vocabularies[{name!r}]"
+    if given is None:
+        raise ExportError(
+            f"{where}: integers {name!r} without {vocabulary} are not allowed; use a dict of ids and their indices, or "
+            "floats where they are numbers"
+        )
+    if None not in given:
+        raise ExportError(
+            f"{where}: {vocabulary} has no index for unknown ids; use {{None: INDEX, …}}, such as a row that training "
+            "has filled with rare ids"
+        )
+    indices = {None if id_ is None else _text(id_, vocabulary): int(index) for id_, index in given.items()}
+    among = torch.isin(values, torch.tensor([*indices.values()]))
+    if not among.all():
+        raise ExportError(
+            f"{where}: {name!r} = {values[~among][0]} is not allowed, because {vocabulary} has no id of this index; "
+            "use the dict that training used"
+        )
+    return indices
+
+
+def _text(id_: Any, where: str) -> str:
+    """Return an id as a string; raises ExportError."""
+    text = id_text(id_.item() if isinstance(id_, np.generic) else id_)
+    if text is None:
+        raise ExportError(f"{where}: the id {id_!r} is not allowed; use strings or integers")
+    return text
 
 
 def _called(module: nn.Module, columns: Mapping[str, Tensor], unit: bool) -> Tensor:

@@ -1,7 +1,8 @@
-"""OpenTelemetry: a span for every traced request, made after its answer was sent."""
+"""Make OpenTelemetry's span of every traced request, after the answer was sent."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from random import random
@@ -12,7 +13,9 @@ from longtail.serving.monitoring.prometheus import UNKNOWN_ROUTE
 _UNTRACED = {"/livez", "/readyz", "/metrics"}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 _SERVER_ERROR = 500
-_CALLER, _STATE, _NOT_SAMPLED = b"traceparent", b"tracestate", b"-00"
+_CALLER, _STATE = b"traceparent", b"tracestate"
+_VALID = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-([0-9a-f]{2})(-.*)?")
+_SAMPLED = 1
 
 
 class Tracing:
@@ -56,12 +59,13 @@ class Tracing:
         Args:
             route: the pattern of its path, or UNKNOWN_ROUTE.
         """
-        caller = headers.get(_CALLER)
-        if (random() >= self._share if caller is None else caller.endswith(_NOT_SAMPLED)) or route in _UNTRACED:
+        caller = _VALID.fullmatch(headers.get(_CALLER, b""))  # as if none came with what is no trace [W3C]
+        sampled = random() < self._share if caller is None else int(caller[1], 16) & _SAMPLED
+        if not sampled or route in _UNTRACED:
             return
         ended, context = time.time_ns(), self._root
         if caller is not None:
-            sent = {"traceparent": caller, "tracestate": headers.get(_STATE, b"")}
+            sent = {"traceparent": caller[0], "tracestate": headers.get(_STATE, b"")}
             context = self._propagator.extract({name: each.decode("latin-1") for name, each in sent.items()}, context)
         method = method if method in _METHODS else "_OTHER"
         attributes: dict[str, str | int] = {

@@ -133,6 +133,22 @@ def test_a_damaged_version_is_refused_and_leaves_no_copy(store: Path, tmp_path: 
     assert (download_version(made.place) / "embeddings.npy").read_bytes() == content
 
 
+@pytest.mark.usefixtures("store")
+def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp_path: Path) -> None:
+    run = client().create_run(client().get_experiment_by_name("shop").experiment_id).info.run_id
+    client().set_terminated(run)
+    made = replace(
+        make_bundle(labels=90, dim=4, queries=20),
+        reports={"history.json": json.dumps({"runs": {"mlflow": run}}).encode()},
+    )
+    made.write(tmp_path / "fourth")
+    for _ in range(2):
+        with pytest.raises(StorageError, match="v1"):
+            upload_version(tmp_path / "fourth", "models:/fourth@v1")  # an alias that MLflow reserves
+    assert client().get_run(run).info.status == "FINISHED"
+    assert upload_version(tmp_path / "fourth", "models:/fourth@champion").version == 1
+
+
 @pytest.mark.usefixtures("books")
 @pytest.mark.parametrize(
     ("place", "said"),
@@ -159,7 +175,7 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
     replace(made, reports={"history.json": b'{"runs": {"mlflow": "0123456789abcdef0123456789abcdef"}}'}).write(
         tmp_path / "elsewhere"
     )
-    with pytest.raises(StorageError, match=r"run 0123\w+ of the training \(MLFLOW_RUN_ID names another\)"):
+    with pytest.raises(StorageError, match=r"run 0123\w+ \(MLFLOW_RUN_ID names another\)"):
         upload_version(tmp_path / "elsewhere", "models:/elsewhere")
     run = find_version("models:/books/1").run
     monkeypatch.setenv("MLFLOW_RUN_ID", str(run))

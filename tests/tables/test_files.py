@@ -3,9 +3,13 @@
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from longtail.tables import DataError, find_files
+from longtail.tables.engine import engine
+from longtail.tables.table import all_columns, read_table
 from tests.s3 import BUCKET, S3Server
 from tests.tables.reading import rows_of
 
@@ -49,6 +53,21 @@ def test_two_long_queries_are_two() -> None:
     assert one.name == other.name
     with pytest.raises(DataError, match="expected every file once"):
         find_files([query + "1", query + "1"])
+
+
+def test_several_threads_read_one_file_at_a_url(tmp_path: Path) -> None:
+    rows = 40_000
+    numbers = pa.array(range(rows))
+    pq.write_table(
+        pa.table({"n": numbers, "text": numbers.cast(pa.string())}), tmp_path / "a.parquet", row_group_size=500
+    )
+    for _ in range(20):
+        with engine() as made:
+            made.run("SET threads = 8")
+            table = read_table(made, find_files(f"file://{tmp_path}/a.parquet"), all_columns, "places")
+            found = table.arrow(["n", "text"])
+        assert found["n"].combine_chunks().equals(numbers)
+        assert found["text"].cast(pa.int64()).combine_chunks().equals(numbers)
 
 
 def test_objects_of_s3(s3: S3Server) -> None:

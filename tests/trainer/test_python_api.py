@@ -57,7 +57,7 @@ def folder(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Path
     [
         pytest.param(name, marks=pytest.mark.nightly if name.endswith(".tuning.study") else ())
         for name in modules()
-        if not name.endswith((".jax", ".job"))
+        if not name.endswith((".jax", ".job", ".torch"))
     ],
 )
 def test_examples_say_what_happens(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,13 +62,16 @@ def attributes(span: Span) -> dict[str, str | int]:
 
 
 def test_a_request_continues_its_callers_trace_and_probes_make_none(tmp_path: Path, collector: Collector) -> None:
-    app = create_app(plane_settings(tmp_path, tracing=0.1), retriever=plane_retriever())
+    app = create_app(plane_settings(tmp_path, tracing=1e-9), retriever=plane_retriever())
     with client_of(app) as client:
         caller = f"00-{TRACE}-{PARENT}-01"
         client.get("/readyz", headers={"traceparent": caller})
         client.get("/v1/labels/a", headers={"traceparent": caller, "x-request-id": "r1"})
         client.get("/nowhere", headers={"traceparent": caller})
         client.get("/v1/labels/b", headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
+        for _ in range(3):
+            for what in ("", "garbage", f"00-{'0' * 32}-{PARENT}-01", f"ff-{TRACE}-{PARENT}-01"):
+                client.get("/v1/labels/c", headers={"traceparent": what})
     found, unmatched = collector.spans  # all was sent when the service had stopped
     assert collector.services == {"longtail"}
     assert (found.name, found.kind) == ("GET /v1/labels/{id:path}", Span.SPAN_KIND_SERVER)

@@ -153,17 +153,58 @@ def test_a_retrieval_model_of_keras(tmp_path: Path) -> None:
     assert found.tolist() == best.tolist()
 
 
+def test_ids_may_be_numbers_and_the_own_one_is_found_over_all_labels(tmp_path: Path) -> None:
+    labels = 300
+    index: dict[Any, int] = {None: labels} | {np.int64(row + 7): row for row in range(labels)}
+    parents = torch.arange(labels)
+    parents[290:] = 0
+
+    class Nested(nn.Module):
+        """Reads a parent and an id."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.film = nn.Embedding(labels + 1, DIM)
+
+        def forward(self, parent: Tensor, film: Tensor) -> Tensor:
+            """Embed labels."""
+            return self.film(film) + self.film(parent)
+
+    module = Nested()
+    module.film.eval()
+    bundle = export_torch(
+        nn.Embedding(labels + 1, DIM), module, queries={"user": torch.arange(5)},
+        labels={"parent": parents, "film": torch.arange(labels)}, label_ids=list(range(7, labels + 7)),
+        counts=np.arange(labels), vocabularies={"user": index, "parent": index, "film": index}, label_tower=True,
+        out=str(tmp_path / "model"),  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert bundle.manifest.own_id == "film"
+    assert bundle.labels.ids[0].as_py() == "7"
+    assert [each.training for each in module.modules()] == [True, False]
+
+
+def test_full_histories_may_begin_with_an_unknown_id(tmp_path: Path) -> None:
+    films = torch.tensor([[LABELS, 2, 3], [LABELS, 4, 5], [1, 6, 2]])
+    exported(tmp_path, queries={"films": films, "since": torch.ones(3), "place": np.eye(3, 2)}, left_padded=())
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no vocabulary": ({"vocabularies": {"film": INDEX}}, "query_module: integers 'films' without vocabularies"),
     "no unknown": (
         {"vocabularies": {"films": {"label 1": 1}, "film": INDEX}}, "has no index for unknown ids; use {None: INDEX",
     ),
     "another index": (
-        {"vocabularies": {"films": {None: LABELS, "label 1": 1}, "film": INDEX}}, "'films' = 2 is not allowed",
+        {"vocabularies": {"films": {None: LABELS, "label 1": 1}, "film": INDEX}}, "'films' = 3 is not allowed",
     ),
-    "the other side": ({"left_padded": ()}, "2 examples begin with it and 0 end with it; name"),
+    "the other side": ({"left_padded": ()}, "1 of the examples begin with two of it and 0 end so; name"),
     "rows": ({"queries": {"films": torch.ones(3, 2).long(), "since": torch.ones(2)}}, "columns of"),
     "shape": ({"queries": {"films": torch.ones(3, 2, 2)}}, r"'films' of shape \[3, 2, 2\] is not allowed"),
+    "no list": ({"left_padded": ["films", "since"]}, "left_padded: 'since' is not allowed, because it is no column of"),
+    "ids": ({"label_ids": [(1,)] * LABELS}, r"label_ids: the id \(1,\) is not allowed; use strings or integers"),
+    "another name": (
+        {"queries": {"movies": torch.tensor([[1, LABELS, LABELS]])}, "vocabularies": {"movies": INDEX, "film": INDEX},
+         "left_padded": ()}, "expected a module on the CPU that takes",
+    ),
     "name": ({"queries": {"a film": torch.ones(3)}}, "column 'a film' is not allowed"),
 }  # fmt: skip
 
