@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, InstanceOf, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -29,6 +29,8 @@ from longtail.state import Place, Postgres
 
 MOST_QUERIES = 1024
 """Queries, events or labels of one request that are read before `max_queries` is looked at."""
+OTHER_VALUE, NO_VALUE = "other", "missing"
+"""Values of `groups` that the service counts itself: of queries with a value that is not listed, and without one."""
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
 _LOADING_SECONDS = 5.0
@@ -64,6 +66,17 @@ def _read_groups(given: object) -> object:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError:
         raise ValueError('expected JSON such as {"country": ["DE", "FR"], "history": []}') from None
+
+
+def _refuse_own_values(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the values of a group; raises ValueError for one that the service counts itself."""
+    for value in (OTHER_VALUE, NO_VALUE):
+        if value in values:
+            raise ValueError(
+                f"{value!r} is not allowed because unlisted values count as {OTHER_VALUE!r} and absent ones as "
+                f"{NO_VALUE!r}; use values other than these"
+            )
+    return values
 
 
 def _read_database(given: object) -> object:
@@ -121,10 +134,13 @@ class Settings(BaseSettings):
     """How often the forecast of popularity is refreshed from the service's own events, such as `1h`; of replicas, by
     one of them. By default never."""
     groups: Annotated[
-        dict[str, Annotated[tuple[str, ...], Field(max_length=50)]], NoDecode, BeforeValidator(_read_groups)
+        dict[str, Annotated[tuple[str, ...], Field(max_length=50), AfterValidator(_refuse_own_values)]],
+        NoDecode,
+        BeforeValidator(_read_groups),
     ] = Field(default={}, max_length=10)
     """Query features that `longtail_group_…` of /metrics counts answers by, each with the values to tell apart; JSON in
-    the environment, `{"country": ["DE", "FR"], "history": []}`. Without values: whether a query has the feature."""
+    the environment, `{"country": ["DE", "FR"], "history": []}`. Without values: whether a query has the feature. The
+    values `other` and `missing` are refused, as unlisted and absent ones count so."""
     mirror_share: float = Field(default=0.05, ge=0, le=1)
     """Share of the queries that a staged release is asked, too, unseen."""
 

@@ -157,14 +157,14 @@ def finish(
     if dial.curve:
         title = f"{recipe.name}: {dial.bias_removal.curve_split}"
         reporter.console.print(evaluation_table(title, dial, recipe.evaluation.metric))
-    groups, compared = measured or AtDefault([], None)
+    groups, compared, left_out = measured or AtDefault([], None, [])
     if groups:
         reporter.console.print(group_table(groups, recipe.evaluation.metric))
     if compared:
         reporter.console.print(baseline_table(compared))
         reporter.say(f"[bold{' red' if compared.behind else ''}]{compared.sentence}[/]")
-        for note in compared.notes:
-            reporter.say(escape(note))
+    for note in left_out if compared is None else compared.notes:
+        reporter.say(escape(note))
     held_out = next((pairs for pairs in (dataset.test, dataset.valid) if len(pairs)), dataset.train)
     facts = {
         "Labels": f"{len(dataset.label_ids):,}",
@@ -193,6 +193,7 @@ def finish(
     figures["held_out"] = {split: asdict(found) for split, found in to_find.items()}
     figures |= {"groups": record_of(groups)} if groups else {}
     figures |= ({"objectives": objectives} if objectives else {}) | (compared.record() if compared else {})
+    figures |= {"baseline_notes": left_out} if left_out else {}
     reports = {
         "metrics.json": json.dumps(figures, indent=1, ensure_ascii=False).encode(),
         "history.json": json.dumps(asdict(history), indent=1).encode(),
@@ -268,10 +269,11 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
 
 
 class AtDefault(NamedTuple):
-    """What is measured at the default λ and μ alone."""
+    """What is measured at the default λ and μ alone; `left_out` says why, where no baseline ran."""
 
     groups: list[Group]
     compared: Comparison | None
+    left_out: list[str]
 
 
 def measure_default(
@@ -307,7 +309,7 @@ def measure_default(
     )  # fmt: skip
     learnt, label_facts = learnt_from(trained.dataset.train, known), label_side.facts(config)
     groups = figures_by_group(config.groups, dataset, known, task, ours_NK, label_facts)
-    return AtDefault(groups, compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
+    return AtDefault(groups, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:

@@ -197,6 +197,11 @@ class Service:
                 changed.check_compatible(self.current)
             offline = OfflineFigures.of(changed.manifest)
             self.monitoring.begin_release(changed.name, changed.buckets_L, changed.baseline, offline, changed.forecast)
+            if lacking := self.settings.groups.keys() - {each.name for each in changed.manifest.query_features}:
+                logger.warning(
+                    "LONGTAIL_GROUPS: release %s has no query feature %s: every query counts as missing there",
+                    changed.name, ", ".join(map(repr, sorted(lacking))),
+                )  # fmt: skip
             others = [kept for kept in self._loaded.values() if kept.name != changed.name]
             kept = others[max(0, len(others) - self.settings.keep_releases) :]
             self._loaded, self.current = {each.name: each for each in (*kept, changed)}, changed

@@ -33,6 +33,7 @@ from longtail.bundle.forecast import ForecastSettings
 from longtail.bundle.ids import id_text
 from longtail.serving.monitoring.baseline import DECILES
 from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
+from longtail.serving.settings import NO_VALUE, OTHER_VALUE
 
 # Half of all lines, and nobody's question.
 disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -286,13 +287,13 @@ class Metrics(Collector):
 
 
 class _GroupSeries:
-    """Counters of one query feature: of its listed values, `other` and `missing`, or `given` and `missing`."""
+    """Count one query feature by its listed values, `other` and `missing`, or by `given` and `missing`."""
 
     def __init__(self, name: str, values: Sequence[str], queries: Counter, exposures: Counter) -> None:
         self._name, self._values = name, frozenset(values)
         self._of_value = {
             value: (queries.labels(name, value), [exposures.labels(name, value, bucket) for bucket in BUCKET_NAMES])
-            for value in (*values, "other" if values else "given", "missing")
+            for value in (*values, OTHER_VALUE if values else "given", NO_VALUE)
         }
 
     def count(self, features_B: Sequence[Mapping[str, Any] | None], shown: Int64) -> None:
@@ -309,8 +310,8 @@ class _GroupSeries:
 
     def _value(self, given: Any) -> str:
         if given is None or given in ("", [], {}):
-            return "missing"
+            return NO_VALUE
         if not self._values:
             return "given"
         text = id_text(given)
-        return text if text is not None and text in self._values else "other"
+        return text if text is not None and text in self._values else OTHER_VALUE

@@ -39,6 +39,8 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
         ("max_k = 0", "greater than or equal to 1"),
         ("[max_k]\nx = 1", "valid integer"),
         (f"[groups]\ncountry = {[str(value) for value in range(51)]}", "at most 50 items"),
+        ('[groups]\ncountry = ["DE", "other"]', "'other' is not allowed because unlisted values count as 'other' and"),
+        ('[groups]\ncountry = ["missing"]', "'missing' is not allowed because unlisted values count as 'other' and"),
         ('api_keys = ["short"]', "expected keys of at least 16 characters"),
         ("queue_limit = 3", "expected queue_limit >= max_queries"),
         ('refresh_prior = "hourly"', "expected a span such as '90m', '12h', '30d' or '4w', received 'hourly'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -16,10 +17,13 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from longtail.trainer.audit.cli import main
 from longtail.trainer.audit.measure import Audit, Audited, audit
 from longtail.trainer.audit.promise import Promise
+from longtail.trainer.audit.report import show
+from longtail.trainer.audit.report import write as write_report
 from longtail.trainer.errors import DataError, RecipeError, TrainerError
 from tests.trainer.conftest import Finished
 
@@ -223,6 +227,54 @@ def test_leaks_and_gaps_are_counted(tmp_path: Path) -> None:
     assert any(note.startswith("1 of 4 lists are of queries without a test pair") for note in found.notes)
 
 
+def test_notes_and_findings_name_what_the_command_was_given(tmp_path: Path) -> None:
+    tables = {"items": {"item_id": ["x", "y"]}, "users": {"user_id": ["a"]}}
+    write(tmp_path, LEAKY | tables)
+    given = {side: [str(tmp_path / f"{name}.parquet")] for side, name in (("queries", "users"), ("labels", "items"))}
+
+    found, bare = audited(tmp_path, ks=(3,), **given), audited(tmp_path, ks=(3,))
+
+    notes = " ".join(found.notes)
+    assert "Without a row in --queries: 3 of the 4 queries in interactions" in notes
+    assert "Without a row in --labels: 1 of the 3 labels in interactions" in notes
+    assert "data." not in notes
+    said = [{each.name: str(each) for each in of.findings}["unnamed"] for of in (found, bare)]
+    assert said == [
+        "unnamed: 1 of 6 (16.7%) entries are labels that no interaction, nor --labels, names",
+        "unnamed: 1 of 6 (16.7%) entries are labels that no interaction names",
+    ]
+
+
+def test_pairs_that_all_are_known_are_refused_unless_they_may_be_found_again(tmp_path: Path) -> None:
+    write(tmp_path, LEAKY | {"test": {"user_id": ["a", "b"], "item_id": ["y", "x"]}})
+    with pytest.raises(DataError) as error:
+        audited(tmp_path, ks=(3,))
+    assert str(error.value) == (
+        "--test: expected pairs that are not in train or valid too, found 2 that all are; use --include-seen where a "
+        "query may find a label again"
+    )
+    assert audited(tmp_path, ks=(3,), include_seen=True).pairs == 2
+
+
+def test_why_no_baseline_ran_is_said(shop: Path, tmp_path: Path) -> None:
+    found, screen = audited(shop, baselines=("recent popularity",)), io.StringIO()
+    judged = Promise().judge(found)
+    show(found, judged, Console(file=screen, width=120))
+    write_report(found, judged, tmp_path / "out")
+
+    said = "recent popularity was left out: the pairs have no times."
+    assert found.compared is None
+    for text in (
+        screen.getvalue(), (tmp_path / "out" / "report.html").read_text(),
+        (tmp_path / "out" / "metrics.json").read_text(),
+    ):  # fmt: skip
+        assert text.count(said) == 1
+    for baselines in (("recent popularity",), ("recent popularity", "popularity")):
+        with pytest.raises(DataError) as error:
+            Promise(over={"recent popularity": {f"recall@{K}": 0}}).judge(audited(shop, baselines=baselines))
+        assert str(error.value) == f"promise: over: 'recent popularity' is not allowed because {said}"
+
+
 def test_seen_labels_may_be_found_where_repeats_are_allowed(tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
 
@@ -281,6 +333,8 @@ REFUSED = {
     '[groups.country.IT.floors]\n"recall@5" = 0.1': "groups: 'country = IT' is not allowed because this audit has",
     '[over.EASE]\n"recall@5" = 0': "over: 'EASE' is not allowed because",
     '[over.popularity]\n"gini@5" = 0': "over.popularity: 'gini@5' is not allowed because",
+    "[findings]\nbefore_own_train = 0": "findings: 'before_own_train' is not allowed because this audit "
+    "reads no times; use --timestamp",
     "[findings]\nseen = 0": "findings: 'seen' is not allowed because this audit has no such figure; use one that was",
     "max_drop = 0.1": "max_drop is not allowed because a promise of an audit has no such key; use [over.BASELINE]",
     "[floors]\ntail = 'high'": "floors.tail: Input should be a valid number",
@@ -311,9 +365,15 @@ def test_a_promise_that_cannot_be_judged_is_refused(promise: str, compared: Audi
 
 def test_a_floor_of_a_bucket_without_pairs_is_refused_and_chance_is_said(compared: Audit, tmp_path: Path) -> None:
     write(tmp_path, LEAKY)
-    found = audited(tmp_path, ks=(3,))
-    with pytest.raises(DataError, match="floors: recall@3/new is not allowed because no test pair is there to find"):
-        Promise(floors={"new": 0.1}).judge(found)
+    found = audited(tmp_path, ks=(3,), baselines=("popularity",))
+    for name, promise in {
+        "floors: recall@3/new": Promise(floors={"new": 0.1}),
+        "ceilings: balanced_error@3/new": Promise(ceilings={"balanced_error@3/new": 0.1}),
+        "over.popularity: recall@3/new": Promise(over={"popularity": {"recall@3/new": 0}}),
+    }.items():
+        with pytest.raises(DataError, match=f"{name} is not allowed because no test pair is there to find"):
+            promise.judge(found)
+    assert Promise(over={"popularity": {"recall@3/head": -1}}).judge(found)[0].kept
     value = compared.metrics["recall@5"]
     (near, far) = Promise(floors={"recall@5": value.low + 0.9 * (value.value - value.low), "ndcg@5": 2}).judge(compared)
     assert (near.kept, near.by_chance, str(near)[:20]) == (True, True, "kept, within chance:")

@@ -1,11 +1,16 @@
 """The rows that a model is compared with: their lists worked out otherwise, and what is said of the difference."""
 
 import dataclasses
+import io
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from longtail.bundle import Buckets
+from longtail.trainer import job
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.baselines import (
     BASELINES,
@@ -20,10 +25,13 @@ from longtail.trainer.evaluation.baselines import (
     top_labels,
 )
 from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import LabelSide
 from longtail.trainer.evaluation.task import Task
+from longtail.trainer.progress import Reporter
 from tests.trainer import tiny
+from tests.trainer.conftest import Finished
 
 QUERIES, L, K = 60, 24, 5
 
@@ -213,8 +221,9 @@ def test_ials_solves_the_normal_equations() -> None:
 
 def compared(ours: np.ndarray, **evaluation: object) -> Comparison:
     config = CONFIG.model_copy(update=evaluation)
-    result = compare(TASK, ours, FACTS, DATA, config, tuning=(TASK, DATA))
+    result, left_out = compare(TASK, ours, FACTS, DATA, config, tuning=(TASK, DATA))
     assert result is not None
+    assert left_out == []
     return result
 
 
@@ -283,12 +292,30 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons["recent popularity"] == "the pairs have no times"
     for name in ("item-kNN", "RP3beta", "EASE", "iALS"):
         assert "would take many minutes" in str(reasons[name]), name
-    assert (
-        compare(
-            TASK, answers("popularity"), FACTS, data, CONFIG.model_copy(update={"baselines": ["iALS"]}), tuning=None
-        )
-        is None
+    config = CONFIG.model_copy(update={"baselines": ["iALS", "recent popularity"]})
+    result, left_out = compare(TASK, answers("popularity"), FACTS, data, config, tuning=None)
+    assert result is None
+    assert left_out == [f"{name} was left out: {reasons[name]}." for name in config.baselines]
+
+
+def test_fit_says_why_no_baseline_ran(finished: Finished, tmp_path: Path) -> None:
+    """A trained model without times of its pairs, and a baseline that needs them."""
+    trained, screen = finished.trained, io.StringIO()
+    recipe = trained.recipe.model_copy(
+        update={"evaluation": trained.recipe.evaluation.model_copy(update={"baselines": ["recent popularity"]})}
     )
+    untimed = dataclasses.replace(trained.dataset.train, times=None)
+    of_pairs = dataclasses.replace(trained.dataset, train=untimed)
+    again = dataclasses.replace(trained, recipe=recipe, dataset=of_pairs)
+    dial = Dial(tiny.curve_of_metrics(finished.out))
+
+    job.finish(again, trained.dataset, dial, trained.history, Reporter(Console(file=screen, width=120)), tmp_path / "b")
+
+    said = "recent popularity was left out: the pairs have no times."
+    assert said in screen.getvalue()
+    figures = json.loads((tmp_path / "b" / "metrics.json").read_text())
+    assert figures["baseline_notes"] == [said]
+    assert "baselines" not in figures
 
 
 def test_the_first_that_a_query_has_not_seen_are_found_however_far_down_they_are() -> None:

@@ -74,15 +74,29 @@ def test_requests_are_in_the_group_of_their_own_context() -> None:
 
 
 def test_rare_values_are_one_group() -> None:
+    """A value that is called `other` is in it, however frequent it is; alone it is a value like any."""
     queries = 60
     test = tiny.pairs(*[(query, 0) for query in range(queries)])
-    data = tiny.dataset(TRAIN, queries=queries, labels=L, query_table=pa.table({"zip": [*range(30), *range(30)]}))
+    data = tiny.dataset(
+        TRAIN,
+        queries=queries,
+        labels=L,
+        query_table=pa.table(
+            {"zip": [*map(str, range(30)), *map(str, range(24)), *["other"] * 6], "few": ["other", "a"] * 30}
+        ),
+    )
     task = Task.of(test, TRAIN.take(slice(0)), CONFIG, labels=L, seed=0)
 
-    groups = figures_by_group(["zip"], data, TRAIN, task, np.zeros((queries, K), np.int32), FACTS)
+    groups = figures_by_group(["zip", "few"], data, TRAIN, task, np.zeros((queries, K), np.int32), FACTS)
 
     of_zip = [group for group in groups if group.column == "zip"]
-    assert (len(of_zip), of_zip[-1].name, of_zip[-1].queries) == (21, "zip = other (10 values)", 20)
+    assert [group.name for group in of_zip] == [*(f"zip = {place}" for place in range(20)), "zip = other"]
+    assert {group.queries for group in of_zip[:-1]} == {2}
+    assert (of_zip[-1].queries, of_zip[-1].about) == (20, "11 values of zip")
+    assert record_of(groups)["zip"]["other"]["about"] == "11 values of zip"
+    assert [(group.name, group.queries, group.about) for group in groups if group.column == "few"] == [
+        ("few = other", 30, ""), ("few = a", 30, ""),
+    ]  # fmt: skip
 
 
 def test_columns_that_make_no_groups_are_refused() -> None:

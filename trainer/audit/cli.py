@@ -69,7 +69,7 @@ def run(
         Path | None, typer.Option("--promise", help="TOML of least and most values; exit code 1 if one is broken.")
     ] = None,
 ) -> None:
-    """Measure lists of any recommender by bucket of labels and group of queries, beside baselines.
+    """Measure lists of any recommender by bucket and group, compared with baselines.
 
     Exit code 0, 1 where a promise is broken, 2 where something cannot be read or judged.
     """
@@ -97,7 +97,10 @@ def run(
 
 
 def main() -> None:
-    """Run the command; a TrainerError, DataError, BundleError or OSError is one line on stderr and exit code 2."""
+    """Run the command.
+
+    A TrainerError, DataError, BundleError or OSError is one line on stderr and exit code 2.
+    """
     from longtail.bundle import BundleError
     from longtail.trainer.errors import DataError, TrainerError
 

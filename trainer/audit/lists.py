@@ -1,4 +1,4 @@
-"""Read lists of labels: rows of a query and a label, or a row for each query with a list of labels.
+"""Read lists of labels: a row for each entry, or a row for each query.
 
 Legend: `E` entries of all lists, `N` queries of a task, `K` list length.
 """
@@ -28,7 +28,7 @@ _ORDERS = ("rank", "score")
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of a table of lists mean.
+    """Name the columns of a table of lists.
 
     Args:
         rank, score: column that orders a query's rows, from the lowest rank or the highest score.
@@ -42,7 +42,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Lists:
-    """Entries of lists by query, then place.
+    """Hold entries of lists by query, then place.
 
     Attributes:
         order: what orders entries, in words.
@@ -111,7 +111,11 @@ def _whole(table: Table) -> bool:
 
 
 def _table(duck: Engine, place: Path | str, columns: Columns, where: str) -> tuple[Table, str, bool]:
-    """Return columns `query`, `label` and maybe `order`, a DOUBLE; what orders entries; and whether it falls."""
+    """Read columns `query`, `label` and maybe `order`, a DOUBLE.
+
+    Returns:
+        The table, what orders entries in words, and whether that falls.
+    """
     chosen: set[tuple[str, bool]] = set()
 
     def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
@@ -155,7 +159,11 @@ def _refuse(table: Table, condition: str, expected: str, found: str, value: str 
 
 
 def rows_of(found: pa.Array, known: pa.Array, what: str, where: str) -> Int32:
-    """Return the row in `known` of each id, int32, −1 where there is none; DataError where no id has one."""
+    """Return the row in `known` of each id, int32, −1 where there is none.
+
+    Raises:
+        DataError: no id has one.
+    """
     rows: Int32 = pc.fill_null(pc.index_in(found, value_set=known.cast(found.type)), -1).to_numpy().astype(np.int32)
     if (rows < 0).all():
         raise DataError(

@@ -1,4 +1,4 @@
-"""Measure lists of labels: recall, exposure and coverage by bucket and group, baselines, and leaks across time.
+"""Measure lists of labels by bucket and group, compare baselines, and count leaks.
 
 Legend: `E` entries of all lists, `N` queries of a task, `K` list length, `L` labels.
 """
@@ -29,17 +29,20 @@ from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.evaluation.task import HeldOut, Task, seen_by, seen_pairs
 
 _SEED = 0
+BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN = "before_train_ends", "before_own_train"
+"""Findings that need times."""
 
 
 @dataclass(frozen=True)
 class Audited:
-    """What is audited, and how.
+    """Say what is audited, and how.
 
     Args:
         lists: place of a table of lists.
         rank, score: column that orders the rows of a query; by default `rank`, `score` or the order of the rows.
-        train, valid, test: places of interactions, as a recipe has them: those that buckets and baselines are of, those
-            that queries are also known by, and those to find.
+        train: places of interactions, as a recipe has them; buckets and baselines come from these.
+        valid: places of interactions that queries are known by too.
+        test: places of interactions to find.
         ks: list lengths; the first is that of the tables.
         queries, labels: tables of queries, with the columns of `groups`, and of the catalogue.
         include_seen: whether labels that a query is known by may be listed and found.
@@ -87,7 +90,7 @@ class Audited:
 
 @dataclass(frozen=True)
 class Finding:
-    """How many of some entries, pairs or queries are in a state that lists or splits should not be in."""
+    """Count entries, pairs or queries that lists or splits should not have."""
 
     name: str
     count: int
@@ -101,7 +104,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a bucket holds: labels, training pairs, and pairs to find."""
+    """Count what a bucket holds: labels, training pairs, and pairs to find."""
 
     name: str
     labels: int
@@ -111,11 +114,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Audit:
-    """Figures of lists.
+    """Hold figures of lists.
 
     Attributes:
         metric: recall at the first k.
-        notes: what was left out or read in another way, and which order was taken.
+        notes: what was left out or read in another way, and which order was taken; of baselines, where none ran.
     """
 
     name: str
@@ -151,6 +154,12 @@ def audit(audited: Audited) -> Audit:
     if k > labels:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
     known, queries = dataset.before("test"), len(dataset.query_ids)
+    to_find = HeldOut.of(dataset.test, known, labels=labels, exclude_seen=True)
+    if to_find.seen and not to_find.measured and not audited.include_seen:
+        raise DataError(
+            f"--test: expected pairs that are not in train or valid too, found {to_find.seen:,} that all are; use "
+            "--include-seen where a query may find a label again"
+        )
     task = Task.of(dataset.test, known, config, labels=labels, seed=_SEED)
     placed = _Placed.of(lists, query_rows, label_rows, task)
     counts = np.bincount(dataset.train.labels, minlength=labels)
@@ -161,7 +170,7 @@ def audit(audited: Audited) -> Audit:
     if len(dataset.valid):
         of_train = Interactions(dataset.train, dataset.train, queries=queries, labels=labels, seed=_SEED)
         tuning = Task.of(dataset.valid, dataset.train, config, labels=labels, seed=_SEED), of_train
-    compared = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
+    compared, left_out = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
     sums = [np.bincount(bucket_L, of_L, minlength=len(BUCKET_NAMES)).astype(int) for of_L in (None, counts, pairs_L)]
     return Audit(
@@ -170,42 +179,44 @@ def audit(audited: Audited) -> Audit:
         [Bucket(name, *map(int, of)) for name, *of in zip(BUCKET_NAMES, *sums, strict=True)],
         figures_by_group(config.groups, dataset, known, task, placed.top_NK, facts),
         compared,
-        _findings(placed, dataset, task, audited, named),
-        [f"Lists are ordered by {lists.order}", *_notes(placed, lists, k), *dataset.report.lines()],
+        _findings(placed, dataset, task, to_find, audited, named),
+        [*left_out, f"Lists are ordered by {lists.order}", *_notes(placed, lists, k), *dataset.report.lines("--")],
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Placed:
-    """Lists as a task ranks its queries.
+    """Place lists as a task ranks its queries.
 
     Attributes:
         top_NK: label rows, int32; −1 where a list ends, and where it repeats a label.
         length_N: entries of each query's list, at most K.
         repeats: entries that repeat a label of their list.
-        unasked: lists of queries with nothing to find.
+        left_out: lists of queries with nothing to find.
     """
 
     top_NK: Int32
     length_N: Int64
     repeats: int
-    unasked: int
+    left_out: int
 
     @classmethod
     def of(cls, lists: Lists, query_rows: Int32, label_rows: Int32, task: Task) -> _Placed:
         listed = query_rows[lists.query_E]
-        asked_E: Bools = is_among(listed, task.queries_N)
-        row_E = np.searchsorted(task.queries_N, listed[asked_E])
-        label_E, place_E = label_rows[lists.label_E[asked_E]], lists.place_E[asked_E]
+        kept_E: Bools = is_among(listed, task.queries_N)
+        row_E = np.searchsorted(task.queries_N, listed[kept_E])
+        label_E, place_E = label_rows[lists.label_E[kept_E]], lists.place_E[kept_E]
         length_N = np.bincount(row_E, minlength=len(task.queries_N))
         _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
         top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
         top_NK[row_E[first], place_E[first]] = label_E[first]
-        unasked = int((~is_among(query_rows, task.queries_N)).sum())
-        return cls(top_NK, length_N, len(row_E) - len(first), unasked)
+        left_out = int((~is_among(query_rows, task.queries_N)).sum())
+        return cls(top_NK, length_N, len(row_E) - len(first), left_out)
 
 
-def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, named: int) -> list[Finding]:
+def _findings(
+    placed: _Placed, dataset: Dataset, task: Task, to_find: HeldOut, audited: Audited, named: int
+) -> list[Finding]:  # fmt: skip
     train, test, labels = dataset.before("test"), dataset.test, task.positives.labels
     entries, queries = int(placed.length_N.sum()), len(task.rows_N)
     seen = seen_pairs(train, labels=labels, exclude_seen=True, held_out=test)
@@ -213,17 +224,17 @@ def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, n
     known_NK = is_among(
         np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK, row_n * np.int64(labels) + label_n
     ) & (placed.top_NK >= 0)
-    held_out = HeldOut.of(test, train, labels=labels, exclude_seen=True)
     allowed = " (allowed by --include-seen)" if audited.include_seen else ""
     found = [
         Finding(
             "seen_listed", int(known_NK.sum()), entries,
             f"entries are labels that the query is known by already{allowed}",
         ),
-        Finding("seen_test", held_out.seen, held_out.distinct, f"test pairs are in train or valid too{allowed}"),
+        Finding("seen_test", to_find.seen, to_find.distinct, f"test pairs are in train or valid too{allowed}"),
         Finding("repeated", placed.repeats, entries, "entries repeat a label of their list, and find nothing"),
         Finding(
-            "unnamed", int((placed.top_NK >= named).sum()), entries, "entries are labels that no interaction names"
+            "unnamed", int((placed.top_NK >= named).sum()), entries,
+            f"entries are labels that no interaction{', nor --labels,' if audited.labels else ''} names",
         ),
         Finding(
             "without_list", int((placed.length_N == 0).sum()), queries, "test queries have no list: they find nothing"
@@ -239,12 +250,12 @@ def _findings(placed: _Placed, dataset: Dataset, task: Task, audited: Audited, n
         np.maximum.at(last_Q, train.queries, train.times)
         found += [
             Finding(
-                "before_train_ends", int((test.times < newest).sum()), len(test),
+                BEFORE_TRAIN_ENDS, int((test.times < newest).sum()), len(test),
                 f"test pairs are older than the newest pair of train and valid, {time_in_words(newest, unit)}: "
                 "popularity and other queries tell of what is to come",
             ),
             Finding(
-                "before_own_train", int((test.times < last_Q[test.queries]).sum()), len(test),
+                BEFORE_OWN_TRAIN, int((test.times < last_Q[test.queries]).sum()), len(test),
                 "test pairs are older than a pair of train or valid of their own query",
             ),
         ]  # fmt: skip
@@ -257,9 +268,9 @@ def _notes(placed: _Placed, lists: Lists, k: int) -> list[str]:
         notes.append(
             f"{lists.longer:,} of {len(lists.queries):,} lists are longer than {k} labels: the rest is left out"
         )
-    if placed.unasked:
+    if placed.left_out:
         notes.append(
-            f"{placed.unasked:,} of {len(lists.queries):,} lists are of queries without a test pair to find: they are "
+            f"{placed.left_out:,} of {len(lists.queries):,} lists are of queries without a test pair to find: they are "
             "left out of all figures"
         )
     return notes

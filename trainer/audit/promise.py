@@ -33,7 +33,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
-from longtail.trainer.audit.measure import Audit
+from longtail.trainer.audit.measure import BEFORE_OWN_TRAIN, BEFORE_TRAIN_ENDS, Audit
 from longtail.trainer.config.base import Section
 from longtail.trainer.errors import DataError
 
@@ -41,14 +41,14 @@ _ROUNDING = 1e-12
 
 
 class Bounds(Section):
-    """Least and most values of metrics, by full names or buckets."""
+    """Bound values of metrics, by full names or buckets."""
 
     floors: dict[str, float] = Field(default_factory=dict)
     ceilings: dict[str, float] = Field(default_factory=dict)
 
 
 class Promise(Bounds):
-    """A promise of an audit."""
+    """Bound the figures of an audit."""
 
     metric: str | None = None
     """What a bucket's name stands for, such as `recall@20`; by default recall at the first k."""
@@ -88,14 +88,22 @@ class Promise(Bounds):
                 name = f"{column} = {value}"
                 _known("groups", name, groups)
                 judged += self._bounded(name, bounds, groups[name].metrics, audit)
-        differences = {} if audit.compared is None else audit.compared.differences
+        differences, notes = {}, audit.notes
+        if audit.compared is not None:
+            differences, notes = audit.compared.differences, audit.compared.notes
         for baseline, least in self.over.items():
+            if why := next((note for note in notes if note.startswith(f"{baseline} was left out")), None):
+                raise DataError(f"promise: over: {baseline!r} is not allowed because {why}")
             _known("over", baseline, differences)
             for metric, bound in least.items():
-                _known(f"over.{baseline}", metric, differences[baseline])
+                _measured(f"over.{baseline}", metric, differences[baseline], audit.metrics)
                 judged.append(Judged(f"over {baseline}", metric, ">=", bound, differences[baseline][metric]))
         findings = {finding.name: finding.count for finding in audit.findings}
         for name, most in self.findings.items():
+            if name in (BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN) and name not in findings:
+                raise DataError(
+                    f"promise: findings: {name!r} is not allowed because this audit reads no times; use --timestamp"
+                )
             _known("findings", name, findings)
             judged.append(Judged("findings", name, "<=", most, Interval(value=findings[name])))
         return judged
@@ -106,17 +114,18 @@ class Promise(Bounds):
             for short, bound in values.items():
                 name = f"{self.metric or audit.metric}/{short}" if short in BUCKET_NAMES else short
                 place = f"{where}: {key}" if where else key
-                _known(place, name, metrics)
-                figure = metrics[name]
-                if name.startswith("recall@") and "/" in name and figure.high == 0:
-                    raise DataError(f"promise: {place}: {name} is not allowed because no test pair is there to find")
-                judged.append(Judged(where, name, sign, bound, figure))
+                _measured(place, name, metrics, metrics)
+                judged.append(Judged(where, name, sign, bound, metrics[name]))
         return judged
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A promise and its figure; `where` is a group, `over BASELINE`, `findings`, or empty for all queries."""
+    """Compare a promise with its figure.
+
+    Attributes:
+        where: a group, `over BASELINE`, `findings`, or empty for all queries.
+    """
 
     where: str
     name: str
@@ -149,6 +158,14 @@ class Judged:
         """Return what `metrics.json` says of it."""
         figure = self.figure.model_dump()
         return asdict(self) | {"figure": figure, "kept": self.kept, "by_chance": self.by_chance}
+
+
+def _measured(where: str, name: str, names: Iterable[str], metrics: Mapping[str, Interval]) -> None:
+    """Raise DataError for a metric without a figure, or of a bucket without test pairs."""
+    _known(where, name, names)
+    metric, _, rest = name.partition("@")
+    if metric in ("recall", "balanced_error") and "/" in rest and metrics[f"recall@{rest}"].high == 0:
+        raise DataError(f"promise: {where}: {name} is not allowed because no test pair is there to find")
 
 
 def _known(where: str, name: str, names: Iterable[str]) -> None:

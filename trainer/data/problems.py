@@ -113,8 +113,12 @@ class RowReport:
             Problem(file, "", expected, found, at[:_SHOWN], len(at)) for (file, expected, found), at in kinds.items()
         )
 
-    def lines(self) -> list[str]:
-        """Describe what was left out and why; empty where nothing was."""
+    def lines(self, tables: str = "data.") -> list[str]:
+        """Describe what was left out and why; empty where nothing was.
+
+        Args:
+            tables: what precedes `queries` and `labels` where the caller names these tables; `--` of an option.
+        """
         counts = {
             "data.since": self.early,
             "event types of weight 0": self.unweighted,
@@ -125,7 +129,9 @@ class RowReport:
         lines = [f"Left out, of {self.read:,} rows read: {left_out}"] if left_out else []
         lines += [f"{rows:,} of {self.read:,} rows {note}" for note, rows in self.notes.items() if rows]
         for side, (without, every, example) in self.unlisted.items():
-            lines.append(f"Without a row in data.{side}: {without:,} of the {every:,} {side} in interactions{example}")
+            lines.append(
+                f"Without a row in {tables}{side}: {without:,} of the {every:,} {side} in interactions{example}"
+            )
         for name, fatal in (("Bad", True), ("Doubtful", False)):
             lines += [f"{name}: {each}" for each in in_words([one for one in self.problems if one.fatal is fatal])]
         return lines

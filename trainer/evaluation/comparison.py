@@ -1,4 +1,4 @@
-"""A model beside the baselines of its recipe: the same queries, pairs and metrics, and what the difference is.
+"""Compare a model with its recipe's baselines on the same queries, pairs and metrics.
 
 Legend: `N` queries, `K` list length.
 """
@@ -23,7 +23,7 @@ from longtail.trainer.metric_registry import k_of
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of a model at its default λ and μ, and of baselines.
+    """Hold figures of a model at its default λ and μ, and of baselines.
 
     Attributes:
         seconds: how long each took to learn and to answer with these settings; not in a bundle, whose bytes repeat.
@@ -95,8 +95,12 @@ def compare(
     config: EvaluationConfig,
     *,
     tuning: tuple[Task, Interactions] | None,
-) -> Comparison | None:
-    """Run the recipe's baselines, tuned on validation queries where there are some; None without baselines."""
+) -> tuple[Comparison | None, list[str]]:
+    """Run the recipe's baselines, tuned on validation queries where there are some.
+
+    Returns:
+        The comparison and no lines; or, where no baseline ran, None and a line for each that was left out.
+    """
     notes: list[str] = []
     metrics: dict[str, dict[str, Interval]] = {}
     used: dict[str, Settings] = {}
@@ -118,7 +122,7 @@ def compare(
         seconds[name] = time.monotonic() - began
         metrics[name], used[name] = task.metrics(lists[name], facts), settings
     if not metrics:
-        return None
+        return None, notes
     by_history = [name for name in metrics if name not in ("popularity", "recent popularity")]
     if (newcomers := int(data.newcomers[task.queries_N].sum())) and by_history:
         notes.append(
@@ -130,7 +134,7 @@ def compare(
     ours = task.ratios(k, ours_NK, facts)
     differences = {name: _differences(task, ours, task.ratios(k, lists[name], facts)) for name in metrics}
     model = task.metrics(ours_NK, facts)
-    return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, differences, notes)
+    return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, differences, notes), []
 
 
 def _differences(

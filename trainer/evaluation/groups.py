@@ -1,4 +1,4 @@
-"""Figures by group of queries: by how much is known of a query, and by columns such as its country.
+"""Compute figures by group of queries: by known pairs, and by columns such as country.
 
 Legend: `N` queries of a task, `K` list length.
 """
@@ -25,13 +25,13 @@ from longtail.trainer.evaluation.task import Task
 HISTORY = "history"
 """Name of the grouping by known pairs."""
 _MOST = 20
-"""Values of a column that are groups of their own, the most frequent; the rest is one."""
+"""Values of a column that are groups of their own, the most frequent; `other` is the rest."""
 _UNKNOWN, _OTHER = "unknown", "other"
 
 
 @dataclass(frozen=True)
 class Group:
-    """Figures of the queries with one value of a column.
+    """Hold figures of the queries with one value of a column.
 
     Attributes:
         column: the column, or `history`.
@@ -55,11 +55,12 @@ class Group:
 def figures_by_group(
     columns: Sequence[str], dataset: Dataset, known: Pairs, task: Task, top_NK: Int32, facts: LabelFacts
 ) -> list[Group]:
-    """Compute every metric of the lists of each group of queries, int32 [N, K], by `history` and by some columns.
+    """Compute every metric by group of queries: by `history` and by some columns.
 
     Args:
         columns: of the query table, or of the interactions if a query feature reads them there.
         known: pairs by which queries are new, of few or of many pairs.
+        top_NK: lists of label rows, int32 [N, K].
 
     Raises:
         DataError: a column is not there, or holds neither texts, numbers nor booleans.
@@ -68,16 +69,15 @@ def figures_by_group(
     middle = int(np.median(known_N[known_N > 0])) if known_N.any() else 0
     about = {"new": "no known pair", "few": f"up to {middle:,} known pairs, the median", "many": f"over {middle:,}"}
     history_N = np.where(known_N == 0, 0, np.where(known_N <= middle, 1, 2))
-    groupings = [(HISTORY, [*about], history_N)]
+    groupings = [(HISTORY, about, history_N)]
     groupings += [(name, *_values(name, dataset, task)) for name in columns]
     found = []
     for name, values, place_N in groupings:
-        for place, value in enumerate(values):
+        for place, (value, words) in enumerate(values.items()):
             kept_N = place_N == place
             if kept_N.any():
                 part = task.among(kept_N)
                 metrics = part.metrics(top_NK[kept_N], facts)
-                words = about[value] if name == HISTORY else ""
                 found.append(Group(name, value, words, len(part.rows_N), len(part.positives.keys), metrics))
     return found
 
@@ -93,25 +93,34 @@ def record_of(groups: Sequence[Group]) -> dict[str, Any]:
     return record
 
 
-def _values(name: str, dataset: Dataset, task: Task) -> tuple[list[str], Int32]:
-    """Return the values of a column, the most frequent first, and each query's place among them, int32 [N]."""
+def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], Int32]:
+    """Return a column's values, the most frequent first, and each query's place among them.
+
+    A value that is `other` itself is in the group of the rest where there is one.
+
+    Returns:
+        What each value means, by value, and int32 [N].
+    """
     column = _column(name, dataset, task)
     try:
         texts = pc.fill_null(ids_of(column), _UNKNOWN).dictionary_encode()
     except TypeError:
         raise DataError(f"group {name!r}: expected texts, numbers or booleans, found {column.type}") from None
     values, code_N = texts.dictionary.to_pylist(), texts.indices.to_numpy()
-    order = np.argsort(-np.bincount(code_N, minlength=len(values)), kind="stable")
+    counts = np.bincount(code_N, minlength=len(values))
+    if len(values) > _MOST and _OTHER in values:
+        counts[values.index(_OTHER)] = 0
+    order = np.argsort(-counts, kind="stable")
     place = np.empty(len(values), np.int32)
     place[order] = np.arange(len(values))
-    listed = [values[at] for at in order]
-    if len(listed) > _MOST:
-        listed = [*listed[:_MOST], f"{_OTHER} ({len(listed) - _MOST:,} values)"]
+    listed = {values[at]: "" for at in order[:_MOST]}
+    if len(values) > _MOST:
+        listed[_OTHER] = f"{len(values) - _MOST:,} values of {name}"
     return listed, np.minimum(place, _MOST)[code_N]
 
 
 def _column(name: str, dataset: Dataset, task: Task) -> pa.Array:
-    """Return a column of the queries of a task, [N]."""
+    """Return a column of a task's queries, [N]; raises DataError."""
     requests, table, contexts = dataset.requests, dataset.query_table, dataset.contexts
     if name == HISTORY:
         raise DataError(f"group {name!r} is not allowed because it names the known pairs; rename the column")

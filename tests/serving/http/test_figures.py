@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import httpx2 as httpx
+import pytest
 from starlette.applications import Starlette
 
 from longtail.serving import create_app
@@ -87,6 +88,19 @@ def test_a_log_of_label_changes_that_cannot_be_read_is_told_while_it_is(
         until(lambda: "label_log" not in told(), "the verdict to say no more of it")
     finally:
         follower.stop()
+
+
+@pytest.mark.parametrize(("groups", "warned"), [({"user": [], "town": ["7"], "land": []}, 1), ({"user": []}, 0)])
+def test_a_group_that_the_release_lacks_is_warned_of_once(
+    groups: dict[str, list[str]], warned: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = create_app(plane_settings(tmp_path, groups=groups), retriever=plane_retriever())
+    with client_of(app) as client:
+        for _ in range(2):
+            assert client.post("/v1/retrieve", json={"queries": [{"features": {"user": "east"}}]}).status_code == 200
+    said = "release plane-1 has no query feature 'land', 'town': every query counts as missing"
+    assert caplog.text.count(said) == warned
+    assert caplog.text.count("LONGTAIL_GROUPS") == warned
 
 
 def test_answers_are_counted_by_groups_of_queries(tmp_path: Path) -> None:
