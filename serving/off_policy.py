@@ -1,7 +1,7 @@
-"""`longtail-serve off-policy`: what other λ would have brought, from answers that explored, without trying them.
+"""Estimate what other λ would have brought, from answers that explored: `longtail-serve off-policy`.
 
 For a query and a λ' the answer T is known: the release answers again. Which of its labels would have been chosen is
-known of those that were shown, and they were shown with known propensities P. So
+known for labels that were shown, and they were shown with known propensities P. So
 
     v(λ') = 1/n · Σ over answers Σ over their shown labels of 1[in T] · r / P,    r = 1 if it was chosen, else 0
 
@@ -11,20 +11,20 @@ replacement"], without bias as far as
 - whether a label is chosen depends neither on its place nor on its neighbours: the document-based click model and the
   item estimator of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking
   policies with click models"];
-- P > 0. Slots of T whose labels the log could not show bring nothing here. Their share is no guess: 1[in T] / P, added
-  up over shown labels, estimates the slots that are **covered**. Below `COVERED` the log cannot tell, unless λ' is
-  better without them.
+- P > 0. Slots of T whose labels the log could not show bring nothing here; the others are **covered**. Which ones is
+  known, since exploring draws from as many of a bucket's best labels as `Lottery` says.
 
 The **difference** is to the same queries at their own λ without exploring, so that labels of both answers cancel out.
-Those answers are covered, by the way that slots are explored. **Recall** is v(λ') of what all labels that the log could
-show would have brought, Σ r / P. **Exposures** need no choices: they are counted.
+**Recall** is v(λ') of what all labels that the log could show would have brought, Σ r / P. **Exposures** need no
+choices: they are counted.
 
-**Bounds** are those of `longtail-serve experiments` (`compare.py`), of sums by unit, which hold at every look; all λ'
-of a report share the error. Two things differ, since an answer's term may be hundreds of choices. ρ there is in squared
-hits; here in the mean square of a shown label's coefficient. And rare labels of a large coefficient add nothing to the
-variance until one of them is chosen: V is at least what it would be if all labels with a coefficient were chosen at the
-same rate. Bounds also allow for slots that are not covered, by the lower bound of their share: each may bring as much
-as a covered one, by its upper bound, or one choice where none is sure to be covered.
+**Bounds** are those of `longtail-serve experiments` (`compare.py`), of sums by unit, which hold at every look. Both
+bounds of a figure, of every setting, share the error. Two things differ, since an answer's term may be hundreds of
+choices. ρ there is in squared hits; here in the mean square of a shown label's coefficient. And rare labels of a large
+coefficient add nothing to the variance until one of them is chosen: V is at least what it would be if all labels with a
+coefficient were chosen at the same rate. A slot that is not covered brings nothing or one choice. So it raises an upper
+bound by 1; a slot of the own answer that λ' lacks lowers the lower bound of the difference. Where these bounds hold 0
+and less than `COVERED` of the slots of either answer are covered, the log cannot tell.
 
 Legend: `S` labels that answers showed, `U` units, `G` settings: the answers' own λ, then every λ' of the grid.
 """
@@ -35,35 +35,36 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from pydantic import ValidationError
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.arrays import Bools, Float64, Int8, Int64
+from longtail.bundle.label_changes import LabelRecord, Patch
 from longtail.index import Releases
 from longtail.serving.compare import ALPHA, Rate, boundary
+from longtail.serving.core.exploration import Lottery
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import Query
+from longtail.serving.core.queries import BucketName, Query
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.events.folder import kept_since
 from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
-from longtail.state import Place, read_label_changes
+from longtail.state import LabelStore, Place
 
 COVERED = 0.95
-"""Share of the slots that must be covered, by the lower bound, for the log to tell."""
+"""Share of the slots that must be covered for bounds around 0 to mean `not yet`."""
 Interval = dict[str, float]
 """A figure and the bounds that hold at every look: `value`, `low`, `high`."""
+_LOTTERY = Lottery()
+"""The service's."""
 _AT_ONCE = 512
 """Queries of a search."""
-_ALWAYS = 1 - 1e-6
-"""Propensity from which on chance had no say."""
 _ANSWERS = f"""
 WITH once AS ({ONCE}),
 answered AS (
@@ -74,7 +75,7 @@ each AS (
     WHERE kind = 'choice' AND ($event IS NULL OR event = $event)
 ),
 chosen AS (SELECT answer, list(DISTINCT label) AS chosen FROM each GROUP BY answer)
-SELECT answered.release, unit, labels, propensities, buckets, features, options, chosen
+SELECT answered.release, epoch(time) AS time, unit, labels, propensities, buckets, features, options, chosen
 FROM answered LEFT JOIN chosen USING (answer) ORDER BY time, answer
 """
 """A label that was clicked and bought is one label chosen."""
@@ -82,16 +83,17 @@ _OTHER_RELEASE = "of other releases"
 _NOT_EXPLORED = "that did not explore"
 _NOT_KNOWN = "whose query is not kept (LONGTAIL_RECORD_FEATURES, or too long)"
 _REFUSED = "whose query the release does not take at every λ"
+_OLDER = "from before the newest label change"
 _CHANGED = "that the release does not answer so any more"
 
 
 class OffPolicyError(ServingError):
-    """A log that says nothing about other λ, or a report that cannot be drawn."""
+    """Say why a log says nothing about other λ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Labels that answers showed, and what the same queries are answered at other λ."""
+    """Hold labels that answers showed, and how the same queries are answered at other λ."""
 
     at_G: tuple[float | None, ...]
     """λ of each setting; None: each answer's own."""
@@ -103,12 +105,18 @@ class Log:
     held_GS: Bools
     """Whether each setting's answer holds the label."""
     answers_U: Float64
-    slots_GU: Float64
-    """Labels of each setting's answers."""
     exposures_GB: Int64
-    """The same by bucket."""
+    """Slots of each setting's answers, by bucket."""
+    open_G: Int64
+    """Slots that are not covered."""
+    gained_G: Int64
+    """Slots that are not covered, of labels that the own answer lacks."""
+    lost_G: Int64
+    """Slots of the own answer that are not covered, of labels that the setting's answer lacks."""
     changed_G: Int64
     """Answers that hold other labels than at their own λ."""
+    without_unit: int
+    """Answers that lack the feature whose value is the unit."""
     left_out: Mapping[str, int]
     """Answers left out, by why."""
 
@@ -122,9 +130,10 @@ def estimate(
     expected_S: Float64 | None = None,
     alpha: float = ALPHA,
 ) -> Interval | None:
-    """Estimate Σ coefficient · chosen per trial, with bounds that hold at every look but for a chance `alpha`.
+    """Estimate Σ coefficient · chosen per trial, with bounds that hold at every look.
 
     Args:
+        alpha: chance that one of the two bounds ever leaves out the truth.
         coefficients_S: 1 / P of shown labels that count, 0 of others.
         chosen_S: 1 where a label was chosen, else 0.
         unit_S: place of each label's unit in `trials_U`.
@@ -132,7 +141,7 @@ def estimate(
         expected_S: coefficients of the trials, if these depend on chance.
 
     Returns:
-        None of no trials.
+        None of no trials; infinite bounds where no label makes a difference.
     """
     rate = Rate(_by_unit(unit_S, coefficients_S * chosen_S, len(trials_U)), trials_U)
     value = rate.value
@@ -142,7 +151,7 @@ def estimate(
     counted_S = residuals_S != 0
     labels, squares = np.count_nonzero(counted_S), float(residuals_S @ residuals_S)
     if not labels:
-        return {"value": value, "low": value, "high": value}
+        return {"value": value, "low": -math.inf, "high": math.inf}
     scale = math.sqrt(squares / labels)
     variance = max(rate.variance, float(chosen_S[counted_S].mean()) * squares)
     reach = scale * boundary(variance / scale**2, alpha) / rate.trials
@@ -162,35 +171,52 @@ def read_log(
     *,
     event: str | None = None,
     unit: str | None = None,
+    changes: Sequence[LabelRecord] = (),
 ) -> Log:
     """Read answers that explored, and answer their queries at every λ.
 
     Args:
+        retriever: of the release, with its label changes.
         at: other λ.
         window: from and up to when, in seconds since 1970.
         event: which choices count, such as `purchase`; None: all.
-        unit: feature whose value is the unit; None: the experiment's, else all features.
+        unit: feature whose value is the unit; of answers without it, and by default, the experiment's, else all
+            features.
+        changes: the label changes. Answers from before the newest are left out; patches count only for filters.
 
     Raises:
         StateError: events that cannot be read.
-        OffPolicyError: no answer is left.
+        OffPolicyError: no answer is left, or neither the release nor an answer has the feature.
     """
-    left_out = Counter[str]()
+    left_out, without_unit = Counter[str](), 0
+    dates = [(change.at.timestamp(), isinstance(change, Patch)) for change in changes]
+    newest = max((at for at, patch in dates if not patch), default=0.0)
+    newest_of_filters = max((at for at, _ in dates), default=0.0)
     units: dict[Any, int] = {}
-    parts: dict[str, list[Any]] = {name: [] for name in ("propensities", "chosen", "buckets", "unit", "held", "slots")}
+    parts: dict[str, list[Any]] = {name: [] for name in ("propensities", "chosen", "buckets", "unit", "held")}
+    unit_N: list[int] = []
     exposures_GB = np.zeros((len(at) + 1, len(BUCKET_NAMES)), np.int64)
-    changed_G = np.zeros(len(at) + 1, np.int64)
+    open_G, gained_G, lost_G, changed_G = np.zeros((4, len(at) + 1), np.int64)
     with events_of(folder) as connection:
         params = {"since": window[0], "until": window[1], "event": event}
         for batch in connection.sql(_ANSWERS, params=params).to_arrow_reader(_AT_ONCE):
-            kept = [(row, query) for row in batch.to_pylist() if (query := _query(row, retriever, at, left_out))]
+            kept = []
+            for row in batch.to_pylist():
+                query = _query(row, retriever, at, left_out)
+                if query is None:
+                    continue
+                if row["time"] <= (newest_of_filters if query.filter else newest):
+                    left_out[_OLDER] += 1
+                else:
+                    kept.append((row, query))
             answers_G = [_answers(retriever, [query for _, query in kept], each) for each in (None, *at)]
-            for place, (row, query) in enumerate(kept):
-                answer_G = [answers[place] for answers in answers_G]
-                if not _shown_always(row, query) <= answer_G[0].keys():
+            could_show = _could_show(retriever, kept, answers_G[0])
+            for (row, _), (always, covered), *answer_G in zip(kept, could_show, *answers_G, strict=True):
+                if not always <= {*row["labels"]} <= covered:
                     left_out[_CHANGED] += 1
                     continue
                 features = json.loads(row["features"])
+                without_unit += unit is not None and unit not in features
                 key = json.dumps(features[unit]) if unit in features else row["unit"] or row["features"]
                 chosen = set(row["chosen"] or ())
                 parts["propensities"] += row["propensities"]
@@ -199,8 +225,12 @@ def read_log(
                 parts["unit"] += [units.setdefault(key, len(units))] * len(row["labels"])
                 held_GK = [[label in answer for label in row["labels"]] for answer in answer_G]
                 parts["held"].append(np.array(held_GK, np.bool_))
-                parts["slots"].append((units[key], *map(len, answer_G)))
-                changed_G += [answer.keys() != answer_G[0].keys() for answer in answer_G]
+                unit_N.append(units[key])
+                own = answer_G[0].keys()
+                open_G += [len(answer.keys() - covered) for answer in answer_G]
+                gained_G += [len(answer.keys() - covered - own) for answer in answer_G]
+                lost_G += [len(own - covered - answer.keys()) for answer in answer_G]
+                changed_G += [answer.keys() != own for answer in answer_G]
                 for counts_B, answer in zip(exposures_GB, answer_G, strict=True):
                     counts_B += np.bincount([*answer.values()], minlength=len(BUCKET_NAMES))
     if not units:
@@ -209,7 +239,10 @@ def read_log(
             f"{folder}: expected answers of release {retriever.name} that explored, found none{why}; queries explore "
             "with `explore`, and LONGTAIL_ANSWER_SHARE keeps their answers"
         )
-    unit_N, *slots_GN = np.array(parts["slots"], np.int64).T
+    if unit is not None and without_unit == len(unit_N):
+        names = [feature.name for feature in retriever.manifest.query_features]
+        if unit not in names:
+            raise OffPolicyError(f"--unit: expected a feature of queries, such as {names}, received {unit!r}")
     return Log(
         at_G=(None, *at),
         propensities_S=np.array(parts["propensities"], np.float64),
@@ -218,15 +251,18 @@ def read_log(
         unit_S=np.array(parts["unit"], np.int64),
         held_GS=np.concatenate(parts["held"], axis=1),
         answers_U=np.bincount(unit_N).astype(np.float64),
-        slots_GU=np.stack([np.bincount(unit_N, slots_N) for slots_N in slots_GN]),
         exposures_GB=exposures_GB,
+        open_G=open_G,
+        gained_G=gained_G,
+        lost_G=lost_G,
         changed_G=changed_G,
+        without_unit=without_unit,
         left_out=left_out,
     )
 
 
 def _query(row: Mapping[str, Any], retriever: Retriever, at: Sequence[float], left_out: Counter[str]) -> Query | None:
-    """Return the query of an answer; None, and counted, of one that says nothing about the release at other λ."""
+    """Return the query of an answer; count an answer that says nothing, and return None."""
     if row["release"] != retriever.name:
         left_out[_OTHER_RELEASE] += 1
     elif row["features"] is None or row["options"] is None:
@@ -258,11 +294,33 @@ def _answers(retriever: Retriever, queries: Sequence[Query], at: float | None) -
     ]
 
 
-def _shown_always(row: Mapping[str, Any], query: Query) -> set[str]:
-    """Return labels that the answer without exploring holds, unless the release or its labels changed."""
-    explored = {BUCKET_NAMES.index(bucket) for bucket in query.explore}
-    shown = zip(row["labels"], row["propensities"], row["buckets"], strict=True)
-    return {label for label, propensity, bucket in shown if propensity >= _ALWAYS and bucket not in explored}
+def _could_show(
+    retriever: Retriever, kept: Sequence[tuple[Mapping[str, Any], Query]], own: Sequence[Mapping[str, int]]
+) -> list[tuple[set[str], set[str]]]:
+    """Return which labels each answer shows always, and which it could show, by now.
+
+    Args:
+        own: the answers without exploring.
+    """
+    found: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in kept]
+    for bucket, name in enumerate(BUCKET_NAMES):
+        drawing, queries = [], []
+        for place, (row, query) in enumerate(kept):
+            count = row["buckets"].count(bucket)
+            if drawn := query.explore.get(cast(BucketName, name), 0):
+                queries.append(
+                    query.model_copy(update={"buckets": [name], "k": query.k + max(_LOTTERY.candidates, drawn)})
+                )
+                drawing.append((place, max(count - drawn, 0), drawn))
+            else:
+                first = [label for label, of in own[place].items() if of == bucket][:count]
+                for labels in found[place]:
+                    labels.update(first)
+        for (place, certain, drawn), best in zip(drawing, map(list, _answers(retriever, queries, None)), strict=True):
+            always, covered = found[place]
+            always.update(best[:certain])
+            covered.update(best[: certain + max(_LOTTERY.candidates, drawn)])
+    return found
 
 
 def off_policy(
@@ -284,38 +342,44 @@ def off_policy(
         at: other λ; by default those of the release's offline curve, or from 0 to 1 by tenths.
         release: which; CURRENT by default.
         state: the service's, whose added and hidden labels count as they are now.
-        event, unit: as of `read_log`.
+        event, unit: as in `read_log`.
 
     Returns:
         The report, as JSON.
 
     Raises:
-        OffPolicyError: no published release, a λ beyond its limits, or nothing in the log.
+        OffPolicyError: no published release, a λ beyond its limits, no such unit, or nothing in the log.
         StateError: events that cannot be read.
+        StoreError: label changes that cannot be read.
         LongtailIndexError, BundleError, UnservableReleaseError: what is wrong with the release.
     """
     found = Releases(releases)
     name = found.current() if release is None else release
     if name is None:
         raise OffPolicyError(f"{releases}: expected a published release, found none: name one with --release")
-    retriever = load_release(found, name)
-    with suppress(FileNotFoundError):
-        retriever = retriever.with_changes([*read_label_changes(state or found.root / ".state").records()])
+    store = LabelStore(state or found.root / ".state")
+    try:
+        changes = store.read_from().records
+    finally:
+        store.close()
+    retriever = load_release(found, name).with_changes(changes)
     dial = retriever.manifest.bias_removal
     grid = sorted({*at} or {point.bias_removal for point in dial.curve} or {tenth / 10 for tenth in range(11)})
     if at and not dial.minimum <= grid[0] <= grid[-1] <= dial.maximum:
         raise OffPolicyError(f"--at: expected {dial.minimum} <= λ <= {dial.maximum}, received {[*at]}")
     grid = [each for each in grid if dial.minimum <= each <= dial.maximum]
-    whole, (since, until) = kept_since(folder), window
-    log = read_log(retriever, folder, window, grid, event=event, unit=unit)
+    kept, (since, until) = kept_since(folder), window
+    cut, since = kept > since, max(kept, since)
+    log = read_log(retriever, folder, (since, until), grid, event=event, unit=unit, changes=changes)
     return {
         "release": name,
-        "since": _iso(max(since, whole)) if max(since, whole) else None,
+        "since": _iso(since) if since else None,
         "until": _iso(until),
-        "cut": whole > since,
+        "cut": cut,
         "answers": int(log.answers_U.sum()),
         "units": len(log.answers_U),
         "chosen": int(log.chosen_S.sum()),
+        "without_unit": log.without_unit,
         "left_out": dict(log.left_out),
         "confidence": 1 - ALPHA,
         "settings": settings_of(log),
@@ -323,10 +387,10 @@ def off_policy(
 
 
 def settings_of(log: Log) -> list[dict[str, Any]]:
-    """Estimate every figure of every setting; the bounds of one figure hold together, over all λ and looks."""
-    alpha = ALPHA / (2 * (len(log.at_G) - 1))
+    """Estimate every setting's figures; bounds of one figure hold together, for all λ and looks."""
+    alpha = ALPHA / (2 * len(log.at_G))
     weights_S, answers_U = 1 / log.propensities_S, log.answers_U
-    slots_G = (log.slots_GU.sum(axis=1) / answers_U.sum()).tolist()
+    answers = answers_U.sum()
 
     def recall(held_S: Float64 | Bools, among_S: Bools) -> Interval | None:
         demand_S = weights_S * among_S
@@ -336,32 +400,31 @@ def settings_of(log: Log) -> list[dict[str, Any]]:
         return found and _within(found, 0.0, 1.0)
 
     settings: list[dict[str, Any]] = []
-    for at, held_S, slots_U, slots, counts_B, changed in zip(
-        log.at_G, log.held_GS, log.slots_GU, slots_G, log.exposures_GB, log.changed_G, strict=True
-    ):
-        coefficients_S = weights_S * held_S
-        covered = _found(estimate(coefficients_S, np.ones_like(weights_S), log.unit_S, slots_U, alpha=alpha))
-        chosen = _found(estimate(coefficients_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
-        sure = min(max(covered["low"], 0.0), 1.0)
-        most = min(1.0, max(chosen["high"], 0.0) / (sure * slots)) if sure else 1.0
-        beyond = (1 - sure) * slots * most
+    for place, (at, held_S, counts_B) in enumerate(zip(log.at_G, log.held_GS, log.exposures_GB, strict=True)):
+        slots = counts_B.sum()
+        most = float(slots / answers)
+        chosen = _found(estimate(weights_S * held_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
+        chosen["high"] += float(log.open_G[place] / answers)
         setting: dict[str, Any] = {
             "bias_removal": at,
-            "changed": int(changed),
-            "exposures": dict(zip(BUCKET_NAMES, (counts_B / max(counts_B.sum(), 1)).tolist(), strict=True)),
-            "covered": {"value": min(covered["value"], 1.0), "low": sure},
-            "chosen_per_answer": _within(chosen | {"high": chosen["high"] + beyond}, 0.0, math.inf),
+            "changed": int(log.changed_G[place]),
+            "exposures": dict(zip(BUCKET_NAMES, (counts_B / max(slots, 1)).tolist(), strict=True)),
+            "covered": 1 - float(log.open_G[place] / max(slots, 1)),
+            "chosen_per_answer": _within(chosen, 0.0, most),
             "recall": {"all": recall(held_S, np.ones_like(held_S))}
             | {name: recall(held_S, log.buckets_S == bucket) for bucket, name in enumerate(BUCKET_NAMES)},
         }
-        if settings:
+        if settings and not log.changed_G[place]:
+            setting |= {"difference": {"value": 0.0, "low": 0.0, "high": 0.0}, "says": "the same"}
+        elif settings:
             change_S = weights_S * (held_S.astype(np.float64) - log.held_GS[0])
             change = _found(estimate(change_S, log.chosen_S, log.unit_S, answers_U, alpha=alpha))
-            change["high"] += beyond
-            unsure = "cannot tell" if sure < COVERED else "worse" if change["high"] < 0 else "not yet"
-            # Slots that are not covered can only add to what is better.
-            says = "better" if change["low"] > 0 else unsure
-            setting |= {"difference": change, "says": says if changed else "the same"}
+            change["low"] -= float(log.lost_G[place] / answers)
+            change["high"] += float(log.gained_G[place] / answers)
+            change = _within(change, -float(log.exposures_GB[0].sum() / answers), most)
+            unsure = "cannot tell" if min(settings[0]["covered"], setting["covered"]) < COVERED else "not yet"
+            says = "better" if change["low"] > 0 else "worse" if change["high"] < 0 else unsure
+            setting |= {"difference": change, "says": says}
         settings.append(setting)
     return settings
 
@@ -391,9 +454,11 @@ def report_lines(report: Mapping[str, Any]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-    yield f"in brackets: bounds that hold at every look and for all λ together, with {report['confidence']:.0%}"
-    yield f"cannot tell: less than {COVERED:.0%} of the slots are sure to hold what the log could show, and without the"
-    yield "others λ is no better"
+    yield f"in brackets: bounds of a column hold at every look for all λ together, with {report['confidence']:.0%};"
+    yield "a slot that is not covered brings nothing or one label chosen"
+    yield f"cannot tell: bounds around 0, and less than {COVERED:.0%} of the slots covered, here or at own λ"
+    if report["without_unit"]:
+        yield f"without the feature of --unit: {report['without_unit']:,} answers, by the experiment's or all features"
     for what, count in report["left_out"].items():
         yield f"left out: {count:,} answers {what}"
     if report["cut"]:
@@ -410,7 +475,7 @@ def _row(setting: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         _named(setting),
         *(f"{share:.1%}" for share in setting["exposures"].values()),
-        f"{setting['covered']['value']:.1%} (≥ {setting['covered']['low']:.1%})",
+        f"{setting['covered']:.1%}",
         _bounds(setting["chosen_per_answer"]),
         "–" if recall is None else _bounds(recall),
         "" if difference is None else _bounds(difference, "+"),

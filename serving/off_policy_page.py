@@ -1,4 +1,4 @@
-"""The picture of `longtail-serve off-policy`: what every λ would bring, with bounds, and where the log cannot tell."""
+"""Draw the page of `longtail-serve off-policy`: what λ would bring, with bounds, and where the log cannot tell."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _Setting = Mapping[str, Any]
 def html_report(report: Mapping[str, Any]) -> bytes:
     """Draw a report of `off_policy` as one file of HTML."""
     own, *others = report["settings"]
-    covered = [setting for setting in others if setting["covered"]["low"] >= COVERED]
+    covered = [setting for setting in others if setting["covered"] >= COVERED]
     intro = (
-        "What release <b>{}</b> would bring at other λ, estimated from its answers that explored. Bands hold at every "
-        "look and for all λ together, with {:.0%}. Grey: less than {:.0%} of the slots are sure to hold what the "
-        "log could show."
+        "What release <b>{}</b> would bring at other λ, estimated from its answers that explored. Bounds of a "
+        "figure hold at every look and for all λ together, with {:.0%}. Grey: the log could show the labels of "
+        "less than {:.0%} of the slots; each of the others brings nothing or one label chosen."
     ).format(html.escape(report["release"]), report["confidence"], COVERED)
     facts = {
         "from": report["since"] or "the beginning",
         "to": report["until"],
         **{name: f"{report[name]:,}" for name in ("answers", "units", "chosen")},
+        "answers without the feature of --unit": f"{report['without_unit']:,}",
         **{f"left out: answers {what}": f"{count:,}" for what, count in report["left_out"].items()},
     }
     plots = [
@@ -54,7 +55,7 @@ def _lambdas(settings: Sequence[_Setting]) -> list[float]:
 def _chosen(axes: Axes, own: _Setting, others: Sequence[_Setting]) -> None:
     axes.axhline(own["chosen_per_answer"]["value"], color=SOFT, linestyle="--", linewidth=1, label="own λ")
     for setting in others:
-        figure, colour = setting["chosen_per_answer"], BLUE if setting["covered"]["low"] >= COVERED else SOFT
+        figure, colour = setting["chosen_per_answer"], BLUE if setting["covered"] >= COVERED else SOFT
         bounds = [[figure["value"] - figure["low"]], [figure["high"] - figure["value"]]]
         axes.errorbar([setting["bias_removal"]], [figure["value"]], bounds, color=colour, marker="o", capsize=3)
     axes.set(title="Labels chosen per answer", xlabel="bias removal λ", ylim=(0, None))
@@ -83,8 +84,7 @@ def _recall(axes: Axes, covered: Sequence[_Setting]) -> None:
 
 def _covered(axes: Axes, others: Sequence[_Setting]) -> None:
     grid, covered = _lambdas(others), [setting["covered"] for setting in others]
-    axes.plot(grid, [figure["value"] for figure in covered], color=INK, marker="o", markersize=3.5, label="estimate")
-    axes.plot(grid, [figure["low"] for figure in covered], color=INK, linestyle=":", label="lower bound")
+    axes.plot(grid, covered, color=INK, marker="o", markersize=3.5, label="covered")
     axes.axhline(COVERED, color=AMBER, linestyle="--", linewidth=1, label="needed")
     axes.set(title="Slots that the log could show", xlabel="bias removal λ", ylim=(0, 1.05))
     axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
