@@ -9,6 +9,7 @@ import io
 import os
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
 __all__ = ["audit", "index", "serving", "trainer"]
 
@@ -38,6 +39,9 @@ def serving() -> None:
 
 def _run(command: str, package: str, *, extra: str) -> None:
     _write_any_text()
+    if sys.argv[1:] == ["--version"]:
+        print(f"{command} {version('longtail')}")
+        sys.exit()
     try:
         import_module(f"longtail.{package}.cli").main()
     except ModuleNotFoundError as error:

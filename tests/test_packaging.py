@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from longtail import commands
 from longtail.index import Releases
 from tests.bundles import make_bundle
 from tests.trainer import tiny
@@ -86,6 +88,15 @@ def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch
     assert sorted(told["packages"]) == [f"longtail.{room}" for room in ("bundle", "commands", "index", "serving")]
     names = [line.split(" = ")[0] for line in told["entry_points"]["console_scripts"]]
     assert names == ["longtail-index", "longtail-serve"]
+
+
+def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (commands.trainer, commands.audit, commands.index, commands.serving):
+        monkeypatch.setattr(sys, "argv", ["longtail", "--version"])
+        with pytest.raises(SystemExit) as ended:
+            command()
+        assert ended.value.code in (0, None)
+    assert re.fullmatch(r"(longtail-\w+ \d\S*\n){4}", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points, packages_distributions, version
 from typing import Any, TypeVar, get_args
@@ -116,6 +117,18 @@ def metric(name: str) -> Callable[[_Function], _Function]:
     return _row("metric", name, lambda function: function)
 
 
+_ELSEWHERE = {
+    "bpr": "family 'logistic' with pairwise = true, weight 'unit' and sampler 'uniform'",
+    "bce": "family 'logistic'",
+    "cross_entropy": "family 'softmax'",
+    "sampled_softmax": "family 'softmax'",
+    "info_nce": "family 'softmax'",
+    "infonce": "family 'softmax'",
+    "logq": "weight 'relative'",
+}
+"""What other libraries call our rows."""
+
+
 def find(kind: str, name: str) -> Callable[..., Any]:
     """Return the function of a row, of an installed package's too.
 
@@ -126,10 +139,12 @@ def find(kind: str, name: str) -> Callable[..., Any]:
     if name not in table:
         entries = list(entry_points(group=GROUPS[kind], name=name))
         if not entries:
-            known = ", ".join((*(get_args(Kind) if kind == "feature" else ()), *table)) or "none"
+            known = [*(get_args(Kind) if kind == "feature" else ()), *table]
+            near = _ELSEWHERE.get(name) or next(map(repr, get_close_matches(name, known, 1)), "")
+            hint = f": did you mean {near}?" if near else ""
             raise ValueError(
-                f"{kind}: expected one of {known}, received {name!r}, which is neither registered nor an entry point "
-                f"of {GROUPS[kind]}"
+                f"{kind}: expected one of {', '.join(known) or 'none'}, received {name!r}, which is neither registered "
+                f"nor an entry point of {GROUPS[kind]}{hint}"
             )
         if len(entries) > 1:
             packages = ", ".join(entry.dist.name if entry.dist else entry.value for entry in entries)

@@ -92,7 +92,7 @@ BAD_OVERRIDES = {
         "model.dims=3",
         r"model.dims: expected one of dim, similarity, temperature, .*, received an unknown key",
     ),
-    "unknown section": ("modle.dim=3", r"modle: expected one of name, .*model"),
+    "unknown section": ("modle.dim=3", r"modle: expected one of name, .*model.*: did you mean 'model'\?"),
     "unknown key of a list's entry": ("query.features.0.knid=1", r"query.features.0.knid: expected one of name, kind,"),
     "index too high": (
         "query.features.9.dim=3",

@@ -77,6 +77,8 @@ WRONG = {
         "loss.weight=damp",
         "weight: expected one of unit, .*received 'damp', which is neither registered nor an entry point of longtail",
     ),
+    "a near one": ("loss.family=sofmax", "an entry point of longtail.families: did you mean 'softmax'"),
+    "another library's": ("loss.family=bpr", "did you mean family 'logistic' with pairwise = true, weight 'unit'"),
     "unknown metric": ("evaluation.metrics=['other']", "metric: expected one of tail_rate, received 'other', which is"),
     "unknown parameter": (
         "loss.weight={name='damped', strength=1}", r"weight 'damped': expected \['power'\], received 'strength'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_args
 
@@ -82,7 +83,10 @@ def _problem(problem: ErrorDetails) -> str:
     if problem["type"] == "value_error":
         return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
     if problem["type"] == "extra_forbidden":
-        return f"{where}: expected one of {', '.join(_keys_beside(problem['loc']))}, received an unknown key"
+        keys = _keys_beside(problem["loc"])
+        near = get_close_matches(str(problem["loc"][-1]), keys, 1)
+        hint = f": did you mean {near[0]!r}?" if near else ""
+        return f"{where}: expected one of {', '.join(keys)}, received an unknown key{hint}"
     return f"{where}: {problem['msg']}, received {problem['input']!r}"
 
 
