@@ -80,7 +80,7 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
     what = place if known is None else f"{place}, run {known} (MLFLOW_RUN_ID names another)"
     with _asking(what) as mlflow, ExitStack() as stack:
         client = mlflow.MlflowClient()
-        # A run of before keeps its status whatever happens here, as no context manager of MLflow's ends it.
+        # No context manager ends a run that was there before, so that an error here cannot change its status.
         run = client.get_run(known) if known else stack.enter_context(mlflow.start_run(run_name=manifest.name))
         for name, value in _figures(manifest).items():
             client.log_metric(run.info.run_id, name, value)
