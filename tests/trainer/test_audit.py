@@ -409,7 +409,13 @@ def test_the_command_needs_no_training_framework(shop: Path, tmp_path: Path) -> 
     assert {"recall@3", "recall@5/tail"} < figures["metrics"].keys()
     assert figures["against_baselines"].keys() == {"popularity", "item-kNN"}
     page = (tmp_path / "out" / "report.html").read_text()
-    for said in ("country = DE", "By bucket of labels", "The model less each baseline", "without_list", "1 of 1 kept"):
+    for said in (
+        "country = DE",
+        "By bucket of labels",
+        "The recommender less each baseline",
+        "without_list",
+        "1 of 1 kept",
+    ):
         assert said in page, said
     assert "<script" not in page
 

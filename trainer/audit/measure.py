@@ -5,7 +5,7 @@ Legend: `E` entries of all lists, `N` queries of a task, `K` list length, `L` la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +171,7 @@ def audit(audited: Audited) -> Audit:
         of_train = Interactions(dataset.train, dataset.train, queries=queries, labels=labels, seed=_SEED)
         tuning = Task.of(dataset.valid, dataset.train, config, labels=labels, seed=_SEED), of_train
     compared, left_out = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
+    compared = compared and replace(compared, subject="the recommender")
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
     sums = [np.bincount(bucket_L, of_L, minlength=len(BUCKET_NAMES)).astype(int) for of_L in (None, counts, pairs_L)]
     return Audit(

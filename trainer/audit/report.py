@@ -91,7 +91,7 @@ def _bucket_table(audit: Audit) -> Table:
 
 def _html(audit: Audit, judged: Sequence[Judged]) -> bytes:
     k = k_of(audit.metric)
-    models = {"the lists": audit.metrics} | ({} if audit.compared is None else audit.compared.baselines)
+    models = {"the recommender": audit.metrics} | ({} if audit.compared is None else audit.compared.baselines)
     cards = {
         "Queries": f"{audit.queries:,}", "Pairs to find": f"{audit.pairs:,}", "Labels": f"{audit.labels:,}",
         **{name: _words(audit.metrics[name]) for name in (audit.metric, f"ndcg@{k}", f"coverage@{k}", f"gini@{k}")},

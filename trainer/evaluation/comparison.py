@@ -29,6 +29,7 @@ class Comparison:
         seconds: how long each took to learn and to answer with these settings; not in a bundle, whose bytes repeat.
         best: the baseline of the highest `metric`.
         differences: by baseline and metric at the k of `metric`, the model's less the baseline's, paired by query.
+        subject: what stands in the model's place, in words.
     """
 
     metric: str
@@ -40,6 +41,7 @@ class Comparison:
     best: str
     differences: dict[str, dict[str, Interval]]
     notes: list[str]
+    subject: str = "the model"
 
     @property
     def difference(self) -> Interval:
@@ -60,10 +62,10 @@ class Comparison:
             f"{self.difference.value:+.4f} [{self.difference.low:+.4f}, {self.difference.high:+.4f}]"
         )
         if self.behind:
-            return f"The model is behind {self.best}: {figures}."
+            return f"{self.subject.capitalize()} is behind {self.best}: {figures}."
         if (self.difference.low or 0.0) > 0:
-            return f"The model is ahead of {self.best}, the best baseline: {figures}."
-        return f"No clear difference between the model and {self.best}, the best baseline: {figures}."
+            return f"{self.subject.capitalize()} is ahead of {self.best}, the best baseline: {figures}."
+        return f"No clear difference between {self.subject} and {self.best}, the best baseline: {figures}."
 
     def record(self) -> dict[str, Any]:
         """Return what `metrics.json` says of it."""

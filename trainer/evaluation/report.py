@@ -90,9 +90,9 @@ def baseline_table(compared: Comparison) -> Table:
     k = k_of(compared.metric)
     took = ", ".join(f"{name} {seconds:,.0f} s" for name, seconds in compared.seconds.items())
     names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES)]
-    models = {"the model": compared.model, **compared.baselines}
+    models = {compared.subject: compared.model, **compared.baselines}
     rows = (([name], _values(metrics, names), metrics is compared.model) for name, metrics in models.items())
-    title = f"The model and its baselines, top {k}"
+    title = f"{compared.subject.capitalize()} and its baselines, top {k}"
     return _terminal_table(title, f"to learn and answer: {took}", ["", "recall", "nDCG", *BUCKET_NAMES], rows)
 
 
@@ -173,19 +173,19 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
     if compared is None:
         return ""
     rows = []
-    for name, metrics in {"the model": compared.model, **compared.baselines}.items():
+    for name, metrics in {compared.subject: compared.model, **compared.baselines}.items():
         settings = ", ".join(f"{key} {value:g}" for key, value in compared.settings.get(name, {}).items())
         of = f"{html.escape(name)}<small>{html.escape(settings)}</small>"
         rows.append(([of], _cells(metrics, names), metrics is compared.model))
-    words = " ".join([compared.sentence, *compared.notes])
+    words, subject = " ".join([compared.sentence, *compared.notes]), html.escape(compared.subject.capitalize())
     apart = list(compared.differences[compared.best])
     differences = [
         ([html.escape(name)], _cells(metrics, apart, signed=True), name == compared.best)
         for name, metrics in compared.differences.items()
     ]
     return (
-        f"<h2>The model and its baselines</h2><p>{html.escape(words)}</p>{_html_table(['', *names], rows)}"
-        "<h2>The model less each baseline</h2><p>Paired by query, with 95 % intervals; the best baseline is marked.</p>"
+        f"<h2>{subject} and its baselines</h2><p>{html.escape(words)}</p>{_html_table(['', *names], rows)}"
+        f"<h2>{subject} less each baseline</h2><p>Paired by query, with 95 % intervals; the best baseline is marked.</p>"
         f"{_html_table(['', *apart], differences)}"
     )
 
