@@ -185,7 +185,8 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
     ]
     return (
         f"<h2>{subject} and its baselines</h2><p>{html.escape(words)}</p>{_html_table(['', *names], rows)}"
-        f"<h2>{subject} less each baseline</h2><p>Paired by query, with 95 % intervals; the best baseline is marked.</p>"
+        f"<h2>{subject} less each baseline</h2>"
+        "<p>Paired by query, with 95 % intervals; the best baseline is marked.</p>"
         f"{_html_table(['', *apart], differences)}"
     )
 
