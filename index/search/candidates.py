@@ -32,7 +32,8 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
     if scores_BC.shape[1] > 4 * k:
         kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:] + _offsets(*scores_BC.shape)
         scores_BC, rows_BC = scores_BC.take(kept_BK), rows_BC.take(kept_BK)
-    if len(scores_BC) == 1 and scores_BC.shape[1] == k and (scores_BC[0, 1:] <= scores_BC[0, :-1]).all():
+    one = len(scores_BC) == 1 and scores_BC.shape[1] == k
+    if one and scores_BC[0, -1] > -np.inf and (scores_BC[0, 1:] <= scores_BC[0, :-1]).all():
         return scores_BC, rows_BC
     places_BK = np.argsort(-scores_BC, axis=1, kind="stable")[:, :k] + _offsets(*scores_BC.shape)
     scores_BK, rows_BK = scores_BC.take(places_BK), rows_BC.take(places_BK)

@@ -56,10 +56,13 @@ def test_keys_change_without_a_restart(tmp_path: Path, workers: int) -> None:
         assert "ended with" not in log.read_text()
         assert (statuses(process.url, OLD), statuses(process.url, NEW)) == ({200}, {401})
         hang_up(f"{OLD}\n{NEW}\n")
-        until(lambda: statuses(process.url, NEW) == {200}, "the new key to be known")
+        until(lambda: log.read_text().count("2 may ask") >= workers, "the new key to be known to every worker")
+        assert statuses(process.url, NEW) == {200}
         assert statuses(process.url, OLD) == {200}
+        before = log.read_text().count("1 may ask")
         hang_up(f"{NEW}\n")
-        until(lambda: statuses(process.url, OLD) == {401}, "the old key to be forgotten")
+        until(lambda: log.read_text().count("1 may ask") >= before + workers, "the old key to be forgotten")
+        assert statuses(process.url, OLD) == {401}
         hang_up("short")
         until(lambda: "refused, those of before hold" in log.read_text())
         assert (statuses(process.url, NEW), statuses(process.url, OLD)) == ({200}, {401})
