@@ -4,7 +4,7 @@
     longtail-train data movielens-100k --out data/movielens-100k
     python examples/torch_movielens.py data/movielens-100k --out runs/torch
 
-and, where the extras `index` and `serve` are:
+Then serve it from an environment with the extras `index` and `serve`:
 
     longtail-index build runs/torch --releases releases --publish
     longtail-serve run releases

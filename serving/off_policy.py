@@ -12,7 +12,7 @@ replacement"], without bias as far as
   item estimator of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking
   policies with click models"];
 - P > 0. Slots of T whose labels the log could not show bring nothing here; the others are **covered**. Which ones is
-  known, since exploring draws from as many of a bucket's best labels as `Lottery` says.
+  known: exploring draws from a bucket's best labels, and `Lottery` has their number.
 
 The **difference** is to the same queries at their own λ without exploring, so that labels of both answers cancel out.
 **Recall** is v(λ') of what all labels that the log could show would have brought, Σ r / P. **Exposures** need no
@@ -179,7 +179,7 @@ def read_log(
         retriever: of the release, with its label changes.
         at: other λ.
         window: from and up to when, in seconds since 1970.
-        event: which choices count, such as `purchase`; None: all.
+        event: name of the choices to count, such as `purchase`; None counts all.
         unit: feature whose value is the unit; of answers without it, and by default, the experiment's, else all
             features.
         changes: the label changes. Answers from before the newest are left out; patches count only for filters.

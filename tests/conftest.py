@@ -50,6 +50,14 @@ LONG_FILES = (
 pytest-xdist from sorting files by how many tests they have, which puts most of these last."""
 
 
+def python_with(package: str, variable: str, made_by: str) -> str:
+    """The Python of another environment, which an environment variable names."""
+    path = os.environ.get(variable)
+    if path is None:
+        pytest.fail(f"expected {variable}, a Python with {package}; `{made_by}` sets it")
+    return path
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(folder in item.path.parents for folder in PROCESS_FOLDERS):

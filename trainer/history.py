@@ -18,7 +18,7 @@ class TrainingHistory:
         tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by the λ_n that was tried for the tree, where it was
             chosen by cross-validation: the best was taken.
         temperatures: the validation metric after a short run, by temperature, where `auto` chose it.
-        runs: the id of the run by tracker, such as `mlflow`; of a resumed run the last.
+        runs: by tracker, such as `mlflow`, the id of its last run.
     """
 
     losses: list[float] = field(default_factory=list)

@@ -362,7 +362,7 @@ class Service:
         if not searches[0].preview:
             self.monitoring.metrics.count_search(len(names), waited, retrieval.seconds)
             self.monitoring.count_answers(retrieval, retrieval.unknown)
-            if queries:
+            if queries and settings.groups:
                 self.monitoring.metrics.count_groups([query.features for query in queries], retrieval)
             wanted = [search.answer_ids for search in searches for _ in search.options]
             if any(wanted) or settings.answer_share or retrieval.arms_B:

@@ -231,8 +231,6 @@ class Metrics(Collector):
 
     def count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
         """Count the queries of a batch, and what they were shown, by group; None: a query of a vector."""
-        if not self._groups:
-            return
         queries, buckets = len(batch.ends_B), len(BUCKET_NAMES)
         query_N = np.repeat(np.arange(queries), np.diff(batch.ends_B, prepend=0))
         shown = np.bincount(query_N * buckets + batch.buckets_N, minlength=queries * buckets).reshape(queries, buckets)

@@ -6,13 +6,12 @@ import os
 
 import pytest
 
+from tests.conftest import python_with
+
 if os.environ.get("TF_USE_LEGACY_KERAS") != "1":
     collect_ignore = ["legacy"]
 
 
 @pytest.fixture(scope="session")
 def tfrs_python() -> str:
-    path = os.environ.get("LONGTAIL_TFRS_PYTHON")
-    if path is None:
-        pytest.fail("expected LONGTAIL_TFRS_PYTHON, a Python with tensorflow-recommenders; `make test` sets it")
-    return path
+    return python_with("tensorflow-recommenders", "LONGTAIL_TFRS_PYTHON", "make test")

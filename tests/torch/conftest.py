@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 import pytest
+
+from tests.conftest import python_with
 
 if find_spec("torch") is None:
     collect_ignore = ["inside"]
@@ -13,7 +14,4 @@ if find_spec("torch") is None:
 
 @pytest.fixture(scope="session")
 def torch_python() -> str:
-    path = os.environ.get("LONGTAIL_TORCH_PYTHON")
-    if path is None:
-        pytest.fail("expected LONGTAIL_TORCH_PYTHON, a Python with torch; `make test-nightly` sets it")
-    return path
+    return python_with("torch", "LONGTAIL_TORCH_PYTHON", "make test-nightly")

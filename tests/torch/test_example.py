@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather
 
-from tests.end_to_end.commands import longtail
-from tests.end_to_end.killing import server
+from tests.end_to_end.commands import longtail, served
 
 pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
@@ -55,10 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, torch_python: str) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[httpx.Client]:
-    with server(folder / "releases", folder / "server.log") as running:
-        running.wait_until_ready()
-        with httpx.Client(base_url=running.url, timeout=30) as http:
-            yield http
+    with served(folder) as http:
+        yield http
 
 
 @pytest.mark.parametrize("bias_removal", [0.0, 0.5, 1.0])

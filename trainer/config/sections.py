@@ -280,9 +280,9 @@ class EvaluationConfig(Section):
     """Chooses on valid the neighbours and shrinkage of `item-kNN`, the neighbours and powers of `RP3beta`, the
     regularisation of `EASE`, and the confidence and regularisation of `iALS`."""
     groups: list[str] = Field(default_factory=list)
-    """Columns that queries are grouped by, such as `country`, of `data.queries` or of a query feature with
-    `from = "row"`. Test figures at the default λ and μ are reported by group: by queries without a known pair (`new`),
-    up to the median of them (`few`) and more (`many`), and by the 20 most frequent values of each column."""
+    """Columns whose values make groups of queries, such as `country`: from `data.queries`, or from a feature with
+    `from = "row"`. Figures at the default λ and μ are reported for each of the 20 most frequent values. They are also
+    reported for queries without a known pair (`new`), with up to the median number (`few`), and with more (`many`)."""
     exclude_seen: bool = True
     """Leave a query's training labels out of its ranking."""
     buckets: Literal["quantile", "count"] = "quantile"
