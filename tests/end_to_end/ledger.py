@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -26,6 +27,7 @@ import pytest
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32
+from longtail.serving.core import answer_ids
 from longtail.serving.export import export
 
 GENRES = 5
@@ -303,7 +305,7 @@ class Chooser:
         events = []
         for place, result in enumerate(ask(client, "POST", "/v1/retrieve", asked)["results"]):
             shown = [label["id"] for label in result["labels"]]
-            at, other = rng.randrange(len(shown)), rng.choice([id_ for id_ in self.labels if id_ not in shown])
+            at, other = told_apart(result["answer_id"], shown, self.labels, rng)
             key, arm = f"{self.name}-{self._units}-{place}", result.get("arm")
             choices[Choice(key, shown[at])] = Said(arm, at, result["labels"][at]["propensity"])
             choices[Choice(key, other)] = Said(arm, None, 1)
@@ -319,6 +321,15 @@ class Chooser:
         return {Choice(event["idempotency_key"], label): None for event in events for label in event["labels"]}, {
             "events": events
         }
+
+
+def told_apart(answer_id: str, shown: Sequence[str], labels: Sequence[str], rng: random.Random) -> tuple[int, str]:
+    """Choose a place of an answer and a label that was not answered, which no other label of the answer passes for."""
+    head = urlsafe_b64decode(answer_id + "=" * (-len(answer_id) % 4))
+    code_of = dict(zip(labels, answer_ids._codes(labels, answer_ids._HEAD.unpack_from(head)[3]), strict=True))
+    times = Counter(code_of[id_] for id_ in shown)
+    at = rng.choice([place for place, id_ in enumerate(shown) if times[code_of[id_]] == 1])
+    return at, rng.choice([id_ for id_ in labels if code_of[id_] not in times])
 
 
 def check_export(releases: str | Path, events: Path, choosers: Sequence[Chooser], *, under_way: bool = False) -> int:
@@ -343,6 +354,6 @@ def check_export(releases: str | Path, events: Path, choosers: Sequence[Chooser]
         said = (expected | asked)[Choice(row["idempotency_key"], row["label_id"])]
         assert row["source"] == ("organic" if said is None else "answer")
         if said is not None:
-            assert (row["arm"], row["position"]) == (said.arm, said.position)
+            assert (row["arm"], row["position"]) == (said.arm, said.position), row
             assert row["propensity"] == pytest.approx(said.propensity, rel=1e-3)
     return len(rows)
