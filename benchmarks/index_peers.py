@@ -4,12 +4,14 @@
     python -m benchmarks.index_peers --labels 1000000
     python -m benchmarks.index_peers --bundle runs/gowalla   # the embeddings of a trained model
 
-Data: as of index_recall, or a bundle's. All index the same augmented rows by inner product; one query at a time. Of
-every λ and k the cheapest setting is taken that recalls the floor on the calibration queries, and timed: queries per
-CPU second of the process, each query's quickest of three turns. Where none does, the best is shown in brackets.
-Longtail's own indexes are as `longtail-index build` makes them, and choose the setting of a query by themselves. Builds
-use all cores, their seconds are the clock's; bytes are of what a library writes, of SVS what its vectors and edges are.
-What is not installed is left out and named.
+Data: generated as in index_recall, or a bundle's. All libraries index the same augmented rows by inner product. For
+each λ and k, the cheapest setting that recalls the floor on the calibration queries is timed, one query at a time and
+in batches of 32: queries per CPU second of the process, from each batch's quickest of three turns. Where no setting
+recalls the floor, brackets show the best. Longtail's own indexes are as `longtail-index build` makes them, and choose
+the setting of a query by themselves. Builds use all cores, and their seconds are wall-clock time; bytes are what a
+library writes, for SVS the size of vectors and edges. Libraries that are not installed are left out and named.
+
+Legend: `B` queries of a batch, `C` calibration queries, `E` coordinates of an augmented row, `K` results, `L` labels.
 """
 
 from __future__ import annotations
@@ -37,15 +39,16 @@ from longtail.index.construct.training import train_index
 from longtail.index.construct.tuning import tune_index
 from longtail.index.search.faiss_index import pad
 
-LAMBDAS, KS = (0.0, 0.5, 1.0), (10, 100)
-TIMED, TURNS = 60, 3
+LAMBDAS, KS, BATCHES = (-0.5, 0.0, 0.5, 1.0, 1.5), (10, 100), (1, 32)
+TIMED, TURNS = {1: 60, 32: 256}, 3
+"""Timed queries by size of batch, and how often each batch is timed."""
 CORES = os.cpu_count() or 1
 PROBES = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 CANDIDATES = (16, 32, 64, 128, 256, 512, 1024, 2048)
 """Of a graph: how many are kept while it is walked."""
 
 Search = Callable[[Float32, int], Int64]
-"""Label rows of the k best of one query, float32 [1, E]."""
+"""Label rows of the k best of each query, int64 [B, K], for queries float32 [B, E]."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def main() -> None:
     bundle = Bundle.load(arguments.bundle) if arguments.bundle else synthetic_bundle(arguments.labels)
     print(f"\n{len(bundle.embeddings):,} labels × {bundle.manifest.dim}, recall ≥ {arguments.floor}, {CORES} cores\n")
     truth = Truth(bundle)
-    rows: dict[int, list[str]] = {k: [] for k in KS}
+    tables: dict[tuple[int, int], list[str]] = {(k, batch): [] for k in KS for batch in BATCHES}
     for name in arguments.only:
         try:
             started = time.perf_counter()
@@ -80,15 +83,20 @@ def main() -> None:
         with threadpool_limits(1):
             faiss.omp_set_num_threads(1)
             for k in KS:
-                cells = [truth.cell(built, bias_removal, k, arguments.floor) for bias_removal in LAMBDAS]
-                rows[k].append(begins + "".join(f" {cell} |" for cell in cells))
-                print(rows[k][-1], flush=True)
+                chosen = [truth.choose(built, bias_removal, k, arguments.floor) for bias_removal in LAMBDAS]
+                for batch in BATCHES:
+                    cells = [
+                        truth.cell(built, bias_removal, k, batch, *best)
+                        for bias_removal, best in zip(LAMBDAS, chosen, strict=True)
+                    ]
+                    tables[k, batch].append(begins + "".join(f" {cell} |" for cell in cells))
+                    print(tables[k, batch][-1], flush=True)
         faiss.omp_set_num_threads(CORES)
-    for k in KS:
-        print(f"\nrecall@{k}: queries per CPU second, × flat, at which setting\n")
+    for (k, batch), rows in tables.items():
+        print(f"\nrecall@{k}, {batch} at a time: queries per CPU second, × flat, at which setting\n")
         print("| index | build s | bytes per label |" + "".join(f" λ = {value:g} |" for value in LAMBDAS))
         print("|---|---:|---:|" + "---:|" * len(LAMBDAS))
-        print("\n".join(rows[k]))
+        print("\n".join(rows))
 
 
 class Truth:
@@ -99,48 +107,48 @@ class Truth:
         self._exact = ExactRows(bundle)
         self._queries = {value: bundle.augmentation.queries(bundle.calibration_queries, value) for value in LAMBDAS}
         self._least: dict[tuple[float, int], Float32] = {}
-        self._flat: dict[tuple[float, int], float] = {}
+        self._flat: dict[tuple[float, int, int], float] = {}
         for value, queries_CE in self._queries.items():
             scores_CK, _ = faiss.knn(queries_CE, self.rows_LE, max(KS), metric=faiss.METRIC_INNER_PRODUCT)
             for k in KS:
                 self._least[value, k] = scores_CK[:, k - 1] - 1e-5 * np.abs(scores_CK).max(axis=1)
 
-    def cell(self, built: Built, bias_removal: float, k: int, floor: float) -> str:
-        """The cheapest setting that reaches the floor, timed; the best in brackets."""
+    def choose(self, built: Built, bias_removal: float, k: int, floor: float) -> tuple[int, str]:
+        """Find the cheapest setting that reaches the floor; else the best, with its recall."""
         recalls = []
         for setting in range(len(built.settings)):
             recalls.append(self.recall(built.at(setting), bias_removal, k))
             if recalls[-1] >= floor:
-                break
+                return setting, ""
         best = int(np.argmax(recalls))
-        rate = self.rate(built.at(best), bias_removal, k)
-        flat = self._flat.setdefault((bias_removal, k), rate)  # the first of the table
-        words = f"{rate:,.0f} ({rate / flat:.1f}×, {built.settings[best]})".replace(", )", ")")
-        return words if recalls[best] >= floor else f"[{recalls[best]:.3f}: {words}]"
+        return best, f"{recalls[best]:.3f}"
+
+    def cell(self, built: Built, bias_removal: float, k: int, batch: int, setting: int, too_low: str) -> str:
+        """Time a setting; in brackets where its recall is too low."""
+        rate = self.rate(built.at(setting), bias_removal, k, batch)
+        flat = self._flat.setdefault((bias_removal, k, batch), rate)  # the first of the table
+        words = f"{rate:,.0f} ({rate / flat:.1f}×, {built.settings[setting]})".replace(", )", ")")
+        return f"[{too_low}: {words}]" if too_low else words
 
     def recall(self, search: Search, bias_removal: float, k: int) -> float:
-        """The share of answers that score as the k-th best or higher; ties count."""
+        """Compute the share of answers that score as the k-th best or higher; ties count."""
         queries_CE = self._queries[bias_removal]
-        rows_CK = np.concatenate([_filled(search(query[None], k), k) for query in queries_CE])
+        rows_CK = np.asarray(search(queries_CE, k)).astype(np.int64)
+        if rows_CK.shape[1] < k:
+            rows_CK = np.pad(rows_CK, ((0, 0), (0, k - rows_CK.shape[1])), constant_values=-1)
         return float((self._exact.rescore(queries_CE, rows_CK) >= self._least[bias_removal, k][:, None]).mean())
 
-    def rate(self, search: Search, bias_removal: float, k: int) -> float:
-        """Queries per CPU second."""
-        queries_CE = self._queries[bias_removal][:TIMED]
-        seconds_C = np.full(len(queries_CE), np.inf)
+    def rate(self, search: Search, bias_removal: float, k: int, batch: int) -> float:
+        """Compute queries per CPU second in batches of one size."""
+        queries_CE = self._queries[bias_removal][: TIMED[batch]]
+        batches = [queries_CE[place : place + batch] for place in range(0, len(queries_CE), batch)]
+        seconds = np.full(len(batches), np.inf)
         for _ in range(TURNS):
-            for place, query_E in enumerate(queries_CE):
+            for place, queries_BE in enumerate(batches):
                 started = time.process_time()
-                search(query_E[None], k)
-                seconds_C[place] = min(seconds_C[place], time.process_time() - started)
-        return len(queries_CE) / float(seconds_C.sum())
-
-
-def _filled(rows_1K: Int64, k: int) -> Int64:
-    found = np.full((1, k), -1, np.int64)
-    rows = np.asarray(rows_1K).reshape(-1)[:k]
-    found[0, : len(rows)] = rows.astype(np.int64)
-    return found
+                search(queries_BE, k)
+                seconds[place] = min(seconds[place], time.process_time() - started)
+        return len(queries_CE) / float(seconds.sum())
 
 
 def _size(save: Callable[[str], Any], *, folder: bool = False) -> int:
@@ -174,7 +182,7 @@ def of_faiss(factory: str, multiple: int = 1) -> Callable[[Bundle, Float32], Bui
                 cells.nprobe = settings[place]
             elif graph:
                 index.hnsw.efSearch = settings[place]
-            return lambda query_1E, k: index.search(pad(query_1E, index.d), k)[1]
+            return lambda queries_BE, k: index.search(pad(queries_BE, index.d), k)[1]
 
         return Built(
             at,
@@ -192,7 +200,7 @@ def of_longtail(spec: str) -> Callable[[Bundle, Float32], Built]:
         tuned = tune_index(bundle, IndexSpec(spec), "cpu", lambda _: None)
         searcher = tuned.searcher(bundle)
         size = _size(lambda path: faiss.write_index(tuned.index.index, path))
-        return Built(lambda _: lambda query_1E, k: searcher.search(query_1E, k)[1], [tuned.kind], size)
+        return Built(lambda _: lambda queries_BE, k: searcher.search(queries_BE, k)[1], [tuned.kind], size)
 
     return build
 
@@ -205,9 +213,9 @@ def of_hnswlib(_: Bundle, rows_LE: Float32) -> Built:
     index.set_num_threads(1)
 
     def at(place: int) -> Search:
-        def search(query_1E: Float32, k: int) -> Int64:
+        def search(queries_BE: Float32, k: int) -> Int64:
             index.set_ef(max(CANDIDATES[place], k))
-            return index.knn_query(query_1E, k)[0]
+            return index.knn_query(queries_BE, k)[0]
 
         return search
 
@@ -222,9 +230,9 @@ def of_usearch(_: Bundle, rows_LE: Float32) -> Built:
     index.add(np.arange(len(rows_LE)), rows_LE, threads=CORES)
 
     def at(place: int) -> Search:
-        def search(query_1E: Float32, k: int) -> Int64:
+        def search(queries_BE: Float32, k: int) -> Int64:
             index.expansion_search = max(CANDIDATES[place], k)
-            return index.search(query_1E[0], k, threads=1).keys
+            return np.reshape(index.search(queries_BE, k, threads=1).keys, (len(queries_BE), -1))
 
         return search
 
@@ -246,9 +254,14 @@ def of_scann(_: Bundle, rows_LE: Float32) -> Built:
 
     def at(place: int) -> Search:
         probes, depth = settings[place]
-        return lambda query_1E, k: index.search(
-            query_1E[0], final_num_neighbors=k, pre_reorder_num_neighbors=depth * k, leaves_to_search=probes
-        )[0]
+
+        def search(queries_BE: Float32, k: int) -> Int64:
+            options = (k, depth * k, probes)
+            if len(queries_BE) == 1:
+                return index.search(queries_BE[0], *options)[0][None]
+            return index.search_batched(queries_BE, *options)[0]
+
+        return search
 
     words = [f"{probes} leaves, {depth} candidates a result" for probes, depth in settings]
     return Built(at, words, _size(index.serialize, folder=True))
@@ -262,9 +275,9 @@ def of_svs(_: Bundle, rows_LE: Float32) -> Built:
     index.num_threads = 1
 
     def at(place: int) -> Search:
-        def search(query_1E: Float32, k: int) -> Int64:
+        def search(queries_BE: Float32, k: int) -> Int64:
             index.search_window_size = max(CANDIDATES[place], k)
-            return index.search(query_1E, k)[0].astype(np.int64)
+            return index.search(queries_BE, k)[0].astype(np.int64)
 
         return search
 

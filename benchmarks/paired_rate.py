@@ -2,6 +2,7 @@
 
     python -m benchmarks.paired_rate RELEASES --before OTHER/.venv/bin/python [--seconds 3] [--rounds 5]
     python -m benchmarks.paired_rate RELEASES --setting tracing=1 [--setting NAME=VALUE]
+    python -m benchmarks.paired_rate RELEASES --echo
 
 One worker each, both up all the time, loaded in turns (before, after, before, …) by one process over keep-alive
 connections, each with one request after the other, the heads and bodies written beforehand. On a machine that does
@@ -28,6 +29,7 @@ from urllib.request import urlopen
 
 import typer
 
+from benchmarks import echo
 from tests.serving.process import free_port
 
 _READ = 1 << 20
@@ -54,6 +56,7 @@ class Served:
 
     port: int
     process: subprocess.Popen[bytes]
+    path: str = "/v1/retrieve"
 
     @property
     def cpu_seconds(self) -> float:
@@ -149,11 +152,11 @@ def load(ports: Sequence[int], requests: Sequence[bytes], connections: int, seco
     return done, took, refused
 
 
-def example_requests(port: int, k: int, **options: object) -> list[bytes]:
-    """A request of the release's own example."""
+def example_body(port: int, k: int) -> bytes:
+    """Get the body of a request with the release's own example."""
     with urlopen(f"http://127.0.0.1:{port}/v1/release") as answer:
         features = json.load(answer)["example"]
-    return [request(json.dumps({"queries": [{"features": features, "k": k}], **options}).encode())]
+    return json.dumps({"queries": [{"features": features, "k": k}]}).encode()
 
 
 def measure(service: Served, requests: Sequence[bytes], connections: int, seconds: float) -> Rate:
@@ -166,6 +169,7 @@ def measure(service: Served, requests: Sequence[bytes], connections: int, second
 def main(
     releases: Path,
     before: Annotated[str, typer.Option(help="Python of the other checkout's environment.")] = sys.executable,
+    echoed: Annotated[bool, typer.Option("--echo", help="Before is benchmarks.echo, on the same body.")] = False,
     setting: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, of this checkout's service alone.")] = None,
     connections: int = 16,
     k: int = 10,
@@ -181,13 +185,17 @@ def main(
         for name, python in pythons.items():
             (state := Path(scratch, name)).mkdir()
             chosen = settings if name == "after" else {}
-            services[name] = stack.enter_context(served(python, releases, state, **chosen))
-        requests = example_requests(services["after"].port, k)
-        for service in services.values():
-            load([service.port], requests, connections, 1)
+            if echoed and name == "before":
+                services[name] = Served(*stack.enter_context(echo.running()), echo.PATH)
+            else:
+                services[name] = stack.enter_context(served(python, releases, state, **chosen))
+        body = example_body(services["after"].port, k)
+        requests = {name: [request(body, service.path)] for name, service in services.items()}
+        for name, service in services.items():
+            load([service.port], requests[name], connections, 1)
         for _ in range(rounds):
             for name, service in services.items():
-                rates[name].append(measure(service, requests, connections, seconds))
+                rates[name].append(measure(service, requests[name], connections, seconds))
     print(f"{releases}, k = {k}, {connections} connections, one worker, {rounds} rounds of {seconds:g} s each, medians")
     print(f"{'':8}{'requests/s':>12}{'CPU µs':>9}{'not 200':>9}")
     for name, of in rates.items():

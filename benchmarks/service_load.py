@@ -18,35 +18,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import faiss
-import httpx2 as httpx
 import numpy as np
 import typer
 
+from benchmarks import echo
 from benchmarks.index_recall import synthetic_bundle
 from longtail.bundle import Tower
 from longtail.index import IndexSpec, Releases, build
-from tests.serving.process import free_port, server
+from tests.serving.process import server
 
-_ECHO = """
-import sys
-import uvicorn
-from fastapi import FastAPI
-from pydantic import BaseModel
-class Body(BaseModel):
-    queries: list[dict]
-app = FastAPI()
-@app.post("/echo")
-async def echo(body: Body) -> Body:
-    return body
-uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), access_log=False, log_level="error")
-"""
 _SCRIPT = """
 local bodies, turn = {}, 0
 local think = tonumber(os.getenv("THINK_MS"))
@@ -103,13 +89,15 @@ def main(
     print(f"{'FAISS alone, one query a call':44}{1 / search:11,.0f}")
     with (
         server(releases, dir / "load.log", drain_seconds=0) as process,
-        _echo() as echo,
+        echo.running() as (echo_port, _),
     ):
         process.wait_until_ready(120)
         retrieve = f"{process.url}/v1/retrieve"
         bodies = {name: _write_bodies(dir, name, labels, k) for name in _FILTERS}
         _wrk(retrieve, bodies["none"], connections, 2)
-        echoed = _show("FastAPI echo", _wrk(echo, bodies["none"], connections, seconds))
+        echoed = _show(
+            "FastAPI echo", _wrk(f"http://127.0.0.1:{echo_port}{echo.PATH}", bodies["none"], connections, seconds)
+        )
         served = {
             name: _show(f"service, filter: {name}", _wrk(retrieve, path, connections, seconds))
             for name, path in bodies.items()
@@ -185,25 +173,6 @@ def _seconds(work: Callable[[int], object]) -> float:
     for turn in range(4 * _BODIES):
         work(turn % _BODIES)
     return (time.perf_counter() - started) / (4 * _BODIES)
-
-
-@contextmanager
-def _echo() -> Iterator[str]:
-    """A bare FastAPI echo in a process of its own; yields its URL."""
-    url = f"http://127.0.0.1:{(port := free_port())}/echo"
-    process = subprocess.Popen([sys.executable, "-c", _ECHO, str(port)])
-    try:
-        with httpx.Client() as client:
-            for _ in range(200):
-                try:
-                    client.get(url)
-                    break
-                except httpx.TransportError:
-                    time.sleep(0.05)
-        yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _wrk(url: str, bodies: Path, connections: int, seconds: int, *, think_ms: float = 0) -> Load:
