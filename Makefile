@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # wait for the processes that they start.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-nightly quick check imports format docs audit bench bench-peers bench-gpu bench-seeds clean
+.PHONY: demo test test-nightly quick check imports format docs audit pictures bench bench-peers bench-gpu bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -59,6 +59,10 @@ bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/R
 	$(VENV)/bin/python -m benchmarks.index_recall
 	$(VENV)/bin/python -m benchmarks.service_resources
 	$(VENV)/bin/python -m benchmarks.service_load
+
+pictures: $(VENV)/.installed  ## README's pictures, from the demo and a browser based on Chromium.
+	test -d runs/demo || $(MAKE) demo ONESHOT=1
+	$(VENV)/bin/python -m docs.pictures
 
 bench-peers: $(PEERS_VENV)/.installed  ## The index beside other libraries of vector search; LABELS=300000.
 	$(PEERS_VENV)/bin/python -m benchmarks.index_peers --labels $(or $(LABELS),100000)

@@ -122,7 +122,7 @@ class Bundle:
             None if self.priors is None else self.priors.values_LP[rows_R],
         )
 
-    def write(self, target: Path) -> Bundle:
+    def write(self, target: str | Path) -> Bundle:
         """Validate, then write to `target` whole or not at all; returns the bundle with its checksums.
 
         Raises:
@@ -130,6 +130,7 @@ class Bundle:
             OSError: the disk is full or not writable; `target` stays absent.
         """
         self.validate()
+        target = Path(target)
         with atomic_directory(target) as working:
             self.labels.write(working / LABELS)
             np.save(working / EMBEDDINGS, self.embeddings, allow_pickle=False)
@@ -163,7 +164,7 @@ class Bundle:
         return Bundle(**{**self.__dict__, "manifest": manifest, "tables": tables, "path": target})
 
     @classmethod
-    def load(cls, path: Path, *, towers: bool = True, verify: bool = True) -> Bundle:
+    def load(cls, path: str | Path, *, towers: bool = True, verify: bool = True) -> Bundle:
         """Read and check a bundle; embeddings, labels, vocabularies and label vectors stay on disk, memory-mapped.
 
         Args:
@@ -173,6 +174,7 @@ class Bundle:
         Raises:
             BundleError: no bundle, a file missing or damaged, another format, or a broken invariant.
         """
+        path = Path(path)
         manifest = read_manifest(path)
         verify_files(path, manifest.files, content=verify)
         for name in _REQUIRED:

@@ -6,6 +6,7 @@ import base64
 import html
 import io
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.resources import files
 from string import Template
 
@@ -33,9 +34,14 @@ def page(title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str],
     ).encode()  # fmt: skip
 
 
+def style() -> AbstractContextManager[None]:
+    """Enter a context in which figures have the look of the pages."""
+    return mpl.rc_context(_STYLE)  # type: ignore[arg-type]
+
+
 def plot(draw: Callable[[Axes], None], description: str) -> str:
     """A figure of one pair of axes, with words for those who cannot see it."""
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
+    with style():
         figure = Figure(figsize=(6.2, 3.7), layout="constrained")
         draw(figure.subplots())
         return picture(figure, description)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from longtail.trainer import register
     from longtail.trainer.config import Recipe, load_recipe
     from longtail.trainer.evaluation.bundle import EvaluationResult, evaluate
+    from longtail.trainer.evaluation.report import plot_dial
     from longtail.trainer.job import fit
     from longtail.trainer.losses import LOSSES, WEIGHTS
     from longtail.trainer.progress import Reporter
@@ -43,6 +44,7 @@ __all__ = [
     "evaluate",
     "fit",
     "load_recipe",
+    "plot_dial",
     "register",
     "tune",
 ]
@@ -58,6 +60,7 @@ _HOMES = {
     "evaluate": "evaluation.bundle",
     "fit": "job",
     "load_recipe": "config",
+    "plot_dial": "evaluation.report",
     "tune": "tuning.study",
 }
 """Modules of the names that are loaded when they are first used."""

@@ -64,7 +64,7 @@ def test_what_is_written_is_loaded(tmp_path: Path, cosine: bool, bias: bool, pop
     made = make_bundle(labels=12, dim=4, users=5, cosine=cosine, bias=bias, popularity=popularity)
 
     made.write(tmp_path / "bundle")
-    loaded = Bundle.load(tmp_path / "bundle")
+    loaded = Bundle.load(str(tmp_path / "bundle"))
 
     assert loaded.path == tmp_path / "bundle"
     assert loaded.manifest.model_copy(update={"files": {}}) == made.manifest

@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -7,8 +8,9 @@ from rich.console import Console
 from longtail.bundle import BiasRemoval, CurvePoint, Interval
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial
-from longtail.trainer.evaluation.report import baseline_table, html_report
+from longtail.trainer.evaluation.report import baseline_table, html_report, plot_dial
 from longtail.trainer.history import TrainingHistory
+from tests.bundles import make_bundle
 from tests.trainer import tiny
 
 BUCKETS = ("head", "torso", "tail", "new")
@@ -90,3 +92,14 @@ def test_the_report_says_what_recall_costs_the_tail() -> None:
     assert "What recall costs the tail" in page
     assert "<td>+0.2500</td><td>-0.1250</td><td>-2.00</td>" in page
     assert "<td>-0.1250</td><td>+0.0000</td><td>–</td>" in page
+
+
+def test_the_dial_s_picture_has_three_panels_and_one_legend() -> None:
+    made = make_bundle()
+    bundle = replace(made, manifest=made.manifest.model_copy(update={"bias_removal": DIAL.bias_removal}))
+    figure = plot_dial(bundle, k=2)
+    assert [len(axes.get_lines()) for axes in figure.axes] == [6, 1, 2]
+    assert figure.axes[2].get_lines()[0].get_ydata().tolist() == [0.25, 0.5, 0.375]
+    assert len(figure.legends) == 1
+    with pytest.raises(ValueError, match=r"k = 3 is not allowed .* coverage@3"):
+        plot_dial(bundle, k=3)

@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from itertools import pairwise
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
-from longtail.bundle import BUCKET_NAMES, CurvePoint, Interval
-from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled
+from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint, Interval
+from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled, style
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
@@ -296,6 +297,35 @@ def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Sett
             f"Share of the top {k} given to head, torso, tail and new, against {symbol}",
         ),
     ]
+
+
+def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
+    """Plot recall and exposure by bucket, and coverage, over the λ of a bundle's curve.
+
+    Raises:
+        ValueError: the curve has no figures for k results, or fewer than two points.
+    """
+    dial = Dial(bundle.manifest.bias_removal, bundle.manifest.popularity)
+    points, coverage = _lambdas(dial), f"coverage@{k}"
+    if len(points) < 2 or coverage not in points[0].metrics:
+        measured = sorted(points[0].metrics) if points else "nothing"
+        raise ValueError(f"k = {k} is not allowed because a curve needs two points with {coverage}; found {measured}")
+    grid, default = [point.bias_removal for point in points], dial.default.bias_removal
+    with style():
+        figure = Figure(figsize=(11, 3.8), dpi=90, layout="constrained")
+        recall, exposure, shown = figure.subplots(1, 3)
+        _recall(recall, grid, points, default, "λ", str(k))
+        _exposure(exposure, grid, points, default, "λ", str(k))
+        shown.plot(grid, [point.metrics[coverage].value for point in points], color=INK, linewidth=2.5)
+        shown.axvline(default, color=SOFT, linestyle="--", linewidth=1)
+        shown.set(title="Coverage of the catalogue", xlabel="λ", ylim=(0, 1))
+        # One legend for all: those of the panels are wider than a panel here.
+        figure.legend(*recall.get_legend_handles_labels(), ncols=5, loc="outside lower center")
+        for axes in (recall, exposure, shown):
+            axes.margins(x=0)
+            if (own := axes.get_legend()) is not None:
+                own.remove()
+    return figure
 
 
 def _removes(dial: Dial) -> str:
