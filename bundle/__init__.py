@@ -1,4 +1,4 @@
-"""The contract between trainer, index and service: a directory that describes itself (FORMAT.md)."""
+"""Define the contract between trainer, index and service: a self-describing directory (FORMAT.md)."""
 
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.bundle import Bundle

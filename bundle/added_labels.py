@@ -1,8 +1,8 @@
-"""Labels that were added after training, as rows of a bundle: embedded by its label tower, with count, log ν, bucket.
+"""Turn labels added after training into rows of a bundle: embeddings by its label tower, count, log ν and bucket.
 
-The service scores these rows beside its index, and `longtail-index merge` writes them into a bundle.
+The service scores these rows in addition to its index, and `longtail-index merge` writes them into a bundle.
 
-Legend: `L` labels of the bundle, `M` added ones, `B` some of them, `D` dimensions, `P` priors.
+Legend: `L` labels of the bundle, `M` added labels, `B` some of them, `D` dimensions, `P` priors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from longtail.bundle.priors import unknown_prior
 from longtail.bundle.tower import Tower
 
 NEW_LABEL = -1
-"""`AddedLabels.catalogue_rows` of a label that the bundle does not have."""
+"""Value in `AddedLabels.catalogue_rows` for a label that the bundle lacks."""
 _BATCH = 256
 """Labels embedded in one call of the label tower."""
 
@@ -37,15 +37,16 @@ class AddedLabels:
     """Labels added to a bundle, and labels of the bundle embedded again from new features.
 
     Attributes:
-        catalogue_rows: int64 [M], row in the bundle of a label that it has, else `NEW_LABEL` (−1).
+        catalogue_rows: int64 [M], row of the label in the bundle; `NEW_LABEL` (−1) if the bundle lacks it.
         embeddings: float32 [M, D].
-        counts: int64 [M], training pairs; 0 of a new label.
-        log_pn: float32 [M]; a new label counts as the rarest of the bundle, the one of least π.
-        log_popularity: float32 [M], of a new label the forecast's, or else the rarest label's; None if there is none.
-        buckets: int8 [M]; a new label is new, whatever the version of the bundle.
-        bias: float32 [M], 0 of a new label; None if the bundle's labels have none.
+        counts: int64 [M], training pairs; 0 for a new label.
+        log_pn: float32 [M]; a new label gets the value of the bundle's rarest label, which has the least π.
+        log_popularity: float32 [M]; a new label gets the forecast's value, or the rarest label's; None if the bundle
+            has no such column.
+        buckets: int8 [M]; a new label is in the bucket `new`.
+        bias: float32 [M], 0 for a new label; None if the bundle's labels have no bias.
         display: M objects, every display column of a label as JSON values.
-        priors: float32 [M, P], values of the release's priors; None if it has none.
+        priors: float32 [M, P], values of the release's priors; None if the release has no priors.
     """
 
     ids: list[str]
@@ -63,7 +64,7 @@ class AddedLabels:
         return len(self.ids)
 
     def take(self, rows: Int64) -> AddedLabels:
-        """Get the labels at some rows 0..M−1, int64 [B], in that order."""
+        """Select labels by rows 0..M−1, int64 [B], in that order."""
 
         def taken(column: Any) -> Any:
             if isinstance(column, Mapping):
@@ -75,12 +76,12 @@ class AddedLabels:
         return AddedLabels(**{name: taken(column) for name, column in vars(self).items()})
 
     def followed_by(self, more: AddedLabels) -> AddedLabels:
-        """Get these labels, then those of `more`."""
+        """Append the labels of `more`."""
         return AddedLabels(**{name: joined(column, getattr(more, name)) for name, column in vars(self).items()})
 
 
 def joined(column: Any, more: Any) -> Any:
-    """Join a column [L] or [L, P], which a bundle may lack, or several by name, and its continuation [M] or [M, P]."""
+    """Concatenate a column [L] or [L, P], or several by name, with [M] or [M, P]; None if the bundle lacks it."""
     if isinstance(column, Mapping):
         return {name: joined(part, more[name]) for name, part in column.items()}
     if isinstance(column, list) or column is None or more is None:
@@ -89,7 +90,7 @@ def joined(column: Any, more: Any) -> Any:
 
 
 class LabelAdder:
-    """Make rows of one bundle from upserts. Thread-safe; the label tower is loaded with the first record."""
+    """Creates rows of one bundle from upserts, and loads the label tower when needed. Thread-safe."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
@@ -101,13 +102,14 @@ class LabelAdder:
         self.data_until = bundle.manifest.data_until
 
     def supersedes(self, id_: str, at: datetime) -> bool:
-        """Whether a change to a label, made at a time, is superseded: the bundle has the label and is newer."""
+        """Return whether a bundle newer than a change already has the label."""
         return id_ in self._rows and at <= self.data_until
 
     def change_of(self, changes: LabelChanges, id_: str) -> Upsert | None:
-        """Return what changes make of a label here, without features where only columns changed; None: nothing.
+        """Return the upsert that a label's changes amount to in this bundle; None if they change nothing.
 
-        Columns that the bundle lacks are left out: a patch may be of another release.
+        It has no features if only columns changed. Columns that the bundle lacks are left out, because a patch may be
+        meant for another release.
         """
         if id_ in changes.hidden:
             return None
@@ -123,7 +125,7 @@ class LabelAdder:
         return Upsert(id=id_, at=newer[-1].at, features=None, display=columns)
 
     def of_patch(self, changes: LabelChanges, patch: Patch) -> Upsert:
-        """Return the upsert by which a patch of a label that is there can be checked."""
+        """Return the upsert that is equivalent to a patch of an existing label, for checking the patch."""
         before = changes.upserts.get(patch.id)
         if before is None or patch.id in self._rows:
             return Upsert(id=patch.id, at=patch.at, features=None, display=patch.display)
@@ -134,7 +136,7 @@ class LabelAdder:
         _ = self._tower
 
     def check(self, records: Sequence[Upsert]) -> None:
-        """Refuse the first record that `add` could not add; raises InputError, FixedLabelsError or TowerError."""
+        """Refuse records that `add` could not add; raises InputError, FixedLabelsError or TowerError."""
         self._require_tower(records)
         row, names = 0, [] if self._priors is None else self._priors.names
         try:
@@ -150,14 +152,14 @@ class LabelAdder:
             raise type(error)(error.message, row=row + error.row, field=error.field) from None
 
     def add(self, records: Sequence[Upsert]) -> tuple[AddedLabels, dict[str, str]]:
-        """Embed records that fit the bundle; returns their rows, and why others do not, by id; raises TowerError.
+        """Embed records that fit the bundle; returns rows, and reasons for skipped ones by id.
 
-        Priors that the bundle lacks are left out: a record may have them from another release.
+        Priors that the bundle lacks are ignored, because a record may be meant for another release. Raises TowerError.
         """
         refused: dict[str, str] = {}
         try:
             self._require_tower(records)
-        except FixedLabelsError as error:  # labels that keep their embedding need no tower
+        except FixedLabelsError as error:  # still fine for labels that keep their embedding, which need no tower
             fixed = self._bundle.proposal is not None
             refused = {one.id: str(error) for one in records if fixed or one.features is not None}
             records = [one for one in records if one.id not in refused]
@@ -211,7 +213,7 @@ class LabelAdder:
         )
 
     def _log_popularity(self, records: Sequence[Upsert], rows_M: Int64, like_M: Int64) -> Float32 | None:
-        """Get log π of known labels, and of new ones by the forecast or as the rarest label's, float32 [M]."""
+        """Compute log π, float32 [M]: of known labels their own, of new ones the forecast's or the rarest's."""
         popularity_L, forecast = self._bundle.labels.log_popularity, self._bundle.forecast
         if popularity_L is None:
             return None
@@ -223,7 +225,7 @@ class LabelAdder:
         return found_M
 
     def _require_tower(self, records: Sequence[Upsert]) -> None:
-        """Load the tower where a record needs it; raises FixedLabelsError or TowerError."""
+        """Load the tower if a record needs it; raises FixedLabelsError or TowerError."""
         if records and self._bundle.proposal is not None:
             raise FixedLabelsError(
                 "expected a release whose labels can change, found one with a tree p_n(y|x), which has no leaf for "
@@ -245,7 +247,7 @@ class LabelAdder:
         return Tower(model, manifest.label_features, bundle.vocabularies, manifest.dim, file=LABEL_TOWER)
 
     def _embed(self, records: Sequence[Upsert]) -> Float32:
-        """Label embeddings, float32 [B, D]; of records without features, those of the bundle."""
+        """Compute label embeddings, float32 [B, D]; records without features keep the bundle's."""
         kept = [place for place, record in enumerate(records) if record.features is None]
         rows = [self._rows.get(records[place].id) for place in kept]
         if None in rows:

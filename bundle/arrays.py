@@ -1,4 +1,4 @@
-"""Array types by element type; shapes are in names and docstrings."""
+"""Define array types by element type; names and docstrings give the shapes."""
 
 from __future__ import annotations
 

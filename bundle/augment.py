@@ -1,10 +1,10 @@
-"""Augmented label rows and queries, whose inner product is T · s(x, y), the score at any λ and μ [METHODS §6].
+"""Compute augmented label rows and queries, whose inner product is T · s(x, y) at any λ and μ [METHODS §6].
 
 `s = f + λ·log ν + μ·log π + Σ_j w_j·r_j`, f = u·v/T + b, ν the implied noise of training, π the label frequency, r_j
 the priors of a release. A label's row is `[v, κ·log ν, κ_b·b, κ_p·log π, κ_j·r_j …]`; a query is
-`[u, λ·T/κ, T/κ_b, μ·T/κ_p, w_j·T/κ_j …]`. Where ν is π one coordinate holds both, and a query has λ + μ there. Offline
-evaluation, the index build and the service all use these two functions, so what was measured is what is served. The κ
-cancel in the product; they only scale the added coordinates, which matters to a quantiser.
+`[u, λ·T/κ, T/κ_b, μ·T/κ_p, w_j·T/κ_j …]`. Where ν is π, one coordinate holds both, and a query has λ + μ there. Offline
+evaluation, the index build and the service all use these two functions, so the served scores are the measured ones. The
+κ cancel in the product; they only scale the added coordinates, which matters to a quantiser.
 
 Legend: `L` labels, `B` queries, `D` embedding dimensions, `P` priors.
 """
@@ -20,12 +20,12 @@ import numpy as np
 from longtail.bundle.arrays import Float32
 
 _ROUNDING = 1e-6
-"""Spread of a column, relative to its largest value, up to which float32 rounding may have made it."""
+"""Relative spread of a column that float32 rounding alone may produce; such a column counts as constant."""
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The constants that labels' rows and queries must share.
+    """The constants that label rows and queries must share.
 
     Args:
         temperature: T > 0; logits are `u·v / T + b`.
@@ -43,7 +43,7 @@ class Augmentation:
 
     @cached_property
     def extra_dims(self) -> int:
-        """Coordinates added to an embedding: log ν, the bias if there is one, log π if it is another number, priors."""
+        """Return the number of coordinates added to an embedding: log ν, and if present bias, log π, priors."""
         return 1 + (self.kappa_bias is not None) + (self.kappa_popularity is not None) + len(self.kappa_priors)
 
     def rows(
@@ -54,7 +54,7 @@ class Augmentation:
         log_popularity_L: Float32 | None = None,
         priors_LP: Float32 | None = None,
     ) -> Float32:
-        """Label rows, float32 [L, D + extra_dims].
+        """Compute augmented label rows, float32 [L, D + extra_dims].
 
         Args:
             log_pn_L: log ν of every label, nats.
@@ -83,12 +83,12 @@ class Augmentation:
         popularity: float | Float32 = 0.0,
         priors: Float32 | Sequence[float] | None = None,
     ) -> Float32:
-        """Query rows, float32 [B, D + extra_dims].
+        """Compute augmented queries, float32 [B, D + extra_dims].
 
         Args:
-            bias_removal: λ, one for all queries or one each, shape [B].
-            popularity: μ, one for all queries or one each, shape [B].
-            priors: weights of the priors, float32, one row for all queries [P] or one each [B, P]; None: 0.
+            bias_removal: λ, one for all queries, or one for each, shape [B].
+            popularity: μ, one for all queries, or one for each, shape [B].
+            priors: weights of the priors, float32, one row for all queries [P], or one for each [B, P]; None: 0.
         """
         noise, prior = np.asarray(bias_removal, np.float32), np.asarray(popularity, np.float32)
         queries_BE = np.empty((len(queries_BD), queries_BD.shape[1] + self.extra_dims), np.float32)
@@ -117,10 +117,11 @@ class Augmentation:
         bias_L: Float32 | None,
         log_popularity_L: Float32 | None = None,
     ) -> Augmentation:
-        """Fit κ so that every added coordinate has the spread of a typical embedding coordinate; arguments as of `rows`
+        """Fit κ to give every added coordinate the spread of a typical embedding coordinate.
 
-        A quantiser then spends its lists on all coordinates alike; exact search does not depend on κ. A coordinate
-        that is the same for every label, such as log ν of uniform noise, changes no order: its κ is 1.
+        A quantiser then treats all coordinates alike; exact search does not depend on κ. A coordinate that is the same
+        for every label, such as log ν of uniform noise, changes no order, and its κ is 1. The arguments are those of
+        `rows`.
         """
         return cls(
             temperature,

@@ -1,4 +1,4 @@
-"""Write, load and check a bundle: the one contract between trainer, index and service.
+"""Write, load and check a bundle, the only contract between trainer, index and service.
 
 Legend: `L` labels, `D` embedding dimensions, `C` calibration queries.
 """
@@ -39,10 +39,10 @@ VOCABULARIES = "vocabularies"
 TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL, FORECAST)
-"""Beside manifest, vocabularies, tables and label vectors; any other file is a report."""
+"""Contract files, in addition to manifest, vocabularies, tables and label vectors; other files are reports."""
 
 UNIT_NORM_TOLERANCE = 1e-3
-"""Distance from 1 of an embedding's norm, at most, where the similarity is cosine."""
+"""Largest allowed distance of an embedding's norm from 1 with cosine similarity."""
 _LOGSUMEXP_TOLERANCE = 1e-4
 _ROWS_AT_ONCE = 1 << 14
 
@@ -53,17 +53,17 @@ class Bundle:
 
     Attributes:
         embeddings: float32 [L, D]; row i belongs to label row i.
-        calibration_queries: float32 [C, D], query tower outputs of held-out queries; index builds measure
-            their recall on them.
-        query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. Whoever runs it takes
+        calibration_queries: float32 [C, D], query tower outputs of held-out queries, on which index builds measure
+            recall.
+        query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. To run the model use
             `query_model`, whose folder has its tables.
         tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
             refer to them as `tables/NAME.npy`.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
-        forecast: what log π of the labels comes from where it is of a later period than training's; None without.
+        forecast: forecast behind the labels' log π, if that is of a later period than training; None without one.
         reports: further files kept with the model (report.html, metrics.json), by name.
-        priors: of the release that serves it, which keeps them: `write` does not; None without any.
-        path: where it was loaded from; None before it is written.
+        priors: priors of the release that serves the bundle; the release stores them, `write` does not. None without.
+        path: directory of the bundle; None before it is written.
     """
 
     manifest: Manifest
@@ -82,7 +82,7 @@ class Bundle:
 
     @property
     def augmentation(self) -> Augmentation:
-        """The constants of this model's rows and queries [METHODS §6]."""
+        """Return the constants of this model's rows and queries [METHODS §6]."""
         manifest = self.manifest
         return Augmentation(
             manifest.temperature,
@@ -93,18 +93,18 @@ class Bundle:
         )
 
     def stored_reports(self) -> dict[str, bytes]:
-        """Read the files of a loaded bundle that are kept with it for people, by name."""
+        """Read the reports of a loaded bundle, by name."""
         names = [name for name in self.manifest.files if name not in CONTRACT_FILES and "/" not in name]
         return {} if self.path is None else {name: (self.path / name).read_bytes() for name in names}
 
     @property
     def query_model(self) -> bytes | Path:
-        """Get the query tower as bytes, or the path of its file where its tables are files too."""
+        """Get the query tower as bytes, or the path of its file if its tables are files too."""
         return self._model(self.query_tower, QUERY_TOWER) or b""
 
     @property
     def label_model(self) -> bytes | Path | None:
-        """Get the label tower, as `query_model` gets the other; None without one."""
+        """Get the label tower like `query_model`; None without one."""
         return self._model(self.label_tower, LABEL_TOWER)
 
     def _model(self, tower: bytes | None, file: str) -> bytes | Path | None:
@@ -112,7 +112,7 @@ class Bundle:
         return tower if whole or self.path is None or file not in self.manifest.files else self.path / file
 
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
-        """Augmented label rows, float32 [L, E] or those of some labels, int64 [R]: what an index stores."""
+        """Compute the augmented rows that an index stores, float32 [L, E], or those of some labels, int64 [R]."""
         labels = self.labels
         return self.augmentation.rows(
             self.embeddings[rows_R],
@@ -123,10 +123,10 @@ class Bundle:
         )
 
     def write(self, target: str | Path) -> Bundle:
-        """Validate, then write to `target` whole or not at all; returns the bundle with its checksums.
+        """Validate, then write to `target` completely or not at all; returns the bundle with its checksums.
 
         Raises:
-            BundleError: it contradicts its contract, a table is gone, or `target` exists; nothing is changed.
+            BundleError: the bundle violates its contract, a table is missing, or `target` exists; nothing is changed.
             OSError: the disk is full or not writable; `target` stays absent.
         """
         self.validate()
@@ -168,11 +168,12 @@ class Bundle:
         """Read and check a bundle; embeddings, labels, vocabularies and label vectors stay on disk, memory-mapped.
 
         Args:
-            towers: whether to read the towers; else they are b"" and None, and `query_model` and `label_model` files.
-            verify: whether to read every byte and check every invariant; else only sizes are looked at.
+            towers: read the towers. Otherwise the fields are b"" and None, and `query_model` and `label_model` return
+                files.
+            verify: read every byte and check every invariant. Otherwise only sizes are compared.
 
         Raises:
-            BundleError: no bundle, a file missing or damaged, another format, or a broken invariant.
+            BundleError: there is no bundle, a file is missing or damaged, the format is unknown, or an invariant fails.
         """
         path = Path(path)
         manifest = read_manifest(path)
@@ -217,26 +218,27 @@ class Bundle:
         query_tower: bytes | GivenTower | None = None,
         label_tower: bytes | GivenTower | None = None,
     ) -> Bundle:
-        """Make a bundle of label vectors that another library trained; it is served as one of ours.
+        """Create a bundle from label vectors that another library trained.
 
-        Scores at λ = 0 are those of the vectors: u·v / T, the cosine / T, or −|u − v|² / T up to a number per query.
+        Scores at λ = 0 are those of the vectors: u·v / T, the cosine / T, or −|u − v|² / T up to a constant per query.
 
         Args:
             ids: strings [L], distinct.
             vectors: float32 [L, D].
-            counts: int64 [L], training pairs of every label: π, and head, torso and tail.
+            counts: int64 [L], training pairs of every label, which give π and the buckets.
             similarity: `dot`, `cosine` (vectors are scaled to length 1) or `l2`.
-            temperature: T, what training divided scores by.
+            temperature: T, the divisor of scores in training.
             noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
             queries: float32 [C, D], query vectors on which index builds measure recall; None: 1,000 label vectors drawn
-                by popularity, which says nothing of queries that lie elsewhere.
+                by popularity, which do not represent queries in other regions.
             display: columns to show in answers, L rows.
-            query_tower: ONNX model of float inputs [B] or [B, n], float32 [B, D] out; or a
-                `GivenTower`, which names its features and their ids. None: requests give vectors.
+            query_tower: ONNX model of float inputs [B] or [B, n], with output float32 [B, D]; or a `GivenTower`, which
+                names its features and their ids. None: requests give vectors.
             label_tower: the same for labels that are added while serving.
 
         Raises:
-            BundleInvariantError: rows that do not fit, a vector of length 0 under a cosine, or a tower of other inputs.
+            BundleInvariantError: numbers of rows differ, a vector has length 0 with cosine, or a tower has other
+                inputs.
 
         Example:
             >>> import numpy as np, pyarrow as pa
@@ -257,7 +259,7 @@ class Bundle:
 
 
 def _in(folder: str, manifest: Manifest) -> list[tuple[str, str]]:
-    """Names and files of a folder of the bundle."""
+    """List names and files of a folder of the bundle."""
     return [(Path(file).stem, file) for file in manifest.files if file.startswith(f"{folder}/")]
 
 

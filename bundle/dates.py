@@ -1,8 +1,8 @@
-"""Times as the rows of an embedding table: hour, weekday, month and age, each with rows of its own.
+"""Convert times to rows of an embedding table: hour, weekday, month and age have separate rows.
 
-The rows are fixed, since a bundle holds them in its tower: 0 is a missing time, 1–24 the hour, 25–31 the weekday from
-Monday, 32–43 the month; 44 is a time after the reference, 45 + floor(log2(1 + days)) one so many whole days before it,
-up to 60.
+The rows are fixed, because the tower of a bundle contains them: 0 is a missing time, 1–24 the hour, 25–31 the weekday
+from Monday, 32–43 the month, 44 a time after the reference, and 45 + floor(log2(1 + d)), up to 60, a time d whole days
+before the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DatePart = Literal["hour", "weekday", "month", "age"]
 DATE_ROWS = 61
 """Rows of the table of a `date`."""
 MISSING_DATE = int(np.iinfo(np.int64).min)
-"""Stands for no time among times in seconds."""
+"""Marks a missing time among times in seconds."""
 _DAY = 86_400
 
 
@@ -31,28 +31,28 @@ _UTC = re.compile(r"\s*(?:UTC|GMT)$")
 
 
 def time_of(text: str) -> datetime:
-    """Read a date or time in ISO 8601, or as databases print it; without a zone it is in UTC. Raises ValueError.
+    """Parse a date or time in ISO 8601 or a database's notation; UTC without a zone. Raises ValueError.
 
-    These have a blank before the zone, `UTC` as its name, or more than six digits of a second, which are cut off.
+    Databases print a blank before the zone, `UTC` as its name, or more than six digits of a second, which are cut off.
     """
     at = datetime.fromisoformat(_BEFORE_ZONE.sub("", _UTC.sub("Z", text.strip())))
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
 
 
 def seconds_of(text: str) -> int:
-    """Get the seconds since 1970 of a date or time, rounded down; raises ValueError or OverflowError."""
+    """Parse a date or time to seconds since 1970, rounded down; raises ValueError or OverflowError."""
     return int(time_of(text).timestamp() // 1)
 
 
 def span_seconds(text: str) -> float:
-    """Read a span such as `12h` or `4w`; raises ValueError."""
+    """Parse a duration such as `12h` or `4w` to seconds; raises ValueError."""
     if not (found := _SPAN.fullmatch(text)) or float(found[1]) == 0:
         raise ValueError(f"expected a span such as '90m', '12h', '30d' or '4w', received {text!r}")
     return float(found[1]) * _UNITS[found[2]]
 
 
 def date_rows(seconds_B: Int64, parts: Sequence[DatePart], reference: datetime) -> Int32:
-    """Rows of each part of some times, int32 [B, parts]."""
+    """Compute the rows of each part of times, int32 [B, parts]."""
     known_B = seconds_B != MISSING_DATE
     times_B = np.where(known_B, seconds_B, 0)
     days_B = times_B // _DAY

@@ -1,6 +1,6 @@
-"""Display columns as JSON and back: what an answer shows of a label, and what a new label may bring.
+"""Convert display columns to JSON for answers, and JSON of new labels to display columns.
 
-Text, numbers, booleans and lists of them are what they are; dates, decimals and the like are strings.
+Text, numbers, booleans and lists keep their JSON types; dates, decimals and other types become strings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Display = Mapping[str, JsonValue]
 
 _LONGEST_NAME = 100
 _FLOAT16 = 1e-3
-"""Largest relative error of a number in the shortest type of column."""
+"""Largest relative rounding error of a number in a float16 column."""
 
 
 class DisplayColumns:
@@ -30,13 +30,13 @@ class DisplayColumns:
             json_ready(name, table[name].slice(0, 1))
 
     def shown(self, row: int) -> dict[str, JsonValue]:
-        """Display columns of one label as JSON values, by name."""
+        """Return the display columns of one label as JSON values, by name."""
         return {
             name: json_ready(name, self._table[name].slice(row, 1)).to_pylist()[0] for name in self._table.column_names
         }
 
     def complete(self, display: Display, known: Display) -> dict[str, JsonValue]:
-        """Every column: as given, else as known, else null."""
+        """Complete the columns of a label: as given, otherwise as known, otherwise null."""
         names = self._table.column_names
         given: dict[str, JsonValue] = {}
         for name, value in display.items():
@@ -53,14 +53,14 @@ class DisplayColumns:
         return {name: given.get(name, known.get(name)) for name in names}
 
     def column(self, name: str, values: Sequence[JsonValue]) -> pa.Array:
-        """A column of the table's type, from JSON values that `complete` let pass."""
+        """Create a column of the table's type from JSON values that `complete` has accepted."""
         type_ = self._table.schema.field(name).type
         if pa.types.is_dictionary(type_):
             type_ = type_.value_type
         return pa.array(values, type_) if _is_json(type_) else pa.array(values, pa.string()).cast(type_)
 
     def _taken(self, name: str, value: JsonValue) -> JsonValue:
-        """A value as the column gives it back; raises ValueError or one of Arrow's if that is another."""
+        """Convert a value to the column's type and back; raises ValueError or an Arrow error if it changes."""
         column = self.column(name, [value])
         shown: JsonValue = json_ready(name, pa.chunked_array([column])).to_pylist()[0]
         if _is_json(column.type) and not _alike(value, shown):
@@ -78,7 +78,7 @@ def check_displayable(name: str, column: pa.ChunkedArray) -> None:
 
 
 def json_ready(name: str, column: pa.ChunkedArray) -> pa.Array:
-    """Get a column [n] of any type as one contiguous array of a type that JSON has; raises BundleInvariantError."""
+    """Convert a column [n] to one contiguous array of a JSON type; raises BundleInvariantError."""
     array = in_one_piece(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -117,7 +117,10 @@ def _is_json(type_: pa.DataType) -> bool:
 
 
 def _alike(value: JsonValue, shown: JsonValue) -> bool:
-    """Whether Arrow took a value for what it is; it cuts fractions off, and takes true for 1 and "ab" for a list."""
+    """Return whether a value survived Arrow's conversion.
+
+    Arrow cuts fractions off, converts true to 1, and takes "ab" for a list.
+    """
     if isinstance(value, list):
         return isinstance(shown, list) and len(value) == len(shown) and all(map(_alike, value, shown))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What can be wrong with a bundle. Every message says what was expected, what was found, and where."""
+"""Define the errors of bundles. Messages say what was expected, what was found, and where."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import json
 
 
 class BundleError(Exception):
-    """Base of everything this package raises."""
+    """Base class of this package's errors."""
 
 
 class BundleExistsError(BundleError):
-    """The target of a write is already there; nothing was touched."""
+    """The target of a write exists already; nothing was changed."""
 
 
 class BundleCorruptError(BundleError):
-    """A file is missing, unreadable, or not the one that was written (sha256)."""
+    """A file is missing, unreadable, or differs from the one that was written (sha256)."""
 
 
 class BundleVersionError(BundleError):
-    """The bundle has another schema version than this installation reads."""
+    """A bundle with a schema version that this installation does not read."""
 
 
 class BundleInvariantError(BundleError):
@@ -46,33 +46,33 @@ class InputError(BundleError, ValueError):
 
 
 class FeatureError(InputError):
-    """A feature that the tower does not have, or a value that it cannot read."""
+    """An unknown feature, or a value that the tower cannot read."""
 
 
 class DisplayError(InputError):
-    """A display column that the labels do not have, or a value that it cannot hold."""
+    """An unknown display column, or a value that does not fit the column."""
 
 
 class TowerError(BundleError):
-    """Not an ONNX model that runs here, or one whose inputs or output are not what the manifest says."""
+    """A file that is not a working ONNX model, or whose inputs or output differ from the manifest."""
 
 
 class StorageError(OSError):
-    """An object store that does not answer, refuses, or gives other bytes than were put there."""
+    """An object store that does not answer, refuses a request, or returns other bytes than were written."""
 
 
 class FixedLabelsError(BundleError):
-    """A bundle that cannot embed new labels: no label tower, or a tree p_n(y|x) that has no leaf for them."""
+    """A bundle that cannot embed new labels, without a label tower, or with a tree p_n(y|x)."""
 
 
 _LONGEST = 60
-"""Characters of a string that an error message repeats."""
+"""Most characters of a string that an error message quotes."""
 
 
 def describe(value: object) -> str:
-    """A received JSON value for an error message: short, on one line, whatever a client sent.
+    """Describe any JSON value for an error message, briefly and on one line.
 
-    Such as `"abc"`, `-3`, `a list of 3`, `an integer of 401 digits`.
+    Results are such as `"abc"`, `-3`, `a list of 3`, `an integer of 401 digits`.
     """
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"

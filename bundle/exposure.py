@@ -1,4 +1,4 @@
-"""Figures of who is shown: coverage and Gini of exposures, and how far shares have drifted. Offline and live alike.
+"""Measure exposure, offline and live: coverage and Gini of shown labels, and drift of shares (PSI).
 
 Legend: `L` labels.
 """
@@ -16,14 +16,14 @@ from longtail.bundle.arrays import Int8, Int64
 Counts = npt.NDArray[np.floating[Any]] | npt.NDArray[np.integer[Any]]
 
 PSI_FLOOR = 1e-4
-"""Share of an empty cell, on either side, so that the logarithm is finite."""
+"""Share assumed for an empty cell, so that the logarithm is finite."""
 PSI_MINIMUM = 200
-"""Observations below which no PSI is given: without drift it is about (cells − 1) / observations, and labels of one
-query are alike, so that far fewer would raise alarms by chance."""
+"""Fewest observations for a PSI. Without drift PSI is about (cells − 1) / observations, and labels of one query are
+correlated, so fewer observations would raise false alarms."""
 
 
 def coverage(exposures_L: Counts) -> float:
-    """Compute the share of labels shown at least once [METHODS §7]; 0 of no labels."""
+    """Compute the share of labels shown at least once [METHODS §7]; 0 without labels."""
     return float((exposures_L > 0).mean()) if exposures_L.size else 0.0
 
 
@@ -37,8 +37,8 @@ def coverage_by_bucket(exposures_L: Counts, buckets_L: Int8, sizes: Int64) -> li
 def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:
     """Compute the Gini coefficient: 0 when all L are equal, (L − 1) / L when one has all [METHODS §7].
 
-    With x ascending, 2·Σ i·x_i / (L·Σ x_i) − (L + 1) / L. Labels without exposure come first and add nothing, so
-    only the others are sorted. None when nothing was answered.
+    With x ascending, 2·Σ i·x_i / (L·Σ x_i) − (L + 1) / L. Labels without exposure come first and add nothing, so only
+    the others are sorted. None if nothing was shown.
     """
     ascending = np.sort(exposures_L[exposures_L > 0]).astype(np.float64)
     if not len(ascending):
@@ -49,10 +49,10 @@ def gini(exposures_L: npt.NDArray[np.integer[Any]]) -> float | None:
 
 
 def psi(counts: Counts, shares: Sequence[float]) -> float | None:
-    """Population stability index Σ (p − q)·ln(p / q) of observed p against expected q [Siddiqi 2006, §8].
+    """Compute the population stability index of observed against expected shares [Siddiqi 2006, §8].
 
-    The symmetric Kullback-Leibler divergence, in nats; None below PSI_MINIMUM observations. By convention below 0.1 is
-    stable, above 0.25 has shifted.
+    PSI = Σ (p − q)·ln(p / q), the symmetric Kullback-Leibler divergence in nats; None below PSI_MINIMUM observations.
+    By convention values below 0.1 are stable, and values above 0.25 mean a shift.
     """
     total = float(counts.sum())
     if total < PSI_MINIMUM:

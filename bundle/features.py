@@ -1,9 +1,8 @@
-"""JSON features to the arrays that a tower takes, by the rules of `bundle.Feature`.
+"""Convert JSON features to the input arrays of a tower, by the rules of `bundle.Feature`.
 
 Legend: `B` queries (or labels) in the batch, `P` entries of the longest list in it.
 
-A list's entries weigh 1 each and go in as they are; whether a bag is summed or averaged is the tower's
-affair. Padding is row 0 with weight 0.
+List entries have weight 1; the tower decides whether a bag is summed or averaged. Padding is row 0 with weight 0.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Inputs = dict[str, Array]
 _ONLY_STRINGS = {str}
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 _LONGEST_NAME = 100
-"""Characters of a name of the client's that an error repeats."""
+"""Most characters of a client's feature name that an error quotes."""
 
 
 class FeatureReader:
@@ -53,7 +52,7 @@ class FeatureReader:
         self._vocabularies = vocabularies
 
     def read(self, features_B: Sequence[Features]) -> Inputs:
-        """Read a batch into tower inputs, [B] or [B, P] by name; FeatureError names the row and feature at fault."""
+        """Convert a batch to tower inputs by name, [B] or [B, P]; raises a FeatureError with row and feature."""
         for row, features in enumerate(features_B):
             if not features.keys() <= self._names:
                 unknown = next(name for name in features if name not in self._names)
@@ -77,7 +76,7 @@ class FeatureReader:
         return inputs
 
     def example(self) -> dict[str, JsonValue]:
-        """Features of a valid query that touch every vocabulary."""
+        """Create features of a valid query that use every vocabulary."""
         return {feature.name: self._example(feature) for feature in self.features}
 
     def _example(self, feature: Feature) -> JsonValue:
@@ -107,7 +106,7 @@ class FeatureReader:
         return rows_B
 
     def _rows(self, feature: Feature, ids: list[str]) -> list[int]:
-        """Look ids up; one that is unknown also as the boolean or whole number that it spells, as in training."""
+        """Look up ids; an unknown id also as the boolean or whole number that it spells, like in training."""
         vocabulary = self._vocabularies[str(feature.vocabulary)]
         rows = vocabulary.lookup_all(ids)
         unknown = [place for place, row in enumerate(rows) if row == OUT_OF_VOCABULARY]
@@ -117,7 +116,7 @@ class FeatureReader:
         return rows
 
     def _bags(self, feature: Feature, values_B: Sequence[JsonValue], width: int | None) -> tuple[Int32, Float32]:
-        """Get rows and weights of each value's last `max_length` entries, or a vocabulary's first words, [B, P]."""
+        """Compute rows and weights of each value, [B, P]: the last `max_length` entries, or a text's first words."""
         kept = slice(None) if feature.max_length is None else slice(-feature.max_length, None)
         ids: list[str] = []
         lengths: list[int] = []
@@ -165,7 +164,7 @@ class FeatureReader:
 
 
 def _strings(values: list[JsonValue]) -> list[str] | int:
-    """Ids as strings, or the place of the first value that is none."""
+    """Convert ids to strings; returns the position of the first value that is not an id instead."""
     if set(map(type, values)) <= _ONLY_STRINGS:
         return cast("list[str]", values)
     ids = []

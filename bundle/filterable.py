@@ -1,4 +1,4 @@
-"""Which display columns requests may filter labels by, and as what."""
+"""Decide which display columns requests may filter labels by, and how values are compared."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 from longtail.bundle.errors import BundleInvariantError
 
 FilterKind = Literal["string", "number", "boolean", "date", "strings"]
-"""What a column's values are compared as; `strings` are lists of them."""
+"""Type in which a column's values are compared; `strings` are lists of strings."""
 
 
 def filter_kind(type_: pa.DataType) -> FilterKind | None:
-    """What a column of this type is compared as; None if no filter is for it."""
+    """Return how a column of an Arrow type is compared; None if filters do not support the type."""
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
@@ -32,7 +32,7 @@ def filter_kind(type_: pa.DataType) -> FilterKind | None:
 
 
 def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]:
-    """The names, each once, if they are columns that can be filtered by."""
+    """Check that columns can be filtered by, and return the distinct names."""
     kinds = {field.name: filter_kind(field.type) for field in display.schema}
     for name in names:
         if kinds.get(name) is None:

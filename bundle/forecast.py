@@ -1,10 +1,11 @@
-"""The popularity that will be: π*, every label's share of the pairs of the next period [METHODS §6].
+"""Forecast popularity: π*, every label's share of the pairs of the next period [METHODS §6].
 
-A label's pairs are kept as sums that halve with time, one for each of several half-lives, so that later pairs are added
-without the earlier ones. π* is one of these sums, smoothed, times a factor from a boosted Poisson regression that reads
-all sums, those of the label's category or brand, the label's age and its numbers.
+The pairs of a label are stored as exponentially decaying sums, one for each of several half-lives, so that later pairs
+can be added without the earlier ones. π* is one of these sums, smoothed, times a factor from a boosted Poisson
+regression on all sums, the sums of the label's category or brand, the label's age and its numbers.
 
-Legend: `L` labels, `M` new ones, `W` half-lives, `N` pairs, `G` values of an attribute, `F` columns read.
+Legend: `L` labels, `M` new labels, `W` half-lives, `N` pairs, `G` values of an attribute, `F` columns of the
+regression.
 """
 
 from __future__ import annotations
@@ -30,73 +31,73 @@ from longtail.bundle.mapped_table import map_table, write_table
 from longtail.bundle.values import number_of
 
 _LEAST = 0.01
-"""Pairs of a horizon that are added before a logarithm is taken."""
+"""Pairs per horizon that are added before a logarithm is taken."""
 _ABSENT = 1e-12
-"""π* of a label whose date lies ahead, as a part of an average label's."""
+"""π* of a label whose date lies in the future, as a fraction of an average label's."""
 _ENOUGH = 100
-"""Later pairs from which on the kinds of priors are compared by them."""
+"""Fewest later pairs by which the kinds of priors are compared."""
 _SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
-"""Columns of the file, by names that no feature has: features are identifiers."""
+"""Columns of the file; features cannot have such names, because features are identifiers."""
 _ABOUT, _MODEL = b"forecast", b"xgboost"
 
 
 class ForecastSettings(Record):
-    """What a forecast was fitted with."""
+    """Settings with which a forecast was fitted."""
 
     kind: Literal["decayed", "forecast"]
     half_lives: list[float] = Field(min_length=1)
-    """Seconds, falling [W]."""
+    """Half-lives in seconds, descending [W]."""
     base: int = Field(ge=0)
-    """Place of the half-life whose sum is multiplied."""
+    """Position of the half-life whose sum is multiplied by the regression's factor."""
     smoothing: float = Field(gt=0)
-    """Part of an average label's sum that is added to every label's."""
+    """Fraction of an average label's sum that is added to every label's sum."""
     horizon: float = Field(gt=0)
-    """Seconds of the period that π* is of."""
+    """Length of the forecast period in seconds."""
     begin: float
-    """Seconds since 1970 from which on pairs are in the sums."""
+    """Time of the first pairs in the sums, in seconds since 1970."""
     until: float
-    """Seconds since 1970 up to which pairs are in the sums."""
+    """Time of the last pairs in the sums, in seconds since 1970."""
     attributes: list[str] = Field(default_factory=list)
-    """Label features of one id each, such as a category."""
+    """Label features that are one id, such as a category."""
     numbers: list[str] = Field(default_factory=list)
     """Label features that are numbers."""
     since: str | None = None
-    """Column of the date from which on a label is there."""
+    """Column with the date since which a label exists."""
     since_feature: str | None = None
-    """Label feature that reads the column, if one does."""
+    """Label feature that reads this column, if there is one."""
     query_id: str = "query_id"
-    """Columns of a log that later pairs are read from: this one, and those below."""
+    """Column of query ids in a log of later pairs; the other columns of the log follow."""
     label_id: str = "label_id"
     timestamp: str = "time"
     ticks: float = Field(default=1.0, gt=0)
-    """How many of the unit of `timestamp` a second has, where it holds numbers."""
+    """Units of a numeric `timestamp` per second."""
     event: str | None = None
     ignored: list[str] = Field(default_factory=list)
     """Types of events that do not count."""
     nats: dict[str, float] = Field(default_factory=dict)
-    """Mean log-probability of the pairs of the last period, which nothing was fitted to, by kind of prior."""
+    """Mean log-probability of the pairs of a held-out last period, by kind of prior."""
 
     @property
     def once_in(self) -> float:
-        """Seconds in which a query's pairs with a label count once: the shortest half-life."""
+        """Return the seconds in which repeated pairs of a query and a label count once: the shortest half-life."""
         return self.half_lives[-1]
 
     @property
     def end(self) -> float:
-        """Seconds since 1970 at which the horizon ends."""
+        """Return the end of the horizon in seconds since 1970."""
         return self.until + self.horizon
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Decayed sums of every label's pairs, what is known of the labels, and the regression.
+    """Decayed sums of every label's pairs, attributes of the labels, and the regression.
 
     Attributes:
         sums: Σ 2^(−age / half-life) of every label's pairs, float64 [L, W].
         first: seconds since 1970 of a label's first pair, float64 [L]; +∞ without one.
         about: `settings.attributes` as dictionaries of strings, `settings.numbers` as float64, and `since` in seconds
             since 1970, float64, NaN where missing; L rows.
-        model: XGBoost's, as UBJSON; None for `decayed`.
+        model: XGBoost model as UBJSON; None for `decayed`.
     """
 
     settings: ForecastSettings
@@ -106,7 +107,7 @@ class Forecast:
     model: bytes | None = None
 
     def counted(self, labels_N: npt.NDArray[np.integer], times_N: Float64, until: float) -> Forecast:
-        """Let the sums fall to a later time, and add the pairs since `settings.until`.
+        """Decay the sums to a later time, and add the pairs since `settings.until`.
 
         Args:
             labels_N: label rows of the pairs, each of which counts 1.
@@ -124,13 +125,13 @@ class Forecast:
     def refreshed(
         self, queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, until: float
     ) -> Forecast:
-        """Add the pairs between `settings.until` and a later time, a query's pairs with a label once in a span.
+        """Add the pairs between `settings.until` and a later time, repeated ones once per `settings.once_in`.
 
-        `nats` are then those of the pairs added, under the priors before them, where they are 100 or more.
+        If 100 or more pairs are added, `nats` becomes their mean log-probability under the earlier priors.
 
         Args:
-            queries_N: a number for each query. Pairs from `settings.until` less `settings.once_in` on are needed, so
-                that what was counted then does not count again.
+            queries_N: number of each pair's query. Pairs since `settings.until` − `settings.once_in` are needed, to
+                recognise repetitions of pairs that were counted already.
         """
         order_N = np.argsort(times_N, kind="stable")
         times_N = times_N[order_N]
@@ -149,17 +150,19 @@ class Forecast:
     def with_labels(
         self, rows_M: npt.NDArray[np.integer], given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]
     ) -> Forecast:
-        """Append labels: those of the catalogue, by row, with their pairs, and new ones, of row −1, without any.
+        """Append labels: labels of the catalogue with their pairs, and new labels (row −1) without pairs.
 
         Args:
-            given_M, now_M: as of `log_popularity_of_new`.
+            given_M, now_M: see `log_popularity_of_new`.
         """
         known_M, settings = rows_M >= 0, self.settings
         more: dict[str, list[Any]] = {SINCE: self._since_of(given_M, now_M).tolist()}
         more |= {name: [id_text(each.get(name)) for each in given_M] for name in settings.attributes}
         more |= {name: [_number(each.get(name)) for each in given_M] for name in settings.numbers}
         names = {SINCE: (settings.since, settings.since_feature)}
-        for place in map(int, np.flatnonzero(known_M)):  # a label of the catalogue keeps what a change does not give
+        for place in map(
+            int, np.flatnonzero(known_M)
+        ):  # a label of the catalogue keeps the columns that a change does not set
             for name in self.about.column_names:
                 if not any(each in given_M[place] for each in names.get(name, (name,))):
                     more.setdefault(name, [None] * len(given_M))[place] = self.about[name][rows_M[place]].as_py()
@@ -177,23 +180,24 @@ class Forecast:
         )
 
     def take(self, rows_n: npt.NDArray[np.integer]) -> Forecast:
-        """Keep some labels, in an order, int [n]."""
+        """Select labels by rows, int [n], in that order."""
         return replace(self, sums=self.sums[rows_n], first=self.first[rows_n], about=self.about.take(rows_n))
 
     def there(self, at: float) -> Bools:
-        """Return which labels' dates are not later than a time, in seconds since 1970, bool [L]."""
+        """Compute which labels exist at a time, in seconds since 1970, bool [L]."""
         return ~(self._since > at)
 
     @cached_property
     def log_base(self) -> Float64:
-        """Compute log of the smoothed sum that the regression multiplies, float64 [L], up to a constant."""
+        """Compute the logarithm of the smoothed base sum, float64 [L], up to a constant."""
         return np.log(self.sums[:, self.settings.base] + self._added)
 
     def log_popularity(self, *, whole: bool = False) -> Float64:
         """Compute log π* of the horizon that begins at `settings.until`, nats, float64 [L]; logsumexp is 0.
 
         Args:
-            whole: count labels whose date lies within the horizon, as an evaluation over it does; a service does not.
+            whole: include labels whose date lies within the horizon, for an evaluation over the horizon; a service
+                leaves them out.
         """
         there_L = self.there(self.settings.end if whole else self.settings.until)
         highest = float(self._log_rates[there_L].max(initial=-np.inf)) if there_L.any() else 0.0
@@ -204,8 +208,8 @@ class Forecast:
         """Compute log π* of new labels, which have no pairs yet, nats, float64 [M].
 
         Args:
-            given_M: values by name of feature or column; unknown attributes count as an average one.
-            now_M: seconds since 1970 at which each was added; one without a date is there from then on.
+            given_M: values by name of feature or column; unknown attributes count as average ones.
+            now_M: time when each label was added, in seconds since 1970; a label without a date exists since then.
         """
         settings = self.settings
         now, since = np.maximum(np.asarray(now_M, np.float64), settings.until), self._since_of(given_M, now_M)
@@ -221,7 +225,7 @@ class Forecast:
         return np.where(since <= now, rates_M - self._log_total, np.log(_ABSENT / len(self.first)))
 
     def columns(self, rows_n: npt.NDArray[np.integer] | slice = slice(None)) -> Float32:
-        """Return what the regression reads of labels, float32 [L, F] or those of some rows [n, F]."""
+        """Compute the regression's inputs of all labels, float32 [L, F], or of some rows [n, F]."""
         codes = {name: np.asarray(self._coded(name).indices.fill_null(-1))[rows_n] for name in self.settings.attributes}
         numbers = {name: np.asarray(self.about[name])[rows_n] for name in self.settings.numbers}
         now, since = self.settings.until, self._since[rows_n]
@@ -250,7 +254,7 @@ class Forecast:
         return cls(settings, sums, first, rest, about.get(_MODEL))
 
     def _since_of(self, given_M: Sequence[Mapping[str, Any]], now_M: Sequence[float]) -> Float64:
-        """Return the dates of labels, in seconds since 1970, float64 [M]; now of a label without one."""
+        """Return the dates of new labels, in seconds since 1970, float64 [M]; `now` for labels without one."""
         names = [name for name in (self.settings.since, self.settings.since_feature) if name]
         dates = [next((each[name] for name in names if each.get(name) is not None), None) for each in given_M]
         return np.array([_seconds(date, now) for date, now in zip(dates, now_M, strict=True)], np.float64)
@@ -275,7 +279,7 @@ class Forecast:
         return float(np.logaddexp.reduce(self._log_rates[there_L if there_L.any() else slice(None)]))
 
     def _factor(self, columns_XF: Float32) -> Float64:
-        """Return log of what the regression multiplies the base by, float64 [L] or [M]."""
+        """Compute the logarithm of the regression's factor, float64 [L] or [M]."""
         import xgboost
 
         rows = xgboost.DMatrix(columns_XF, base_margin=np.zeros(len(columns_XF)), nthread=1)
@@ -283,7 +287,7 @@ class Forecast:
 
     @cached_property
     def _booster(self) -> Any:
-        import xgboost  # half a second, which most programs need not wait
+        import xgboost  # takes half a second, which programs without a forecast save
 
         booster = xgboost.Booster({"nthread": 1})
         booster.load_model(bytearray(self.model or b""))
@@ -301,7 +305,7 @@ class Forecast:
 
     @cached_property
     def _of_groups(self) -> dict[str, Float64]:
-        """Average sums of the labels of every value of an attribute, float64 [G + 1, W]; in the last row of all."""
+        """Average the sums over the labels of every attribute value, float64 [G + 1, W]; last row: all labels."""
         found = {}
         for name in self.settings.attributes:
             coded = self._coded(name)
@@ -316,7 +320,7 @@ class Forecast:
         self, sums: Float64, first: Float64, codes: Mapping[str, Array], numbers: Mapping[str, Float64],
         since: Float64, now: float | Float64,
     ) -> Float32:  # fmt: skip
-        """Return log rates, their differences over half-lives, log rates of attributes, ages in horizons, numbers."""
+        """Compute log rates, differences between half-lives, log rates of attributes, ages in horizons, numbers."""
         settings, horizon, lives_W = self.settings, self.settings.horizon, np.asarray(self.settings.half_lives)
         elapsed = settings.until - settings.begin
         a_horizon_W = horizon * np.log(2) / (lives_W * -np.expm1(-np.log(2) * elapsed / lives_W))
@@ -336,7 +340,7 @@ def _number(value: Any) -> float:
 
 
 def _seconds(value: Any, now: float) -> float:
-    """Return seconds since 1970 of a date in ISO 8601; now where there is none."""
+    """Parse a date in ISO 8601 to seconds since 1970; `now` for a missing one."""
     try:
         return seconds_of(str(value)) if value is not None else now
     except (ValueError, OverflowError):
@@ -346,7 +350,7 @@ def _seconds(value: Any, now: float) -> float:
 def once_each(
     queries_N: npt.NDArray[np.integer], labels_N: npt.NDArray[np.integer], times_N: Float64, span: float
 ) -> npt.NDArray[np.int64]:
-    """Return the rows of pairs that count: a query's first with a label in each span of seconds, int64 [n]."""
+    """Select a query's first pair with a label in each span of seconds: rows, int64 [n]."""
     _, queries_N = np.unique(queries_N, return_inverse=True)
     bins_N = (times_N // span).astype(np.int64)
     bins_N -= bins_N.min(initial=0)

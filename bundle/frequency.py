@@ -1,4 +1,4 @@
-"""Label frequencies: the smoothed log p_n that a query can remove, and head / torso / tail / new buckets.
+"""Compute label frequencies: smoothed log p_n, and the buckets head, torso, tail and new.
 
 Legend: `L` labels.
 """
@@ -19,10 +19,10 @@ HEAD, TORSO, TAIL, NEW = range(4)
 def log_frequencies(counts_L: Int64 | Float64, *, smoothing: float = 0.5) -> Float64:
     """Compute smoothed log label frequencies `log π_y = log((count_y + a) / (N + a·L))` [METHODS §2.2].
 
-    Never clipped: a label of frequency 1e-9 keeps a log of −20.7, one that was never seen a finite one.
+    Values are never clipped: a label of frequency 1e-9 has a logarithm of −20.7, and an unseen label a finite one.
 
     Args:
-        counts_L: training pairs per label, ≥ 0, shape [L]; not integers where pairs are visited more or less often.
+        counts_L: training pairs per label, ≥ 0, shape [L]; fractional if pairs are visited more or less than once.
         smoothing: `a` > 0, pseudo-pairs added to every label.
 
     Returns:
@@ -41,7 +41,7 @@ def log_frequencies(counts_L: Int64 | Float64, *, smoothing: float = 0.5) -> Flo
 
 
 class Buckets(BaseModel):
-    """Where head ends and tail begins, as thresholds on a label's training count [METHODS §7].
+    """Thresholds of head and tail on a label's training count [METHODS §7].
 
     A label is head when `count > head_above`, torso when `count > tail_upto`, else tail. Equal counts
     always share a bucket; labels never seen in training are new.
@@ -55,7 +55,7 @@ class Buckets(BaseModel):
 
     @classmethod
     def by_quantile(cls, counts_L: Int64, *, lower: float = 0.33, upper: float = 0.66) -> Buckets:
-        """Thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
+        """Set thresholds at quantiles of the counts of labels seen in training [R21 §5.2]."""
         seen = counts_L[counts_L > 0]
         if seen.size == 0:
             return cls(scheme="quantile", head_above=0, tail_upto=0)
@@ -64,7 +64,7 @@ class Buckets(BaseModel):
 
     @classmethod
     def by_count(cls, *, head_from: int = 100, torso_from: int = 20) -> Buckets:
-        """Head has at least `head_from` training pairs, torso at least `torso_from` [R21 §5.1]."""
+        """Set thresholds by counts: head from `head_from` training pairs, torso from `torso_from` [R21 §5.1]."""
         if not head_from > torso_from > 0:
             raise ValueError(
                 f"Buckets.by_count: expected head_from > torso_from > 0, received {head_from} and {torso_from}"
@@ -72,7 +72,7 @@ class Buckets(BaseModel):
         return cls(scheme="count", head_above=head_from - 1, tail_upto=torso_from - 1)
 
     def assign(self, counts_L: Int64) -> Int8:
-        """Bucket of every label: int8 [L], 0 head, 1 torso, 2 tail, 3 new (`BUCKET_NAMES`)."""
+        """Compute every label's bucket: int8 [L], 0 head, 1 torso, 2 tail, 3 new (`BUCKET_NAMES`)."""
         buckets = np.full(counts_L.shape, TAIL, dtype=np.int8)
         buckets[counts_L > self.tail_upto] = TORSO
         buckets[counts_L > self.head_above] = HEAD

@@ -33,7 +33,7 @@ class IdRows(Mapping[str, int]):
 
     Args:
         ids: string or, beyond 2 GiB, large_string [L], distinct and not null.
-        order_L: int32, their rows in the order of the ids, by code points; None: sorted when first needed.
+        order_L: int32, rows in the order of their ids by code points; None: sorted when first needed.
 
     Example:
         >>> import pyarrow as pa
@@ -64,7 +64,7 @@ class IdRows(Mapping[str, int]):
         labels, order_L = len(self.ids), self.order
         inside = bool(((order_L >= 0) & (order_L < labels)).all()) and len(order_L) == labels
         for start in range(0, labels, _CHUNK):
-            # The last of one chunk is the first of the next.
+            # Chunks overlap by one id, so that neighbours in different chunks are compared too.
             ids = self.ids.take(pa.array(order_L[start : start + _CHUNK + 1])) if inside else self.ids
             if not inside or pc.all(pc.less(ids[:-1], ids[1:])).as_py() is False:
                 distinct = pc.count_distinct(self.ids).as_py()
@@ -98,7 +98,7 @@ class IdRows(Mapping[str, int]):
         return len(self.ids)
 
     def of(self, ids: Sequence[str]) -> list[int | None]:
-        """Get the rows of some ids, in order; None of one that is not in the table."""
+        """Get the rows of some ids, in order; None for an id that is not in the table."""
         rows = list(map(self._kept.get, ids))
         if None not in rows:
             return rows
@@ -122,7 +122,7 @@ class IdRows(Mapping[str, int]):
 
     @cached_property
     def _row_at(self) -> memoryview:
-        # Single numbers are read from a memoryview in a third of the time that an array takes.
+        # Reading single numbers from a memoryview takes a third of the time of an array.
         return self.order.data
 
     def _text_of(self, row: int) -> bytes:
@@ -141,7 +141,7 @@ class IdRows(Mapping[str, int]):
         return row
 
     def _find_several(self, ids: Sequence[str]) -> list[int | None]:
-        """`_find` of each, by one bisection of all together."""
+        """Find several ids by one vectorised bisection."""
         binary = pa.large_binary() if pa.types.is_large_string(self.ids.type) else pa.binary()
         texts, column = pa.array(map(_bytes, ids), binary), self.ids.view(binary)
         ends_N = _STEP * np.array([bisect_left(self._steps, text) for text in map(_bytes, ids)])
@@ -159,5 +159,5 @@ class IdRows(Mapping[str, int]):
 
 
 def _bytes(id_: str) -> bytes:
-    # A lone surrogate, which JSON may hold and no column of strings, becomes bytes that are no UTF-8.
+    # JSON may contain a lone surrogate. It becomes bytes that are not UTF-8, so it equals no id of a column.
     return id_.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""Ids as text, by one rule for the columns of training, for requests and for batches."""
+"""Convert ids to text by one rule for training columns, requests and batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ENTRIES = re.compile(_ENTRY, re.DOTALL)
 
 
 def id_text(value: object) -> str | None:
-    """Get the id that a value is: `true`, `39` of 39.0, the shortest decimal text of a number; None of anything else.
+    """Convert a value to an id: `true`, `39` for 39.0, a number's shortest decimal text; None for other types.
 
     Example:
         >>> [id_text(value) for value in ("39.0", 39.0, 0.10, True, None)]
@@ -38,9 +38,9 @@ def id_text(value: object) -> str | None:
 
 
 def ids_of(column: pa.Array) -> pa.Array:
-    """Get a column's ids, string [n]; null and NaN are null. Raises TypeError if its type has none.
+    """Convert a column to ids, string [n]; null and NaN become null. Raises TypeError for other types.
 
-    A text column of booleans, or of whole numbers such as `39.0`, has the ids of the values that it spells.
+    A text column of booleans, or of whole numbers such as `39.0`, is read as the values that it spells.
     """
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         text = column.cast(pa.string())
@@ -59,20 +59,20 @@ def ids_of(column: pa.Array) -> pa.Array:
 
 
 def as_float64(column: pa.Array) -> pa.Array:
-    """Get a column with its floats as float64 that print as they do; the float32 0.1 is 0.1."""
+    """Convert floats to the float64 with the same decimal text, so that float32 0.1 becomes 0.1."""
     narrow = pa.types.is_floating(column.type) and column.type != pa.float64()
     return column.cast(pa.float32()).cast(pa.string()).cast(pa.float64()) if narrow else column
 
 
 def respelled(id_: str) -> str:
-    """Get `true` of a text `True` and `39` of `39.0`; other texts stay."""
+    """Convert the text `True` to `true`, and `39.0` to `39`; other texts stay."""
     return id_.lower() if re.search(_BOOLEAN, id_) else re.sub(r"\.0+$", "", id_) if re.search(_WHOLE, id_) else id_
 
 
 def parts_of(text: str, separator: str | None) -> list[str] | None:
-    """Split text into ids: a list as Python, NumPy or JSON print it, else parts between separators, trimmed, not empty.
+    """Split text into ids: a printed list of Python, NumPy or JSON, or non-empty parts between separators.
 
-    None of text that is no list, without a separator.
+    None if the text is not a list and there is no separator.
 
     Example:
         >>> parts_of("red, blue,", ","), parts_of("['red', 'blue']", None), parts_of("red", None)
@@ -81,13 +81,13 @@ def parts_of(text: str, separator: str | None) -> list[str] | None:
     if _LIST.fullmatch(text):
         try:
             return [str(id_) for entry in _ENTRIES.findall(text) if (id_ := id_text(_entry(entry))) is not None]
-        except (ValueError, SyntaxError):  # an escape that neither language has
+        except (ValueError, SyntaxError):  # an escape that neither Python nor JSON knows
             pass
     return None if separator is None else [part for part in map(str.strip, text.split(separator)) if part]
 
 
 def _entry(text: str) -> object:
-    """Get the value of a list's entry; a string in double quotes has JSON's escapes if it can."""
+    """Parse a list's entry; a string in double quotes by JSON's escapes if possible."""
     try:
         return None if text == "nan" else json.loads(text)
     except ValueError:
@@ -95,5 +95,5 @@ def _entry(text: str) -> object:
 
 
 def _all(text: pa.Array, pattern: str) -> bool:
-    """Return whether every text matches, and there is one."""
+    """Return whether there are texts and all of them match."""
     return bool(pc.all(pc.match_substring_regex(text, pattern)).as_py())

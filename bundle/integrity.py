@@ -1,4 +1,4 @@
-"""manifest.json and the checksums that vouch for a bundle's files: manifest.sha256 for it, it for all others."""
+"""Check a bundle's files: manifest.json has the checksums of all files, manifest.sha256 that of manifest.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read manifest.json alone; raises BundleCorruptError, or BundleVersionError of another schema version."""
+    """Read manifest.json; raises BundleCorruptError, or BundleVersionError for an unknown schema version."""
     return read_versioned_json(
         path / MANIFEST,
         Manifest,
@@ -44,7 +44,7 @@ def read_versioned_json(
     unread: type[Exception],
     verify: Callable[[], None] = lambda: None,
 ) -> _Model:
-    """Read a JSON file with a schema_version, which is checked first, then `verify`, then the content."""
+    """Read a JSON file; checks first its schema_version, then calls `verify`, then checks the content."""
     try:
         content = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -65,7 +65,7 @@ def read_versioned_json(
 
 
 def _verify_manifest(path: Path) -> None:
-    """The manifest vouches for every other file; this one vouches for the manifest."""
+    """Compare manifest.json with manifest.sha256; raises BundleCorruptError."""
     try:
         expected = (path / MANIFEST_SHA256).read_text(encoding="utf-8", errors="replace").strip()
     except (FileNotFoundError, IsADirectoryError):
@@ -76,14 +76,14 @@ def _verify_manifest(path: Path) -> None:
 
 
 def check_names(root: Path, files: Iterable[str]) -> None:
-    """Check that files are below `root` by their names, before any is read or written there."""
+    """Check that the names of files stay below `root`, before files are read or written."""
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise BundleCorruptError(f"{root}: expected file names below the directory, found {name!r}")
 
 
 def verify_files(root: Path, files: Mapping[str, FileRecord], *, content: bool = True) -> None:
-    """Check that every named file is there with its size and, with `content`, sha256; raises BundleCorruptError."""
+    """Check every file's size, and with `content` its sha256; raises BundleCorruptError."""
     check_names(root, files)
     for name, record in files.items():
         path = root / name

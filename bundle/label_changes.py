@@ -1,4 +1,4 @@
-"""Labels that were added, hidden or brought back since a bundle was trained. `longtail.state` keeps them."""
+"""Define changes of labels since a bundle was trained; `longtail.state` stores them."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ class _Change(BaseModel):
 
     id: str
     at: AwareDatetime
-    """When it was asked for, UTC; later than what it follows, whatever the clock said
+    """Time of the change, UTC; always later than the preceding change, even if the clock ran backwards
     (`longtail.state.LabelStore.append`)."""
 
 
 class Upsert(_Change):
-    """A label is added, or a known one embedded again; it is no longer hidden."""
+    """Adds a label, or embeds a known label again; the label is no longer hidden."""
 
     op: Literal["upsert"] = "upsert"
     features: dict[str, JsonValue] | None
-    """By name, as the label tower takes them. None: the label is of the release, and keeps its embedding."""
+    """Inputs of the label tower by name. None: a label of the release keeps its embedding."""
     display: dict[str, JsonValue] = {}
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
-    """Its numbers, by the release's priors; of those left out, what `Priors.of_added` says."""
+    """Values of the release's priors, by name; for absent ones see `Priors.of_added`."""
 
 
 class Hide(_Change):
-    """An added label is deleted, any other hidden, in this release and in those to come."""
+    """Deletes an added label, or hides a label of the release, in this release and later ones."""
 
     op: Literal["hide"] = "hide"
 
 
 class Restore(_Change):
-    """A hidden label is no longer hidden."""
+    """Restores a hidden label."""
 
     op: Literal["restore"] = "restore"
 
 
 class Patch(_Change):
-    """Change columns of a label; the others, its embedding and its state stay."""
+    """Changes columns of a label; other columns, the embedding and the state stay."""
 
     op: Literal["patch"] = "patch"
     display: dict[str, JsonValue]
@@ -55,10 +55,10 @@ _RECORD: TypeAdapter[LabelRecord] = TypeAdapter(Annotated[LabelRecord, Field(dis
 
 @dataclass(frozen=True)
 class LabelChanges:
-    """What a sequence of records amounts to, by id; of several about one label the last counts.
+    """The effect of a sequence of records, by label id; a label's last record counts.
 
     Attributes:
-        patches: columns changed since the label's upsert, or of the release; those of hidden labels stay.
+        patches: columns changed since the label's upsert, or since the release; also of hidden labels.
     """
 
     upserts: dict[str, Upsert] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class LabelChanges:
     patches: dict[str, tuple[Patch, ...]] = field(default_factory=dict)
 
     def after(self, records: Iterable[LabelRecord]) -> LabelChanges:
-        """These changes and then some more."""
+        """Return the changes after further records."""
         upserts, hidden, patches = self.upserts.copy(), self.hidden.copy(), self.patches.copy()
         for record in records:
             if isinstance(record, Patch):
@@ -82,12 +82,12 @@ class LabelChanges:
         return LabelChanges(upserts, hidden, patches)
 
     def records(self) -> list[Upsert | Patch | Hide]:
-        """The shortest sequence that amounts to this."""
+        """Return the shortest sequence of records with the same effect."""
         return [*self.upserts.values(), *chain.from_iterable(self.patches.values()), *self.hidden.values()]
 
 
 def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
-    """Leave out patches whose columns later ones have all changed."""
+    """Drop patches whose columns were all changed by later patches."""
     seen, kept = set[str](), list[Patch]()
     for patch in reversed(patches):
         if not patch.display.keys() <= seen:
@@ -97,10 +97,10 @@ def _in_effect(patches: Sequence[Patch]) -> tuple[Patch, ...]:
 
 
 def needed(records: Sequence[LabelRecord]) -> list[int]:
-    """Return the places of records without which a reader anywhere in the sequence would end elsewhere.
+    """Return the positions of records that readers at any point of the sequence need for the same result.
 
-    Needed are a label's patches since its last upsert. Its last upsert is, unless the label was hidden later and never
-    patched; its last hide, unless an upsert followed; its last restore, unless an upsert or a hide followed.
+    These are a label's patches since its last upsert; its last upsert, unless the label was hidden later and never
+    patched; its last hide, unless an upsert followed; and its last restore, unless an upsert or a hide followed.
     """
     last, patches, patched = dict[tuple[str, str], int](), dict[str, tuple[Patch, ...]](), set[str]()
     place_of = {id(record): place for place, record in enumerate(records)}
@@ -121,12 +121,12 @@ def needed(records: Sequence[LabelRecord]) -> list[int]:
 
 
 def replay(records: Iterable[LabelRecord]) -> LabelChanges:
-    """What all the records, from the first on, amount to."""
+    """Compute the effect of all records, from the first on."""
     return LabelChanges().after(records)
 
 
 def record_json(record: LabelRecord) -> str:
-    """The record as JSON that reads back as the record."""
+    """Encode a record as JSON for `read_record`."""
     content = record.model_dump_json()
     if _RECORD.validate_json(content) != record:
         raise ValueError("it reads back as something else")
@@ -134,5 +134,5 @@ def record_json(record: LabelRecord) -> str:
 
 
 def read_record(content: str | bytes) -> LabelRecord:
-    """The record that `record_json` wrote; raises pydantic's ValidationError where it is none."""
+    """Decode a record of `record_json`; raises pydantic's ValidationError."""
     return _RECORD.validate_json(content)

@@ -1,6 +1,6 @@
-"""labels.arrow: everything about a label but its embedding. Row i is embedding row i is FAISS id i.
+"""Read and write labels.arrow: all data of labels but their embeddings. Row i is embedding row i and FAISS id i.
 
-The columns lie in the file as they are read, so it is mapped: processes share its pages, and none has a copy.
+The columns have the same layout in the file and in memory, so the file is mapped, and processes share its pages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Labels:
         bias: float32 [L] in logits.
         display: the user's own columns (title, …), L rows.
         log_popularity: float32 [L], log π in nats, logsumexp 0; None where `log_pn` is it.
-        stored_rows: rows by id as a file has them, of these very ids; None: made when first needed.
+        stored_rows: rows by id from the file of these ids; None: computed when first needed.
     """
 
     ids: pa.Array
@@ -53,7 +53,7 @@ class Labels:
 
     @property
     def log_pi(self) -> Float32:
-        """Natural log of the smoothed training frequency π, float32 [L], whichever column holds it."""
+        """Return the logarithm of the smoothed training frequency π in nats, float32 [L]."""
         return self.log_pn if self.log_popularity is None else self.log_popularity
 
     def write(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class Labels:
 
     @classmethod
     def read(cls, path: Path, *, verify: bool = True) -> Labels:
-        """Map what `write` wrote, and with `verify` see that no text ends beyond the file."""
+        """Map a file of `write`; `verify` checks that no text ends beyond the file."""
         table = map_table(path, verify=verify)
         ids = ids_of(table, "label_id", path.name)
         types = _NUMBERS | {name: type_ for name, type_ in _OPTIONAL.items() if name in table.column_names}

@@ -1,4 +1,4 @@
-"""manifest.json: what a bundle says about itself, so that loading needs no arguments."""
+"""Define manifest.json, the description of a bundle, so that loading needs no arguments."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ FEATURE_VALUE_TYPES = {
     "vector": "a list of finite numbers",
     "date": 'a date or time in ISO 8601, such as "2026-11-22T08:30:00Z"',
 }
-"""What a request may give for a feature, in words, by `Feature.kind`."""
+"""Descriptions of the values that a request may give for a feature, by `Feature.kind`."""
 
 
 class Record(BaseModel):
-    """Base of what a manifest says: no unknown keys, and never changed."""
+    """Base of the records of a manifest: immutable, without unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,39 +48,39 @@ class Feature(Record):
     | `vector` | a list of `dims` numbers | `name` float32 [B, dims], `name__missing` float32 [B] |
     | `date` | an ISO 8601 string | `name` int32 [B, parts] |
 
-    A missing feature or null means: out-of-vocabulary row, empty bag, `missing`, or where that is null zeros, and 1
-    in the input `name__missing`, which a vector has, and a number whose `missing` is null.
+    A missing feature or null becomes the out-of-vocabulary row, an empty bag, or the number `missing`. For vectors, and
+    for numbers whose `missing` is null, it becomes zeros, and 1 in the input `name__missing`.
     """
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
     kind: FeatureKind
     vocabulary: str | None = None
-    """Name of the file in `vocabularies/`, without `.parquet`; of id, history, audience and bag, and of a text
+    """Name of the file in `vocabularies/`, without its ending; for id, history, audience and bag, and for a text
     without `hash_rows`."""
     max_length: int | None = Field(default=None, ge=1)
-    """Longest history, bag or token list that is read; of longer ones the last entries count, of a text with a
-    vocabulary the first."""
+    """Most entries of a history, bag or token list that are read: the last ones, or the first of a text with a
+    vocabulary."""
     separator: str | None = Field(default=None, min_length=1)
-    """What stands between a bag's ids in a string of several."""
+    """Separator of ids in a bag that is given as a string."""
     hash_rows: int | None = Field(default=None, ge=2)
-    """Rows of a text feature's table; row 0 stays out-of-vocabulary."""
+    """Rows of a text feature's table; row 0 is the out-of-vocabulary row."""
     standardize: TextStandard | None = None
-    """Of a text with a vocabulary: what is done to it before it is split at spaces, as by Keras' TextVectorization."""
+    """For a text with a vocabulary: standardisation before the split at spaces, like in Keras' TextVectorization."""
     missing: float | None = 0.0
-    """Value of a missing number: the training mean. Null where the tower is told that it is missing."""
+    """Value in place of a missing number: the training mean. Null if the tower has an input for missing values."""
     boundaries: list[float] | None = None
-    """Of a number that is looked up by its range, rising: below the first is row 1, from the last on the last row, and
-    row 0 is missing."""
+    """For a number that is looked up by its range: ascending boundaries. Numbers below the first get row 1, numbers
+    from the last on the last row, and missing ones row 0."""
     dims: int | None = Field(default=None, ge=1)
-    """Numbers in a vector."""
+    """Number of coordinates of a vector."""
     parts: list[DatePart] | None = Field(default=None, min_length=1)
-    """What a date is read as, in this order; `bundle/dates.py` has the rows."""
+    """Parts of a date in the order of the input's columns; `bundle/dates.py` has the rows."""
     reference: datetime | None = None
-    """The time that a date's `age` is counted from, UTC."""
+    """Reference time of a date's `age`, UTC."""
 
     @property
     def inputs(self) -> dict[str, tuple[str, tuple[int | None, ...]]]:
-        """The tower's inputs for it: dtype and shape by name, None for a length that the batch decides."""
+        """Return the tower's inputs for this feature: dtype and shape by name; None: a length of the batch."""
         if self.kind == "id" or self.boundaries is not None:
             return {self.name: ("int32", (None,))}
         if self.kind == "date":
@@ -94,7 +94,7 @@ class Feature(Record):
 
     @property
     def expects(self) -> str:
-        """What a request may give for it, in words."""
+        """Describe the values that a request may give for this feature."""
         value = FEATURE_VALUE_TYPES[self.kind].replace("finite numbers", f"{self.dims} finite numbers")
         if self.separator is not None:
             value += f", or a string of ids with {self.separator!r} between them"
@@ -132,7 +132,7 @@ class Feature(Record):
 
 
 class Loss(Record):
-    """What the model was trained with [METHODS §2]: enough to read its numbers."""
+    """Sampler, weight and loss of training [METHODS §2]."""
 
     family: str
     sampler: str
@@ -140,7 +140,7 @@ class Loss(Record):
 
 
 class Interval(Record):
-    """A figure with its 95 % bootstrap interval over queries; null bounds where none is defined (coverage, Gini)."""
+    """A figure with its 95 % bootstrap interval over queries; null bounds if undefined (coverage, Gini)."""
 
     value: float
     low: float | None = None
@@ -159,7 +159,7 @@ class CurvePoint(Record):
 
 
 class Popularity(Record):
-    """The prior's dial: the weight μ of log π that a request gets when it names none, and its limits."""
+    """The dial μ: default weight of log π for requests that set none, and its limits."""
 
     default: float = 0.0
     minimum: float = -1.0
@@ -175,12 +175,13 @@ class Popularity(Record):
 
 
 class BiasRemoval(Popularity):
-    """The dial: the λ that a request gets when it names none, its limits, and how every λ scored offline."""
+    """The dial λ: default for requests that set none, its limits, and offline metrics by λ."""
 
     default: float
     noise: str = "π"
-    """Which noise ν λ multiplies the log of, in words [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the tree.
-    Beside a tree the name has its power in ν, 0 where training left none of it, and what ν has besides, for μ."""
+    """Description of the noise ν whose logarithm λ multiplies [METHODS §9]: `π` is the label frequency, `p_n(y|x)` the
+    tree. With a tree the description also has the tree's power in ν, 0 if training left none of it, and the remaining
+    factors of ν, which belong to μ."""
     chosen_by: str = "the recipe, for want of validation data"
     """Split and metric that picked the default, e.g. `valid recall@20`."""
     curve_split: str = "none"
@@ -196,7 +197,7 @@ class FileRecord(Record):
 
 
 class Manifest(Record):
-    """The whole of manifest.json; FORMAT.md is its prose."""
+    """The whole of manifest.json; FORMAT.md explains it."""
 
     schema_version: int
     name: str
@@ -209,17 +210,17 @@ class Manifest(Record):
     kappa: float = Field(gt=0)
     kappa_bias: float | None = Field(default=None, gt=0)
     kappa_popularity: float | None = Field(default=None, gt=0)
-    """Null where log p_n is log π: one coordinate holds both, and μ adds to λ; beside a tree, whose λ is not of that
-    coordinate, for similar labels alone."""
+    """Scale of the coordinate of log π. Null if log p_n is log π: one coordinate then holds λ + μ; with a tree the sum
+    applies to similar labels alone, as the tree's λ has no coordinate."""
     loss: Loss
     query_features: list[Feature]
     label_features: list[Feature] = []
     own_id: str | None = None
-    """The label feature whose value is the label's id; null where there is none."""
+    """The label feature whose value is the label's id; null without one."""
     exclude_history: bool = False
-    """Whether labels of a query's histories are left out of its answer, as they were in the evaluation."""
+    """Whether answers exclude the labels of a query's histories by default, like the evaluation did."""
     display: list[str] = []
-    """Columns of labels.arrow that are the user's own, shown in answers."""
+    """The user's own columns of labels.arrow, which answers show."""
     buckets: Buckets
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()
@@ -229,8 +230,9 @@ class Manifest(Record):
 
     @property
     def data_until(self) -> datetime:
-        """When the training data was read, UTC (`training_data.read_at`): the model has nothing later. For bundles
-        that do not say, when the bundle was made.
+        """Return the time when the training data was read, UTC (`training_data.read_at`).
+
+        Bundles without this entry return the time of their creation.
         """
         read_at = self.training_data.get("read_at")
         return utc(self.created_at if read_at is None else datetime.fromisoformat(str(read_at)))
@@ -246,10 +248,10 @@ class Manifest(Record):
 
 
 def dial_words(bias_removal: float, popularity: float) -> str:
-    """`λ = 0.5`, and `λ = 0.5, μ = -1` where μ is not 0: a place on both dials, for people."""
+    """Describe a place on both dials, such as `λ = 0.5`, or `λ = 0.5, μ = -1` if μ is not 0."""
     return f"λ = {bias_removal:g}" + (f", μ = {popularity:g}" if popularity else "")
 
 
 def utc(at: datetime) -> datetime:
-    """The same time with a zone; one without is UTC."""
+    """Add the zone UTC to a time without one."""
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Files of columns (Arrow) and rows (NumPy) that are mapped: they take no memory of a process' own."""
+"""Map files of columns (Arrow) and rows (NumPy), whose memory all processes share."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ORDER = "row_by_id"
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table, each of its columns in one piece."""
+    """Write a table with each column in one chunk."""
     table = table.combine_chunks()
     with path.open("wb") as file, pa.ipc.new_file(file, table.schema) as written:
         written.write_table(table)
 
 
 def map_table(path: Path, *, verify: bool = True) -> pa.Table:
-    """Map what `write_table` wrote; with `verify` see that no text ends beyond it; raises BundleCorruptError."""
+    """Map a file of `write_table`; `verify` checks that no text ends beyond it. Raises BundleCorruptError."""
     try:
         table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         table.validate(full=verify)
@@ -33,7 +33,7 @@ def map_table(path: Path, *, verify: bool = True) -> pa.Table:
 
 
 def in_one_piece(column: pa.ChunkedArray) -> pa.Array:
-    """A column [n] as one array [n]; Arrow's own `combine_chunks` copies one that is in one piece already."""
+    """Combine a column's chunks into one array [n], without Arrow's copy if there is only one chunk."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
@@ -45,7 +45,7 @@ def ids_of(table: pa.Table, name: str, file: str) -> pa.Array:
 
 
 def numbers_of(table: pa.Table, name: str, type_: npt.DTypeLike, file: str) -> Array:
-    """Get a column of numbers as it lies in the file, [rows]; raises BundleInvariantError."""
+    """Get a column of numbers without a copy, [rows]; raises BundleInvariantError."""
     expected = pa.from_numpy_dtype(np.dtype(type_))
     found = table.schema.field(name).type if name in table.column_names else "no such column"
     require(f"{file} column {name!r}", found == expected, expected, found)
@@ -60,7 +60,7 @@ def _without_nulls(table: pa.Table, name: str, file: str) -> pa.Array:
 
 
 def read_table(path: Path) -> Float32:
-    """Rows of a table, float32 [rows, dims], memory-mapped."""
+    """Map the rows of an embedding table, float32 [rows, dims]."""
     try:
         array: Float32 = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:

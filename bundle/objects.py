@@ -1,4 +1,4 @@
-"""Objects below a URL such as `s3://bucket/folder`: S3, Google Cloud Storage and Azure, by obstore.
+"""Read and write objects below a URL such as `s3://bucket/folder`: S3, Google Cloud Storage and Azure, by obstore.
 
 Keys, regions and endpoints come from the environment, such as the AWS_… variables, from AWS's credentials file, or from
 the machine's own role.
@@ -28,11 +28,11 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 _NO_BUCKET = ("NoSuchBucket", "bucket does not exist", "ContainerNotFound")
 
 Tag = dict[str, str]
-"""The version of an object's content, for conditional writes."""
+"""Version of an object's content, for conditional writes."""
 
 
 def is_url(place: str | Path) -> bool:
-    """Whether a place is at an object store: a URL other than `file://`."""
+    """Return whether a place is at an object store: a URL other than `file://`."""
     return isinstance(place, str) and _URL.fullmatch(place) is not None and not place.startswith("file://")
 
 
@@ -44,13 +44,13 @@ def local_path(place: str | Path) -> Path:
 
 
 def check_scheme(url: str) -> None:
-    """Raise StorageError for a URL of no object store, before any host is called."""
+    """Raise StorageError for a URL with an unsupported scheme, before any host is contacted."""
     if url.partition("://")[0].lower() not in _SCHEMES:
         raise StorageError(f"{url}: expected s3://, gs:// or az://, as releases and bundles are at object stores")
 
 
 def options_of(url: str) -> dict[str, Any]:
-    """Get how obstore opens a URL: limits, and the keys of AWS's credentials file, which it does not read itself."""
+    """Return obstore's options for a URL: limits, and keys of AWS's credentials file, which obstore does not read."""
     options: dict[str, Any] = {"client_options": _CLIENT, "retry_config": _RETRIES}
     if url.startswith(("s3://", "s3a://")) and "AWS_ACCESS_KEY_ID" not in os.environ:
         file = configparser.ConfigParser()
@@ -62,7 +62,7 @@ def options_of(url: str) -> dict[str, Any]:
 
 
 class ObjectStore:
-    """The objects below a URL. Every method raises StorageError where the store does not answer or refuses."""
+    """The objects below a URL. Methods raise StorageError if the store does not answer or refuses."""
 
     def __init__(self, url: str) -> None:
         check_scheme(url)
@@ -92,9 +92,9 @@ class ObjectStore:
         return None
 
     def put(self, path: str, content: bytes, tag: Tag | None = None) -> bool:
-        """Write a small object, a new one or in place of the version with a tag; whether it has this content now.
+        """Write a small object if it is new, or still the version with a tag; returns whether it succeeded.
 
-        One of several that try at once succeeds. After a lost answer the content tells.
+        If several writers try at once, exactly one succeeds. After a lost response the object's content decides.
         """
         refused = (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileNotFoundError)
         try:
@@ -115,12 +115,12 @@ class ObjectStore:
         return {each["path"]: each["last_modified"] for each in sorted(found, key=lambda each: each["path"])}
 
     def upload(self, file: Path, path: str) -> None:
-        """Write a file as an object, over one that may be there; raises OSError where the file cannot be read."""
+        """Write a file as an object, replacing an existing one; raises OSError if the file cannot be read."""
         with self._asking(f"write {path}"):
             self._api.put(self._store, path, file)
 
     def download(self, path: str, record: FileRecord, file: Path) -> None:
-        """Write an object as a file; raises StorageError unless it is what its record says."""
+        """Write an object to a file; raises StorageError unless size and checksum match the record."""
         digest = hashlib.sha256()
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -145,13 +145,13 @@ class ObjectStore:
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:
-        """Turn obstore's errors into StorageError, but for conditions that fail and objects that are not there."""
+        """Translate obstore's errors into StorageError, except failed conditions and missing objects."""
         try:
             yield
         except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
             raise
         except (self._errors.BaseError, FileNotFoundError) as error:
-            # Without a bucket everything is missing.
+            # A missing bucket is an error, although obstore reports it like a missing object.
             if isinstance(error, FileNotFoundError) and not any(word in str(error) for word in _NO_BUCKET):
                 raise
             line = " ".join(str(error).split("\n\nDebug source", maxsplit=1)[0].split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Pages that need no network: cards of facts, plots, tables, one look."""
+"""Create self-contained HTML pages in one style, with cards of facts, plots and tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STYLE = {
 
 
 def page(title: str, intro: str, cards: Mapping[str, str], plots: Sequence[str], body: str) -> bytes:
-    """One file of HTML."""
+    """Create a page as one file of HTML."""
     template = Template((files("longtail.bundle") / "page.html").read_text(encoding="utf-8"))
     made = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in cards.items()
@@ -40,7 +40,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def plot(draw: Callable[[Axes], None], description: str) -> str:
-    """A figure of one pair of axes, with words for those who cannot see it."""
+    """Draw a figure with one pair of axes as HTML, with a description for screen readers."""
     with style():
         figure = Figure(figsize=(6.2, 3.7), layout="constrained")
         draw(figure.subplots())
@@ -48,7 +48,7 @@ def plot(draw: Callable[[Axes], None], description: str) -> str:
 
 
 def picture(figure: Figure, description: str) -> str:
-    """Embed a figure in HTML, with words for those who cannot see it."""
+    """Embed a figure in HTML, with a description for screen readers."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     image = base64.b64encode(buffer.getvalue()).decode()
@@ -56,5 +56,5 @@ def picture(figure: Figure, description: str) -> str:
 
 
 def scrolled(head: str, rows: str) -> str:
-    """A table that is as wide as it has to be, of cells in HTML."""
+    """Create a table of HTML cells that scrolls if it is too wide."""
     return f"<div class=scroll><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"

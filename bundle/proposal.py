@@ -1,4 +1,4 @@
-"""The proposal p_n(y|x): a balanced binary tree whose leaves are the labels [BM20 §3; METHODS §5].
+"""Define the proposal p_n(y|x), a balanced binary tree whose leaves are the labels [BM20 §3; METHODS §5].
 
 A query is projected, `z = Σ_features Σ_p weight · projection[id] + offset`, and walks from the root to a
 leaf; at node ν it steps right with probability `σ(w_ν·z + b_ν)`. The leaf is the label.
@@ -33,12 +33,12 @@ PADDING_BIAS = 1e4
 
 _PROJECTION = "projection/"
 _CHUNK = 2**22
-"""Numbers gathered at once, at most (16 MiB)."""
+"""Most numbers gathered at once (16 MiB)."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """p_n(y|x), and the projection of the query tower's inputs that it reads.
+    """The tree of p_n(y|x), with the projection of the query tower's inputs that the tree reads.
 
     Attributes:
         projection: by query feature, float32 [rows of its table, K]; [1, K] for a `number`, which multiplies
@@ -57,7 +57,7 @@ class Proposal:
 
     @property
     def depth(self) -> int:
-        """Steps from the root to a leaf: ceil(log2 L)."""
+        """Return the number of steps from the root to a leaf: ceil(log2 L)."""
         return len(self.leaf_labels).bit_length() - 1
 
     @property
@@ -67,7 +67,7 @@ class Proposal:
 
     @cached_property
     def label_leaves(self) -> Int32:
-        """Leaf of every label, counted from the left, int32 [L]."""
+        """Return every label's leaf, counted from the left, int32 [L]."""
         leaves = np.flatnonzero(self.leaf_labels != PADDING).astype(np.int32)
         label_leaves = np.empty_like(leaves)
         label_leaves[self.leaf_labels[leaves]] = leaves
@@ -75,7 +75,7 @@ class Proposal:
 
     @cached_property
     def _inhabited(self) -> Bools:
-        """Whether a label lies below a node, by heap place, bool [2 · 2**depth]."""
+        """Compute which nodes have labels below them, in heap order, bool [2 · 2**depth]."""
         leaves = len(self.leaf_labels)
         inhabited = np.zeros(2 * leaves, bool)
         inhabited[leaves:] = self.leaf_labels != PADDING
@@ -90,7 +90,7 @@ class Proposal:
         return project(inputs, self.projection, self.offset)
 
     def log_probabilities(self, z_BK: Float32, labels_BM: npt.NDArray[np.integer[Any]]) -> Float32:
-        """log p_n(y|x) of given labels, nats, float32 [B, M]: the sum over each label's path; unclipped."""
+        """Compute log p_n(y|x) of given labels, nats, float32 [B, M]: the unclipped sum over each path."""
         log_p_BM = np.zeros(labels_BM.shape, np.float32)
         for rows in _chunks(len(z_BK), labels_BM.shape[1] * self.weights.shape[1]):
             heap_BM = self.label_leaves[labels_BM[rows]].astype(np.int64) + len(self.leaf_labels)
@@ -102,7 +102,7 @@ class Proposal:
         return log_p_BM
 
     def all_log_probabilities(self, z_BK: Float32) -> Float32:
-        """log p_n(y|x) of every label, nats, float32 [B, L]; holds 4 · 2**depth numbers a query meanwhile."""
+        """Compute log p_n(y|x) of every label, nats, float32 [B, L]; needs 4 · 2**depth numbers per query."""
         log_p_BN = np.zeros((len(z_BK), 1), np.float32)
         for level in range(self.depth):
             nodes = slice(2**level, 2 ** (level + 1))
@@ -115,7 +115,7 @@ class Proposal:
     def beam(self, z_BK: Float32, width: int) -> tuple[Int64, Float32]:
         """Find labels by a beam of W nodes on every level, best first; exact if `width` >= L.
 
-        Returns label rows int64 [B, W], −1 where there are fewer, and log p_n float32 [B, W], there −inf.
+        Returns label rows int64 [B, W] and log p_n float32 [B, W]; −1 and −inf where there are fewer.
         """
         heap_BN = np.ones((len(z_BK), 1), np.int64)
         log_p_BN = np.zeros((len(z_BK), 1), np.float32)
@@ -149,7 +149,7 @@ class Proposal:
 
     @classmethod
     def read(cls, path: Path) -> Proposal:
-        """Read what `write` wrote; `validate` checks what it says."""
+        """Read a file of `write`; `validate` checks its content."""
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as members:
                 arrays = dict(members)
@@ -210,14 +210,14 @@ class Proposal:
         )
 
     def _activations(self, z_BK: Float32, nodes_BM: Int64) -> Float32:
-        """w·z + b at nodes of each row's own, float32 [B, M]."""
+        """Compute w·z + b at each row's own nodes, float32 [B, M]."""
         products_BM: Float32 = np.matmul(self.weights[nodes_BM], z_BK[:, :, None])[:, :, 0]
         products_BM += self.biases[nodes_BM]
         return products_BM
 
 
 def project(inputs: Mapping[str, npt.NDArray[Any]], projection: Mapping[str, Float32], offset: Float32) -> Float32:
-    """`Σ_features Σ_p weight · projection[id] + offset`, float32 [B, K]; arguments as in `Proposal`."""
+    """Compute `Σ_features Σ_p weight · projection[id] + offset`, float32 [B, K]; arguments: see `Proposal`."""
     z_BK = offset[None]
     for name, rows_RK in projection.items():
         values = inputs[name]
@@ -231,7 +231,7 @@ def project(inputs: Mapping[str, npt.NDArray[Any]], projection: Mapping[str, Flo
 
 
 def _log_steps(activations: Float32) -> tuple[Float32, Float32]:
-    """log σ(-a) and log σ(a), the steps left and right, without overflow."""
+    """Compute log σ(-a) and log σ(a), the steps left and right, without overflow."""
     softplus = np.log1p(np.exp(-np.abs(activations)))
     return -np.maximum(activations, 0) - softplus, np.minimum(activations, 0) - softplus
 
@@ -244,6 +244,6 @@ def _weighted_sum(rows_RK: Float32, ids_BP: npt.NDArray[Any], weights_BP: Float3
 
 
 def _chunks(rows: int, numbers_each: int) -> Iterator[slice]:
-    """Slices of rows that hold about `_CHUNK` numbers."""
+    """Yield slices of rows with about `_CHUNK` numbers each."""
     step = max(1, _CHUNK // max(numbers_each, 1))
     return (slice(start, start + step) for start in range(0, rows, step))

@@ -1,6 +1,6 @@
-"""Keep bundles in MLflow's registry: a version of `models:/NAME` is a bundle, and an alias says which one counts.
+"""Store bundles in MLflow's registry: a version of `models:/NAME` is a bundle, and an alias points at one version.
 
-MLFLOW_TRACKING_URI, or MLFLOW_REGISTRY_URI, says where the registry is. MLflow's client is imported on first use.
+MLFLOW_TRACKING_URI or MLFLOW_REGISTRY_URI has the address of the registry. MLflow's client is imported on first use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DIGITS = 12
 
 
 class RegisteredVersion(Record):
-    """Name a version of a registered model, and the run that made it."""
+    """A version of a registered model, and the run that created it."""
 
     name: str
     version: int
@@ -33,7 +33,7 @@ class RegisteredVersion(Record):
 
     @property
     def place(self) -> str:
-        """Return the place of this version, which no alias moves."""
+        """Return the place of this version by number, which is independent of aliases."""
         return f"{_SCHEME}{self.name}/{self.version}"
 
 
@@ -67,9 +67,9 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
     The run is that of MLFLOW_RUN_ID, or the one that tracked the bundle's training, or a new one.
 
     Args:
-        place: `models:/NAME`, made if it is not there, or `models:/NAME@ALIAS`, whose alias moves to the new version.
+        place: `models:/NAME`, created if missing, or `models:/NAME@ALIAS`, whose alias moves to the new version.
 
-    Raises BundleError, or StorageError, after which no version was registered, or the alias has not moved.
+    Raises BundleError, or StorageError if no version was registered or the alias did not move.
     """
     manifest = read_manifest(bundle)
     verify_files(bundle, manifest.files)
@@ -80,7 +80,7 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
     what = place if known is None else f"{place}, run {known} (MLFLOW_RUN_ID names another)"
     with _asking(what) as mlflow, ExitStack() as stack:
         client = mlflow.MlflowClient()
-        # No context manager ends a run that was there before, so that an error here cannot change its status.
+        # An existing run is not entered as a context, so that an error here cannot change its status.
         run = client.get_run(known) if known else stack.enter_context(mlflow.start_run(run_name=manifest.name))
         for name, value in _figures(manifest).items():
             client.log_metric(run.info.run_id, name, value)
@@ -100,7 +100,7 @@ def upload_version(bundle: Path, place: str) -> RegisteredVersion:
 
 
 def _run(bundle: Path) -> str | None:
-    """Get the run that a bundle goes to; None: a new one."""
+    """Get the run to which a bundle is logged; None: a new one."""
     if given := os.environ.get("MLFLOW_RUN_ID"):
         return given
     history = bundle / "history.json"
@@ -109,7 +109,7 @@ def _run(bundle: Path) -> str | None:
 
 
 def _figures(manifest: Manifest) -> dict[str, float]:
-    """Get what the bundle reached offline at its default λ and μ, under names that MLflow takes."""
+    """Get the offline metrics at the default λ and μ, under names that MLflow accepts."""
     dial, popularity = manifest.bias_removal, manifest.popularity
     return {
         f"{dial.curve_split}/{name}".replace("@", "_at_"): figure.value
@@ -137,8 +137,8 @@ def _version(found: Any) -> RegisteredVersion:
 
 @contextmanager
 def _asking(place: str) -> Iterator[Any]:
-    """Give MLflow's package; what it raises becomes a StorageError."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # or every call is reported to its vendor
+    """Yield MLflow's package; its errors in the block become StorageError."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # otherwise every call is reported to the vendor
     try:
         import mlflow
     except ImportError as error:

@@ -1,6 +1,7 @@
-"""Folders of files at an object store: uploaded whole or not at all, downloaded verified; bundles are such folders.
+"""Upload folders such as bundles to an object store, completely or not at all, and download verified copies.
 
-`upload.json` is written first and reserves the folder, the manifest last: a folder without one is not there.
+`upload.json` is written first and reserves the folder; the manifest is written last: a folder without it does not
+count.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CACHE = "LONGTAIL_CACHE"
 
 
 def copies_of(url: str, root: Path | None = None) -> Path:
-    """Get the directory of the copies of what is at a URL, below a root, LONGTAIL_CACHE, or the user's cache."""
+    """Get the directory for copies of a URL, below a root, LONGTAIL_CACHE, or the user's cache."""
     if root is None:
         home = os.environ.get("XDG_CACHE_HOME")
         root = Path(os.environ.get(CACHE) or (Path(home) if home else Path.home() / ".cache") / "longtail")
@@ -36,10 +37,10 @@ def copies_of(url: str, root: Path | None = None) -> Path:
 
 @contextmanager
 def downloading(directory: Path, *, wait: bool = True) -> Iterator[None]:
-    """Keep other processes from downloading to the same directory, which is made.
+    """Create a directory, and lock it against downloads by other processes.
 
     Raises:
-        BlockingIOError: another process does, and this one is not to wait.
+        BlockingIOError: another process holds the lock, and `wait` is false.
     """
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / ".download.lock").open("w") as lock:
@@ -48,9 +49,9 @@ def downloading(directory: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def download_manifests(store: ObjectStore, prefix: str, manifests: Sequence[str], target: Path) -> bool:
-    """Download the manifests of a folder; whether its last one is there, so that it is a whole one.
+    """Download the manifests of a folder; returns whether the last one exists, so that the folder is complete.
 
-    Raises BundleCorruptError where another one is missing, or StorageError.
+    Raises BundleCorruptError if another manifest is missing, or StorageError.
     """
     for name in reversed(manifests):
         content = store.read(f"{prefix}{name}")
@@ -70,13 +71,13 @@ def download(
     files: Callable[[Path], Mapping[str, FileRecord]],
     target: Path,
 ) -> bool:
-    """Have a copy of a folder, each file of which was verified when it was downloaded; False where there is none.
+    """Download a folder unless a verified copy exists; returns False if the store has no such folder.
 
     Args:
         manifests: its manifests, the one that was written last at the end.
         files: reads the records of all other files from a directory with the manifests.
 
-    Raises StorageError, what `files` raises, or OSError where the disk is full; the copy before stays then.
+    Raises StorageError, errors of `files`, or OSError if the disk is full; an earlier copy stays then.
     """
     with downloading(target.parent):
         content, here = store.read(f"{prefix}{manifests[-1]}"), target / manifests[-1]
@@ -92,9 +93,9 @@ def download(
 
 
 def upload(store: ObjectStore, prefix: str, folder: Path, files: Iterable[str], last: str) -> None:
-    """Copy files of a folder to a store, whole or not at all, and its manifest `last`; goes on after a StorageError.
+    """Copy a folder's files to a store, then its manifest `last`; resumable after a StorageError.
 
-    Raises BundleExistsError where another folder is there, or somebody uploads one.
+    Raises BundleExistsError if another folder exists at the target, or another process is uploading one.
     """
     content = (folder / last).read_bytes()
     reservation = json.dumps({"sha256": hashlib.sha256(content).hexdigest()}).encode()
@@ -114,7 +115,7 @@ def upload_bundle(bundle: Path, url: str) -> None:
 
 
 def local_bundle(place: str | Path, cache: Path | None = None) -> Path:
-    """Get the directory of a bundle, or of a verified copy of one at a URL; raises BundleError or StorageError."""
+    """Get the directory of a bundle, or of a verified download; raises BundleError or StorageError."""
     if not is_url(place):
         return local_path(place)
     store = ObjectStore(str(place))

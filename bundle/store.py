@@ -1,8 +1,8 @@
 """Write directories and small files atomically, and hash files.
 
-Write to a hidden temporary sibling, flush everything to disk, rename. A crash at any instant leaves
-the target absent (or as it was) and at worst a hidden `.NAME.*.tmp` sibling, which the next write to
-the same target removes.
+Every write goes to a hidden temporary sibling, which is flushed to disk and then renamed. A crash at any instant leaves
+the target absent (or unchanged) and at worst a hidden `.NAME.*.tmp` sibling, which the next write to the same target
+removes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from longtail.bundle.errors import BundleExistsError
 
 @contextmanager
 def atomic_directory(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield an empty directory that becomes `target` when the block ends without an exception; parents are made.
+    """Yield an empty directory that becomes `target` if the block ends without an exception; creates parents.
 
-    Raises BundleExistsError where `target` exists, before the block or when it ends, unless it is to be replaced.
+    Raises BundleExistsError if `target` exists, before the block or at its end, unless `replace` is set.
     """
     if not replace:
         refuse_existing(target)
@@ -44,7 +44,7 @@ def atomic_directory(target: Path, *, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def working_directory(target: Path) -> Iterator[Path]:
-    """Yield an empty hidden sibling of `target`, removed at the end, and after a crash by the next of its kind."""
+    """Yield an empty hidden sibling of `target`, removed at the end, or after a crash by the next call."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
     working = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".tmp", dir=target.parent))
@@ -57,7 +57,7 @@ def working_directory(target: Path) -> Iterator[Path]:
 
 
 def remove_stale(parent: Path, pattern: str = ".*.tmp") -> None:
-    """Delete what killed writers left in `parent`: temporary siblings whose process is gone."""
+    """Delete temporary siblings in `parent` whose process is gone."""
     for stale in parent.glob(pattern):
         if _is_running(stale):
             continue
@@ -74,7 +74,7 @@ def refuse_existing(target: Path) -> None:
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Replace a small file in one step: readers see the old content or the new, never a part."""
+    """Replace a small file in one step, so that readers see either the old or the new content."""
     handle, working = tempfile.mkstemp(prefix=f".{path.name}.{os.getpid()}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -91,7 +91,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def link_or_copy(file: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system cannot link; raises FileNotFoundError."""
+    """Hard-link a file, or copy it if the file system cannot link; raises FileNotFoundError."""
     file = file.resolve()
     with suppress(OSError):
         os.link(file, target)
@@ -100,7 +100,7 @@ def link_or_copy(file: Path, target: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex sha256 of a file's bytes."""
+    """Compute the hexadecimal sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -122,7 +122,7 @@ def _fsync_tree(root: Path) -> None:
 
 
 def _is_running(working: Path) -> bool:
-    """Whether the process that made this temporary directory is still there."""
+    """Return whether the process that created a temporary directory still runs."""
     process_id = working.name.removesuffix(".tmp").split(".")[-2]
     if not process_id.isdigit():
         return False

@@ -1,4 +1,4 @@
-"""The query or the label tower of a bundle, run by ONNX Runtime, which is imported on first use.
+"""Run the query or label tower of a bundle by ONNX Runtime, which is imported on first use.
 
 Legend: `B` queries (or labels) in the batch, `D` embedding dimensions.
 """
@@ -20,11 +20,11 @@ from longtail.bundle.vocabulary import Vocabulary
 
 
 class Tower(FeatureReader):
-    """Embeds features with one tower of a bundle. Thread-safe: neither the session nor the reader keeps a call's state.
+    """Embeds features with one tower of a bundle. Thread-safe, as calls share no mutable state.
 
-    Each call uses one ONNX thread; call from several threads to use several cores. The model is ONNX, float32 [B, dim]
-    out, or its file, whose folder has its tables. Raises TowerError if it does not run, or its inputs are not the
-    features'.
+    Each call uses one ONNX thread; call from several threads to use several cores. The model is ONNX with output
+    float32 [B, dim], given as bytes or as a file whose folder has the tables. Raises TowerError if the model does not
+    run, or its inputs do not match the features.
     """
 
     def __init__(
@@ -42,8 +42,9 @@ class Tower(FeatureReader):
         self._dim = dim
 
     def embed(self, inputs: Inputs) -> Float32:
-        """Compute embeddings, float32 [B, D]; raises FeatureError for features that become NaN or infinity, or
-        TowerError.
+        """Compute embeddings, float32 [B, D]; raises FeatureError or TowerError.
+
+        FeatureError: the features of a row give NaN or infinity.
         """
         embeddings_BD: Float32 = self._session.run(None, inputs)[0]
         expected = (len(next(iter(inputs.values()))), self._dim)
@@ -60,7 +61,7 @@ class Tower(FeatureReader):
         return embeddings_BD
 
     def _widths(self, features: Sequence[Feature]) -> dict[str, int]:
-        """Compare the tower's inputs with the features'; return the widths that the tower fixes."""
+        """Check that the tower's inputs match the features; returns the widths that the tower fixes."""
         expected = {name for feature in features for name in feature.inputs}
         inputs = {node.name: node.shape for node in self._session.get_inputs()}
         if set(inputs) != expected:
@@ -72,8 +73,8 @@ class Tower(FeatureReader):
 
 
 def onnx_session(model: bytes | Path, file: str) -> Any:
-    """An ONNX Runtime session on the CPU, with one thread for each call."""
-    # Or its import, from 1.29 on, writes a session id into the temporary folder and reports usage to its vendor.
+    """Create an ONNX Runtime session on the CPU, with one thread for each call."""
+    # Otherwise the import, from 1.29 on, writes a session id into the temporary folder and reports usage to the vendor.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime as ort
@@ -87,7 +88,7 @@ def onnx_session(model: bytes | Path, file: str) -> Any:
     options.log_severity_level = 3
     try:
         return ort.InferenceSession(model, sess_options=options, providers=["CPUExecutionProvider"])
-    # ONNX Runtime's own exceptions share no base but Exception.
+    # ONNX Runtime's exceptions have no common base but Exception.
     except Exception as error:
         hint = ""
         if "external data" in str(error).lower():

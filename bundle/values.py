@@ -1,4 +1,4 @@
-"""Numbers, vectors and dates of a request as tower inputs, and the errors about a feature's value.
+"""Convert numbers, vectors and dates of requests to tower inputs, and create errors about feature values.
 
 Legend: `B` queries (or labels) in the batch, `D` numbers of a vector.
 """
@@ -24,13 +24,13 @@ _DECIMAL = re.compile(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", re.ASC
 
 
 def bucket_rows(values: npt.NDArray[np.floating], boundaries: Sequence[float]) -> Int32:
-    """Rows of numbers by their range, int32 of the same shape: 1 below the first boundary, 0 for NaN."""
+    """Look up numbers by their range, int32 of the same shape: 1 below the first boundary, 0 for NaN."""
     rows = 1 + np.searchsorted(np.array(boundaries, np.float32), values.astype(np.float32), side="right")
     return np.where(np.isnan(values), 0, rows).astype(np.int32)
 
 
 def read_numbers(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
-    """Get the inputs of a `number`, [B], of numbers, booleans or text of numbers."""
+    """Convert values of a `number` to tower inputs, [B]; values are numbers, booleans or numeric text."""
     missing = feature.missing if feature.boundaries is None else float("nan")
     values_B = [_number(feature, value, row) for row, value in enumerate(values_B)]
     numbers_B = np.array(
@@ -43,7 +43,7 @@ def read_numbers(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, A
 
 
 def read_vectors(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, Array]:
-    """The inputs of a `vector`: float32 [B, D], zeros where there is none, and [B], 1 there."""
+    """Convert values of a `vector` to tower inputs: float32 [B, D], and flags [B]; missing: zeros and 1."""
     vectors_BD = np.zeros((len(values_B), feature.dims or 0), np.float32)
     for row, value in enumerate(values_B):
         if value is not None:
@@ -52,7 +52,7 @@ def read_vectors(feature: Feature, values_B: Sequence[JsonValue]) -> dict[str, A
 
 
 def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
-    """The input of a `date`, int32 [B, parts]."""
+    """Convert values of a `date` to a tower input, int32 [B, parts]."""
     seconds_B = np.full(len(values_B), MISSING_DATE, np.int64)
     for row, value in enumerate(values_B):
         if value is None or value == "":
@@ -65,7 +65,7 @@ def read_dates(feature: Feature, values_B: Sequence[JsonValue]) -> Int32:
 
 
 def read_number(value: JsonValue, row: int, name: str) -> float:
-    """A finite number that float32 holds; raises FeatureError."""
+    """Check that a value is a finite number in the range of float32; raises FeatureError."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise refused(row, name, "number", value)
     if not abs(value) <= _LARGEST_FLOAT32:
@@ -76,7 +76,7 @@ def read_number(value: JsonValue, row: int, name: str) -> float:
 
 
 def number_of(text: str) -> float | None:
-    """Read the number that a text is, None of blanks; raises ValueError."""
+    """Parse a number from text, None for blanks; raises ValueError."""
     if not text.strip():
         return None
     if not _DECIMAL.fullmatch(text):
@@ -97,17 +97,17 @@ def _number(feature: Feature, value: JsonValue, row: int) -> float | None:
 
 
 def refused(row: int, name: str, kind: str, value: JsonValue) -> FeatureError:
-    """The error about a value of another type than its kind's."""
+    """Create the error about a value whose type does not fit the feature's kind."""
     return feature_error(row, name, f"expected {FEATURE_VALUE_TYPES[kind]}, received {describe(value)}")
 
 
 def feature_error(row: int, name: str, message: str) -> FeatureError:
-    """An error about one feature of one query."""
+    """Create an error about one feature of one query."""
     return FeatureError(message, row=row, field=f"features.{name}")
 
 
 def _vector(feature: Feature, value: JsonValue, row: int) -> Float32:
-    """One vector, float32 [D]; the slow road is only walked to name what is wrong."""
+    """Convert one vector, float32 [D]; elements are checked one by one only to name a wrong one."""
     if not isinstance(value, list) or len(value) != feature.dims:
         raise feature_error(row, feature.name, f"expected {feature.expects}, received {describe(value)}")
     if set(map(type, value)) <= _NUMBERS:

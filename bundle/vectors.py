@@ -1,4 +1,4 @@
-"""Make a bundle of vectors that any two-tower model gave: of its labels, and of requests.
+"""Create a bundle from the label vectors of any two-tower model.
 
 Legend: `L` labels, `C` calibration queries, `D` dimensions.
 """
@@ -27,14 +27,14 @@ from longtail.bundle.vocabulary import Vocabulary
 Similarity = Literal["dot", "cosine", "l2"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 _QUERIES = 1000
-"""Label vectors that stand for queries where none are given."""
+"""Number of label vectors that replace missing queries."""
 _MOST = 2**53
-"""Below this, floats tell one integer from the next."""
+"""Bound below which floats represent all integers."""
 _OWN = "towers"
 
 
 class GivenTower(NamedTuple):
-    """Hold an ONNX model, the features that it reads, their ids, and which one is the label's own."""
+    """An ONNX model with its features, their ids, and the name of the label's own id feature."""
 
     onnx: bytes
     features: list[Feature]
@@ -56,7 +56,7 @@ def parts_of(
     query_tower: bytes | GivenTower | None = None,
     label_tower: bytes | GivenTower | None = None,
 ) -> dict[str, Any]:
-    """Make the fields of a `Bundle` of vectors; arguments as of `Bundle.from_vectors`."""
+    """Compute the fields of a `Bundle` of vectors; for the arguments see `Bundle.from_vectors`."""
     vectors_LD, given_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L)
     columns = {"counts": given_L, "noise": noise_L, "display": display}
     rows = {name: len(column) for name, column in columns.items() if column is not None} | {"vectors": len(vectors_LD)}
@@ -78,7 +78,9 @@ def parts_of(
     queries_CD = _drawn(vectors_LD, counts_L) if queries_CD is None else np.asarray(queries_CD, np.float32)
     _require("queries", "a vector is finite", _finite(queries_CD), queries_CD)
     bias_L = None
-    if similarity == "l2":  # −|u − v|² / T is u·v / (T/2) − |v|² / T, but for what is the same for every label
+    if (
+        similarity == "l2"
+    ):  # −|u − v|² / T is u·v / (T/2) − |v|² / T − |u|² / T, and the last term is the same for every label
         bias_L = (-np.einsum("ij,ij->i", vectors_LD, vectors_LD) / temperature).astype(np.float32)
         temperature /= 2
     if similarity == "cosine":
@@ -130,11 +132,11 @@ def tower_of(model: bytes, dim: int, file: str, *, unit: bool) -> GivenTower:
     """Read the features of an ONNX model: an input [B] is a number, an input [B, n] a vector.
 
     Args:
-        unit: whether its vectors must have length 1.
+        unit: whether the model's vectors must have length 1.
 
     Raises:
-        BundleInvariantError: another input, such as of text or of ids, or another output than [B, dim].
-        TowerError: a model that does not run for batches of any size, or `onnx` is not installed.
+        BundleInvariantError: an input is of another type, such as text or ids, or the output is not [B, dim].
+        TowerError: the model does not run for batches of any size, or `onnx` is not installed.
     """
     session = onnx_session(model, file)
     inputs = {node.name: node for node in session.get_inputs()}
@@ -175,7 +177,7 @@ def tower_of(model: bytes, dim: int, file: str, *, unit: bool) -> GivenTower:
 
 
 def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
-    """Add inputs [B] that say where a vector is missing, and that nothing reads."""
+    """Add unused inputs [B] that flag missing vectors, as the service passes them."""
     try:
         import onnx
     except ImportError as error:
@@ -186,7 +188,7 @@ def _with_inputs(model: bytes, names: list[str], file: str) -> bytes:
 
 
 def _as_given(dim: int, *, unit: bool) -> GivenTower:
-    """Return the tower of models without one: a query's feature `vector` is its embedding."""
+    """Create the identity tower: the feature `vector` of a query is its embedding."""
     file = "unit_vector.onnx" if unit else "vector.onnx"
     onnx = files("longtail.bundle").joinpath(_OWN, file).read_bytes()
     return GivenTower(onnx, [Feature(name="vector", kind="vector", dims=dim, missing=None)])

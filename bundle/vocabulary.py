@@ -1,4 +1,4 @@
-"""Ids of one feature and the embedding rows they map to."""
+"""Map ids of one feature to rows of an embedding table, and split texts into words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Vocabulary:
 
     Args:
         ids: string [n], distinct and not null; the i-th maps to row i + 1.
-        order: int32 [n], the order of the ids by code points; None: sorted when first needed.
+        order: int32 [n], positions in the order of the ids by code points; None: sorted when first needed.
     """
 
     def __init__(self, ids: pa.Array, order: Int32 | None = None) -> None:
@@ -39,7 +39,7 @@ class Vocabulary:
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding table, the out-of-vocabulary row included."""
+        """Return the number of rows of the embedding table, with the out-of-vocabulary row."""
         return len(self.ids) + 1
 
     def lookup_all(self, ids: Iterable[str]) -> list[int]:
@@ -58,7 +58,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, path: Path, *, verify: bool = True) -> Vocabulary:
-        """Map what `write` wrote, and with `verify` look at all of it."""
+        """Map a file of `write`; `verify` checks all of it."""
         table = map_table(path, verify=verify)
         vocabulary = cls(ids_of(table, "id", path.name), numbers_of(table, ORDER, np.int32, path.name))
         if verify:
@@ -67,14 +67,14 @@ class Vocabulary:
 
 
 _PLANES_WITH_MARKS = (*range(0x300, 0x20000), *range(0xE0100, 0xE01F0))
-"""Code points among which Unicode has its combining marks."""
+"""Code points that are searched for Unicode's combining marks."""
 
 
 def tokenize(text: str) -> list[str]:
     """Split a text into words, in lower case and NFC.
 
-    A word is a run of letters, digits and `_`, with the combining marks after and the zero-width joiners between them.
-    `++` after it belongs to it, and so does a `+` or `#` that no such character follows.
+    A word is a run of letters, digits and `_`, including combining marks after them and zero-width joiners between
+    them. A following `++` belongs to the word, and so does a `+` or `#` that no such character follows.
 
     Example:
         >>> tokenize("Toy Story (1995), C++ & C#")
@@ -85,9 +85,9 @@ def tokenize(text: str) -> list[str]:
 
 @cache
 def _word() -> re.Pattern[str]:
-    """Compile the pattern of a word; `\\w` has no marks, which Hindi, Thai or pointed Hebrew are written with."""
+    """Compile the pattern of a word with combining marks, which `\\w` lacks and Hindi, Thai or Hebrew need."""
     marks = "".join(mark for mark in map(chr, _PLANES_WITH_MARKS) if category(mark) in ("Mn", "Mc"))
-    # A class of this size is slow, so what Latin words end in is ruled out first.
+    # A character class of this size is slow, so characters that usually end Latin words are ruled out first.
     more = rf"(?![\0-\u02ff])(?:[{marks}]|[\u200c\u200d](?=[\w{marks}]))\w*"
     return re.compile(rf"\w+(?:{more})*(?:\+\++|[+#](?!\w))?")
 
@@ -98,7 +98,7 @@ _SPACES = re.compile("[ \t\n\v\f\r]+")
 
 
 def words_of(text: str, standardize: TextStandard) -> list[str]:
-    """The words that Keras' TextVectorization splits a text into: of ASCII alone it knows case, punctuation and spaces.
+    """Split a text like Keras' TextVectorization, which knows case, punctuation and spaces of ASCII alone.
 
     Example:
         >>> words_of("L'Été (1995)", "lower_and_strip_punctuation")
@@ -112,5 +112,5 @@ def words_of(text: str, standardize: TextStandard) -> list[str]:
 
 
 def hash_token(token: str, rows: int) -> int:
-    """Row 1..rows−1 of a token: crc32 of its UTF-8, modulo. Row 0 stays out-of-vocabulary."""
+    """Hash a token to a row 1..rows−1 by crc32 of its UTF-8; row 0 is the out-of-vocabulary row."""
     return 1 + zlib.crc32(token.encode()) % (rows - 1)

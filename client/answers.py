@@ -1,4 +1,4 @@
-"""What the service answers, read from JSON by pydantic: wrong types are refused, keys of a newer service ignored."""
+"""Read the service's answers from JSON by pydantic: wrong types are refused, keys of newer services ignored."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from pydantic import TypeAdapter
 T = TypeVar("T")
 
 BucketName = Literal["head", "torso", "tail", "new"]
-"""Frequency bucket of a label, by its count in training: `new` of none."""
+"""Frequency bucket of a label by its count in training; `new`: the label has no training pairs."""
 LabelState = Literal["visible", "hidden", "added"]
-"""Of the release and in answers; of the release and in none; in answers and not of the release."""
+"""`visible`: a label of the release. `hidden`: a label of the release that no answer has. `added`: added since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One label of an answer: s = u·v/T + b + λ·log ν + μ·log π in logits, its frequency bucket, its display columns.
+    """One label of an answer, with score, frequency bucket and display columns.
 
-    `propensity` is the probability with which the label is in the answer: 1 but for labels of queries that explore.
+    `score` is s = u·v/T + b + λ·log ν + μ·log π in logits. `propensity` is the probability that the label is in the
+    answer, 1 unless the query explores.
     """
 
     id: str
@@ -38,12 +39,12 @@ class Result:
     Attributes:
         unknown: numbers of ids in `exclude` and `allow` that the release does not have.
         id: the label of a `similar` request.
-        exploration: `slots` and `candidates` by bucket and the `temperature`, where the query explores.
+        exploration: `slots` and `candidates` by bucket and the `temperature`, if the query explores.
         pool: number of labels that `max_per` and `mmr` chose from.
-        run, arm: the experiment that runs, and its arm.
+        run, arm: the running experiment, and the arm of this answer.
         counted: whether the comparison of arms counts this answer.
         release: the release that answered, while an experiment runs.
-        answer_id: the id by which feedback refers to this answer; None of a preview.
+        answer_id: the id by which feedback refers to this answer; None for a preview.
     """
 
     labels: tuple[Label, ...]

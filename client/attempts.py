@@ -1,4 +1,4 @@
-"""How one call is sent: settings, attempts, waits between them, and its value or error. No socket and no sleep here."""
+"""Decide how a call is sent: settings, attempts, waits, and value or error; without sockets and sleeps."""
 
 from __future__ import annotations
 
@@ -17,25 +17,27 @@ from longtail.client.answers import T, read
 from longtail.client.calls import Call
 
 FIRST_SECONDS = 0.1
-"""Upper end of the first wait; every further one doubles it."""
+"""Upper limit of the first wait; every further wait doubles the limit."""
 LONGEST_SECONDS = 5.0
-"""Upper end of any wait that the service did not ask for."""
+"""Upper limit of every wait that the service did not request."""
 _SHORTEST_TIMEOUT_SECONDS = 0.001
 _LOST = (httpx.NetworkError, httpx.TimeoutException, httpx.RemoteProtocolError)
 
 Outcome = httpx.Response | httpx.RequestError
-"""What came of one attempt."""
+"""Outcome of one attempt."""
 
 
 class LongtailError(Exception):
-    """Base of everything the client raises but ValueError and TypeError, which are the caller's and raised unsent.
+    """Base class of the client's errors.
+
+    Wrong arguments raise ValueError or TypeError instead, before anything is sent.
 
     Args:
         message: what was expected and what was received.
         status: HTTP status of the answer; None if no answer came.
-        type: stable name of the kind of error, such as `invalid_request`; `http_STATUS` of a gateway's answer.
-        field: dotted path of what is wrong in the request, such as `queries.0.k`.
-        request_id: under which the service's log has the details.
+        type: stable name of the kind of error, such as `invalid_request`; `http_STATUS` for a gateway's answer.
+        field: dotted path of the wrong part of the request, such as `queries.0.k`.
+        request_id: id of the request in the service's log.
     """
 
     def __init__(
@@ -62,19 +64,19 @@ class LongtailError(Exception):
 
 
 class NoAnswerError(LongtailError):
-    """No answer came, to any attempt: `type` is `timeout` or `connection`. `__cause__` is httpx2's error."""
+    """No attempt got an answer; `type` is `timeout` or `connection`, and `__cause__` httpx2's error."""
 
 
 class BusyError(LongtailError):
-    """429 or 503, to every attempt: the queue is full, no release is loaded, or the service's own limit passed."""
+    """Every attempt got 429 or 503: the queue is full, no release is loaded, or the service's time limit passed."""
 
 
 class NotFoundError(LongtailError):
-    """404: no such label, release or route."""
+    """Status 404: there is no such label, release or route."""
 
 
 class DeniedError(LongtailError):
-    """401 or 403: no key, a wrong one, or a plain one where an admin key is needed."""
+    """Status 401 or 403: the API key is missing or wrong, or is not an admin key where one is needed."""
 
 
 _TYPES = {401: DeniedError, 403: DeniedError, 404: NotFoundError, 429: BusyError, 503: BusyError}
@@ -82,10 +84,10 @@ _TYPES = {401: DeniedError, 403: DeniedError, 404: NotFoundError, 429: BusyError
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the service is, how long a call may take and how often it is tried again; its repr has no key.
+    """Address of the service, API key, timeout and number of retries; the repr hides the key.
 
     Raises:
-        ValueError: one of them cannot be; the message holds neither key nor URL.
+        ValueError: a setting is invalid; the message contains neither key nor URL.
     """
 
     url: str
@@ -102,7 +104,7 @@ class Settings:
             raise ValueError(f"url: expected http(s)://HOST…, received one of scheme {url.scheme!r}")
         if url.userinfo or url.query or url.fragment:
             raise ValueError("url: expected scheme, host, port and path, received a password, query or fragment, too")
-        # Checked here because httpx and h11 quote a header that they refuse.
+        # Checked here, because httpx and h11 would quote a refused header, with the key, in their errors.
         key = self.api_key
         if key is not None and (not key or " " in key or not (key.isascii() and key.isprintable())):
             raise ValueError("api_key: expected printable ASCII without spaces, or None")
@@ -113,16 +115,16 @@ class Settings:
 
     @property
     def connection(self) -> dict[str, Any]:
-        """Arguments of either client of httpx2: base URL and headers, the key among them."""
+        """Return the arguments for both clients of httpx2: base URL, and headers with the key."""
         key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         return {"base_url": self.url, "headers": {"Accept": "application/json", **key}}
 
 
 class Attempts(Generic[T]):
-    """The attempts of one call: how many were made, and how much of its time is left.
+    """The attempts of one call: their number, and the time that is left.
 
     Raises:
-        ValueError, TypeError: the body holds a value that JSON cannot, such as NaN.
+        ValueError, TypeError: JSON cannot represent a value of the body, such as NaN.
     """
 
     def __init__(self, call: Call[T], settings: Settings) -> None:
@@ -147,18 +149,18 @@ class Attempts(Generic[T]):
         }
 
     def wait_after(self, outcome: Outcome) -> float | None:
-        """Return the seconds until the next attempt; None: the outcome is the last."""
+        """Return the seconds until the next attempt; None: the outcome is final."""
         again = outcome.status_code in (429, 503) if isinstance(outcome, httpx.Response) else isinstance(outcome, _LOST)
         if self._made >= self._retries or not again:
             return None
         asked: str = outcome.headers.get("retry-after", "") if isinstance(outcome, httpx.Response) else ""
-        # Exponential backoff with full jitter.
+        # Exponential backoff with full jitter, so that clients do not retry in step.
         wait = retry_after(asked, time()) + random() * min(LONGEST_SECONDS, FIRST_SECONDS * 2.0 ** min(self._made, 30))
         self._made += 1
         return wait if wait < self._seconds_left() else None
 
     def value(self, outcome: Outcome) -> T:
-        """Return the call's value from the last outcome; raises LongtailError if that is an error."""
+        """Return the call's value from the last outcome; raises LongtailError for an error."""
         if not isinstance(outcome, httpx.Response):
             found = f"{type(outcome).__name__}: {outcome}".rstrip(": ")
             raise NoAnswerError(
@@ -184,7 +186,7 @@ class Attempts(Generic[T]):
 
 
 def retry_after(value: str, now: float) -> float:
-    """Read the seconds of a Retry-After header [RFC 9110 §10.2.3]; 0 of a date that is past, and of nonsense."""
+    """Parse a Retry-After header into seconds [RFC 9110 §10.2.3]; 0 for a past date or malformed text."""
     value = value.strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
@@ -195,7 +197,7 @@ def retry_after(value: str, now: float) -> float:
 
 
 def _error_of(response: httpx.Response) -> LongtailError:
-    """Return the error of a response that is no success, in the service's words if the service wrote it."""
+    """Create the error of an unsuccessful response, with the service's message if there is one."""
     status = response.status_code
     kind = _TYPES.get(status, LongtailError)
     try:
@@ -211,7 +213,7 @@ def _error_of(response: httpx.Response) -> LongtailError:
 
 
 def _place(request: httpx.Request) -> str:
-    """Return method, host and path."""
+    """Return method, host and path of a request."""
     url = request.url
     port = "" if url.port is None else f":{url.port}"
     return f"{request.method} {url.scheme}://{url.host}{port}{url.path}"

@@ -1,6 +1,6 @@
-"""What a caller sends, as JSON, and the request that each method of the clients makes of it.
+"""Define the data that callers send, and the HTTP request of each method of the clients.
 
-What the caller leaves open is left out of the JSON, so that the service's defaults hold.
+Fields that the caller does not set are left out of the JSON, so that the service's defaults apply.
 """
 
 from __future__ import annotations
@@ -18,35 +18,38 @@ LabelId = str | int
 Features = Mapping[str, Any]
 """JSON values by feature name, as `release()["query_features"]` lists them."""
 Json = dict[str, Any]
-"""An answer as the service's OpenAPI document describes it."""
+"""An answer in the form of the service's OpenAPI document."""
 Item = TypeVar("Item")
 _SEVERAL = ("exclude", "allow", "buckets", "display", "labels", "ids")
-"""Fields where one string is refused: its characters would pass for ids."""
+"""Fields that refuse a single string, because its characters would be taken for ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Features of one query, or a vector in their place, and which labels may answer it.
+    """One query: features or a vector, the dials, and conditions on the answered labels.
 
     Args:
-        features: what the query tower reads; None or absent means missing.
-        k: labels wanted; fewer come back where the release has fewer, or fewer may be answered.
+        features: inputs of the query tower by name; None or absent values count as missing.
+        k: number of labels; fewer are returned if fewer are eligible.
         bias_removal: λ of `u·v/T + b + λ·log ν + μ·log π` [METHODS §6]; None: the release's default, 0 for `similar`.
-        popularity: μ of the same: above 0 favours frequent labels, below 0 rare ones; None: as of `bias_removal`.
-        priors: weights of the release's priors, such as `{"recent": 0.5}`; left out, likewise.
-        exclude: ids never to answer.
-        exclude_history: whether labels of the history among the features are left out; None: as the release says.
-        explain: whether labels come with the parts of their scores, and the λ between which they are among the k best.
-        allow: if given, only these ids may be answered; empty allows none.
+        popularity: μ of the same score: above 0 favours frequent labels, below 0 rare ones; None: the release's
+            default, 0 for `similar`.
+        priors: weights of the release's priors, such as `{"recent": 0.5}`; absent priors get the release's default, 0
+            for `similar`.
+        exclude: ids that the answer must not contain.
+        exclude_history: whether to exclude labels of the features' histories; None: the release's default.
+        explain: whether to return the parts of each label's score, and the interval of λ in which the label is among
+            the k best.
+        allow: if given, only these ids may be answered; an empty list allows none.
         buckets: if given, only labels of these frequency buckets may be answered.
         filter: conditions that labels' columns must meet, such as `{"brand": {"in": ["a", "b"]}, "price": {"lt": 20}}`;
             `release()["filterable"]` lists the columns.
-        explore: slots by bucket that are drawn at random from its best labels, such as `{"new": 2}`.
-        max_per: labels for each value of a column, at most, such as `{"brand": 2}`.
-        mmr: weight of maximal marginal relevance, from 0 to 1, for labels unlike each other.
-        pool: labels that `max_per` and `mmr` choose from.
-        display: columns that come with each label: True all (the default), False none, or their names.
-        vector: u in place of features, such as one of `embed`: `release()["dim"]` numbers, scored as they are.
+        explore: numbers of slots by bucket to draw at random from the bucket's best labels, such as `{"new": 2}`.
+        max_per: most labels per value of a column, such as `{"brand": 2}`.
+        mmr: weight of maximal marginal relevance, from 0 to 1, for diverse labels.
+        pool: number of labels that `max_per` and `mmr` choose from.
+        display: columns to return with each label: True all (the default), False none, or their names.
+        vector: u in place of features, such as one from `embed`: `release()["dim"]` numbers, used unchanged.
     """
 
     features: Features | None = None
@@ -68,7 +71,7 @@ class Query:
     explain: bool | None = None
 
     def json(self) -> dict[str, Any]:
-        """Return the query as the service reads it; raises ValueError unless it has one of features and vector."""
+        """Return the query as JSON; raises ValueError unless it has either features or a vector."""
         _one_of(features=self.features, vector=self.vector)
         sent = _json(self)
         if self.vector is not None:
@@ -77,7 +80,7 @@ class Query:
 
 
 class Listing(TypedDict, total=False):
-    """Which labels `labels` lists, and how many it reads at a time."""
+    """Options of `labels`: state of the labels, and the size of a page."""
 
     state: LabelState
     bucket: BucketName
@@ -90,8 +93,8 @@ class NewLabel:
 
     Args:
         id: the label's id.
-        features: what the label tower reads.
-        display: columns that come back in answers, such as a title.
+        features: inputs of the label tower by name.
+        display: columns to return in answers, such as a title.
         priors: values of the release's priors, such as `{"recent": 0.3}`.
     """
 
@@ -103,18 +106,18 @@ class NewLabel:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What was chosen from a result, or without one (an organic interaction, for organic recall).
+    """A choice from a result, or without one (an organic interaction, for organic recall).
 
     Args:
-        answer_id: the result's; None: organic, and `features` are those of the query as it was before the choice.
-        labels: ids of what was chosen.
-        features: of the query, to train on the choice; None: it counts in the figures alone.
-        event: what was done, such as `purchase`; None: the service's default, `click`.
-        weight: what it is worth in training; None: the service's default, 1.
-        bias_removal, popularity: of an organic one, λ and μ at which the service is measured.
-        exclude: of an organic one, ids that would not have been answered.
-        exclude_history: of an organic one, as of a query.
-        idempotency_key: by which the export knows an event that was sent again, at most 128 characters.
+        answer_id: id of the result; None: organic, and `features` are those of the query before the choice.
+        labels: ids of the chosen labels.
+        features: features of the query, for training on the choice; None: the choice only counts in the figures.
+        event: type of the event, such as `purchase`; None: the service's default, `click`.
+        weight: weight in training; None: the service's default, 1.
+        bias_removal, popularity: for an organic choice: λ and μ at which the service is measured.
+        exclude: for an organic choice: ids that the answer would not have contained.
+        exclude_history: for an organic choice: whether to exclude labels of the features' histories.
+        idempotency_key: key by which repeated events are recognised, at most 128 characters.
     """
 
     answer_id: str | None
@@ -131,7 +134,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request, without host and key, and the type that its answer is read as. Sent twice, it acts once."""
+    """One idempotent request, without host and key, with the type of its answer."""
 
     method: Literal["GET", "POST", "PATCH", "DELETE"]
     path: str
@@ -153,14 +156,14 @@ def retrieve(
     """Get the best labels for each query.
 
     Args:
-        queries: one or several; or none, with the parts of a single one (see `Query`) as keywords.
-        features: of that single one.
-        release: answers, if the service has it loaded; None: the current one.
-        preview: no user sees the answer, so that no figure counts it.
+        queries: one query or several; None: a single query given by keywords, the fields of `Query`.
+        features: features of the single query.
+        release: name of a loaded release; None: the current one.
+        preview: no user sees the answer, so no figures include it.
         answer_ids: give each result an `answer_id`, for feedback.
-        unit: a user, say: while an experiment runs, the same unit gets the same arm; None: a feature says.
-        arm: answer as this arm does; None: as the unit's does.
-        selection: the other parts of the single query.
+        unit: unit of an experiment, such as a user; the same unit always gets the same arm. None: a feature decides.
+        arm: name of the arm that answers; None: the unit's arm.
+        selection: the other fields of the single query.
     """
     _one_of(queries=queries, features=features)
     if queries is not None and selection:
@@ -180,12 +183,12 @@ def similar(
     answer_ids: bool = True,
     **selection: Any,
 ) -> Call[Answer]:
-    """Get the labels nearest to each of the given labels, itself left out.
+    """Get the labels nearest to each of the given labels, without the label itself.
 
     Args:
-        ids: one label, or several.
-        release, preview, answer_ids: as for `retrieve`.
-        selection: parts of a `Query`.
+        ids: id of one label, or ids of several.
+        release, preview, answer_ids: see `retrieve`.
+        selection: fields of a `Query`.
     """
     options = _given(release=release, preview=preview or None, answer_ids=None if answer_ids else False)
     sent = Query({}, **selection).json() | options
@@ -204,8 +207,8 @@ def embed(
 
     Args:
         queries: features of one query or of several.
-        labels: or ids of labels.
-        release: as for `retrieve`.
+        labels: ids of labels, in place of `queries`.
+        release: see `retrieve`.
     """
     _one_of(queries=queries, labels=labels)
     features = [queries] if isinstance(queries, Mapping) else queries or ()
@@ -216,18 +219,18 @@ def embed(
 
 
 def label(id: LabelId) -> Call[Json]:
-    """Get what the release knows about one label; raises NotFoundError for an unknown one."""
+    """Get all data of one label; raises NotFoundError for an unknown one."""
     return Call("GET", _label_path(id), Json)
 
 
 def label_page(cursor: str | None, listing: Listing) -> Call[Json]:
-    """Get one page of the labels, from a cursor on."""
+    """Get one page of labels, starting after a cursor."""
     given = _given(cursor=cursor, **listing)
     return Call("GET", f"/v1/labels?{urlencode(given)}" if given else "/v1/labels", Json)
 
 
 def add_labels(labels: NewLabel | Iterable[NewLabel]) -> Call[Json]:
-    """Add labels from their features; on disk and retrievable when this returns. Needs an admin key."""
+    """Add labels by their features; when this returns, they are stored and retrievable. Needs an admin key."""
     return Call("POST", "/v1/labels", Json, {"labels": [_json(label) for label in _list(labels)]})
 
 
@@ -239,7 +242,7 @@ def patch_label(id: LabelId, display: Mapping[str, Any]) -> Call[Json]:
 def patch_labels(display: Mapping[LabelId, Mapping[str, Any]]) -> Call[Json]:
     """Change columns of labels by id, all or none. Needs an admin key.
 
-    NotFoundError names a label that is hidden or unknown.
+    Raises NotFoundError, which names a hidden or unknown label.
     """
     return Call(
         "PATCH", "/v1/labels", Json, {"labels": [{"id": id, "display": dict(of)} for id, of in display.items()]}
@@ -247,40 +250,40 @@ def patch_labels(display: Mapping[LabelId, Mapping[str, Any]]) -> Call[Json]:
 
 
 def delete_label(id: LabelId) -> Call[Json]:
-    """Take a label out of every answer: an added one is deleted, one of the catalogue hidden. Needs an admin key.
+    """Delete an added label, or hide a label of the release. Needs an admin key.
 
-    NotFoundError may mean that a first attempt deleted it, and that only its answer was lost.
+    NotFoundError may mean that a first attempt deleted the label, and only its answer was lost.
     """
     return Call("DELETE", _label_path(id), Json)
 
 
 def delete_labels(ids: Collection[LabelId]) -> Call[Json]:
-    """Take labels out of every answer, all in one write to disk, or none. Needs an admin key."""
+    """Delete or hide labels in one write, all or none. Needs an admin key."""
     return Call("POST", "/v1/labels/delete", Json, _several("ids", ids))
 
 
 def restore_labels(ids: Collection[LabelId]) -> Call[Json]:
-    """Bring hidden labels of the catalogue back, all in one write to disk, or none. Needs an admin key."""
+    """Restore hidden labels in one write, all or none. Needs an admin key."""
     return Call("POST", "/v1/labels/restore", Json, _several("ids", ids))
 
 
 def feedback(events: Feedback | Iterable[Feedback]) -> Call[Json]:
-    """Report what was chosen from results; kept for good when this returns, and exported once."""
+    """Report choices from results; when this returns, they are stored durably, and exported once."""
     return Call("POST", "/v1/feedback", Json, {"events": [_json(event) for event in _list(events)]})
 
 
 def release() -> Call[Json]:
-    """Get the release being served: its model, the curve over λ and μ, the features of a query and an example."""
+    """Get the release in service: its model, the curve over λ and μ, the query features and an example."""
     return Call("GET", "/v1/release", Json)
 
 
 def staged() -> Call[Json]:
-    """Get how the staged release would have answered a share of live queries; raises NotFoundError without one."""
+    """Get the comparison of the staged release with the current one; raises NotFoundError without one."""
     return Call("GET", "/v1/release/staged", Json)
 
 
 def monitoring() -> Call[Json]:
-    """Get what head, torso, tail and new labels got in the last minutes, hour and day, and the baseline."""
+    """Get figures of head, torso, tail and new labels for the last minutes, hour and day, and the baseline."""
     return Call("GET", "/v1/monitoring", Json)
 
 
@@ -290,7 +293,7 @@ def reload() -> Call[Json]:
 
 
 def _json(item: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON, without what is None."""
+    """Convert a dataclass to JSON without the fields that are None."""
     sent: dict[str, Any] = {}
     for name in (one.name for one in fields(item)):
         value = getattr(item, name)
@@ -301,7 +304,7 @@ def _json(item: Any) -> dict[str, Any]:
 
 
 def _one_of(**given: object) -> None:
-    """Raise ValueError unless one of two arguments is given."""
+    """Raise ValueError unless exactly one of two arguments is given."""
     present = [name for name, value in given.items() if value is not None]
     if len(present) != 1:
         raise ValueError(f"expected either {' or '.join(given)}, received {'both' if present else 'neither'}")

@@ -1,4 +1,4 @@
-"""The client whose methods block, and the one whose methods are awaited."""
+"""Define the client whose methods block, and the client whose methods are awaited."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P = ParamSpec("P")
 
 
 def _blocking(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]:
-    """Return the method that sends a call and returns its value."""
+    """Create the method that sends a call and returns its value."""
 
     @wraps(make)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -32,7 +32,7 @@ def _blocking(make: Callable[P, Call[T]]) -> Callable[Concatenate[Client, P], T]
 
 
 def _awaited(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """Return the method that sends a call and is awaited for its value."""
+    """Create the coroutine method that sends a call and returns its value."""
 
     @wraps(make)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -63,15 +63,15 @@ class Client:
     a 1.5 tail Alpha
 
     Args:
-        url: of the service, such as `https://longtail.example`; may have a path for the routes to follow.
-        api_key: sent as `Authorization: Bearer`; None: no key.
-        timeout: seconds that one call may take, retries and waits included. One read of a socket waits for as long as
-            is left, so an answer that trickles in can take longer.
-        retries: further attempts after the first, at 429, 503 and lost connections.
-        transport: httpx2's, for other pool limits, certificates or tests; None: httpx2's default.
+        url: URL of the service, such as `https://longtail.example`; may have a path before the routes.
+        api_key: key for the header `Authorization: Bearer`; None: no key.
+        timeout: longest duration of a call in seconds, retries and waits included. Every read of a socket may take the
+            remaining time, so an answer that arrives in small pieces can take longer.
+        retries: further attempts after 429, 503 or a lost connection.
+        transport: httpx2 transport, for other pool limits, certificates or tests; None: httpx2's default.
 
     Raises:
-        ValueError: a value that cannot be; the message holds neither key nor URL.
+        ValueError: an argument is invalid; the message contains neither key nor URL.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class Client:
 
 
 class AsyncClient:
-    """As `Client`, with methods to await; tasks of one event loop may share it.
+    """Asynchronous variant of `Client`, with methods to await; tasks of one event loop may share it.
 
     >>> import asyncio
     >>> from longtail.client import AsyncClient

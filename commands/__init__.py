@@ -1,6 +1,6 @@
-"""The console commands `longtail-train`, `longtail-audit`, `longtail-index` and `longtail-serve`.
+"""Define the console commands `longtail-train`, `longtail-audit`, `longtail-index` and `longtail-serve`.
 
-They stand outside the rooms because they say which extra is missing where a room cannot even be imported.
+They are outside the rooms, because they must run where a room cannot be imported, to say which extra is missing.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from importlib.metadata import version
 
 __all__ = ["audit", "index", "serving", "trainer"]
 
-# Modules that another extra than the command's own brings.
+# Modules that come with another extra than the command's own.
 _OTHERS = {"faiss": "index", "jax": "jax"}
 
 
 def trainer() -> None:
-    """`longtail-train`; exits with 2 and one line if the extra `train` is not installed."""
+    """Run `longtail-train`; exits with 2 and one line if the extra `train` is not installed."""
     _run("longtail-train", "trainer", extra="train")
 
 
 def audit() -> None:
-    """`longtail-audit`; exits with 2 and one line if the extra `audit` is not installed."""
+    """Run `longtail-audit`; exits with 2 and one line if the extra `audit` is not installed."""
     _run("longtail-audit", "trainer.audit", extra="audit")
 
 
 def index() -> None:
-    """`longtail-index`; exits with 2 and one line if neither the extra `index` nor `gpu` is installed."""
+    """Run `longtail-index`; exits with 2 and one line if neither the extra `index` nor `gpu` is installed."""
     _run("longtail-index", "index", extra="index")
 
 
 def serving() -> None:
-    """`longtail-serve`; exits with 2 and one line if the extras `serve`, and `index` or `gpu`, are not installed."""
+    """Run `longtail-serve`; exits with 2 and one line without the extras `serve`, and `index` or `gpu`."""
     _run("longtail-serve", "serving", extra="serve")
 
 

@@ -335,7 +335,7 @@ def _prior_table(path: str, priors: list[str] | None, missing: str | None) -> Pr
 
 
 def _progress(status: Status, notes: list[str]) -> Progress:
-    """Shows what is being done, and keeps what should still be read afterwards."""
+    """Create a callback that shows progress, and collects lines to print later in `notes`."""
 
     def tell(line: str) -> None:
         status.update(line)
@@ -363,7 +363,7 @@ def _device(text: str) -> Device:
 
 
 def _summary(index: ReleaseManifest) -> list[str]:
-    """Recall, the kinds that `auto` measured, and recall under filters."""
+    """Summarise recall, the kinds that `auto` compared, and recall under filters."""
     lines = [f"recall@{index.recall_k} at λ: {_recalls_in_words(index.recall)}"]
     for trial in index.kinds:
         rate = "not timed" if trial.queries_per_second is None else f"{trial.queries_per_second:,.0f} queries/s"
@@ -378,7 +378,7 @@ def _summary(index: ReleaseManifest) -> list[str]:
 
 
 def _recalls_in_words(recall: Sequence[RecallAt]) -> str:
-    """Recall along λ and μ at the priors' default weights, and the lowest of the other weights."""
+    """Describe recall along λ and μ, and the lowest recall at other weights of the priors."""
     default = recall[0].priors
     along = [at for at in recall if at.priors == default]
     shown = [

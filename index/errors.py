@@ -1,8 +1,8 @@
-"""Errors of the index package. Every message says what was expected, what was received, and where."""
+"""Define the errors of the index package. Messages say what was expected, what was received, and where."""
 
 
 class LongtailIndexError(Exception):
-    """Base of everything this package raises itself."""
+    """Base class of the errors of this package."""
 
 
 class SpecError(LongtailIndexError):
@@ -10,11 +10,11 @@ class SpecError(LongtailIndexError):
 
 
 class DeviceError(LongtailIndexError):
-    """The device asked for is not there; nothing falls back to another."""
+    """The machine or the FAISS build lacks the requested device; no other device is used instead."""
 
 
 class RecallFloorError(LongtailIndexError):
-    """No tried setting reaches the spec's recall floor; nothing was written."""
+    """No measured setting reaches the spec's recall floor; nothing was written."""
 
 
 class EngineUnavailableError(LongtailIndexError):
@@ -34,23 +34,23 @@ class ReleaseNameError(LongtailIndexError):
 
 
 class ReleaseNotFoundError(LongtailIndexError):
-    """No such release, nothing published, or nothing published before."""
+    """A release that does not exist, or a place where no release is (or was) published."""
 
 
 class ReleaseCorruptError(LongtailIndexError):
-    """A file of the release is missing, unreadable, or not the one that was written."""
+    """A file of the release is missing, unreadable, or differs from the one that was written."""
 
 
 class ReleaseVersionError(LongtailIndexError):
-    """The release has another schema version than this installation reads."""
+    """A release with a schema version that this installation does not read."""
 
 
 class ReleaseMismatchError(LongtailIndexError):
-    """The index was built from another bundle than the release has."""
+    """An index that was built from a different bundle than the one in its release."""
 
 
 class NotPublishableError(LongtailIndexError):
-    """A release that gives buckets, shadow traffic or clients less than promised; CURRENT is as it was."""
+    """A release that gives buckets, shadow traffic or clients less than promised; CURRENT is unchanged."""
 
     def __init__(self, message: str, *, unmet: list[str]) -> None:
         super().__init__(message)
@@ -58,12 +58,12 @@ class NotPublishableError(LongtailIndexError):
 
 
 class PublishedMeanwhileError(LongtailIndexError):
-    """Somebody else has changed what is published at an object store meanwhile; nothing was changed."""
+    """Another writer changed CURRENT at the object store in the meantime; this call changed nothing."""
 
 
 class VectorsError(LongtailIndexError):
-    """A table of labels, vectors, counts or queries that no bundle can be made of."""
+    """A table of labels, vectors, counts or queries that cannot become a bundle."""
 
 
 class PriorsError(LongtailIndexError):
-    """A table of priors, their limits, or a release whose priors cannot be refreshed with them."""
+    """A wrong table of priors, wrong limits, or a release whose priors the table cannot refresh."""

@@ -1,4 +1,4 @@
-"""release.json as typed records: it says all that opening a release needs."""
+"""Define release.json as typed records; the file holds everything needed to open a release."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Effort(Record):
     """Search effort: the settings that trade speed for recall."""
 
     probes: int = Field(default=1, ge=1)
-    """Lists an IVF visits (nprobe); 1 without lists."""
+    """Inverted lists that a query visits (nprobe); 1 for an index without lists."""
     refine: int = Field(default=1, ge=1)
-    """Candidates fetched per result and scored again exactly, for indexes that compress rows; of `ivf_sq` and
-    `ivf_fastscan` for a hundred results at the least."""
+    """Candidates fetched per result and rescored exactly, for kinds that compress rows. `ivf_sq` and `ivf_fastscan`
+    fetch candidates for at least a hundred results."""
     head: int | None = Field(default=None, ge=0)
-    """Labels of the exact head that every query scores; the others are found by the index. None: the whole head."""
+    """Labels of the exact head that every query scores; the index finds the others. None: the whole head."""
 
     @property
     def words(self) -> str:
-        """Such as `4 probes, 316 of the head, 2 candidates a result`."""
+        """Describe the effort, such as `4 probes, 316 of the head, 2 candidates a result`."""
         head = "" if self.head is None else f", {self.head:,} of the head"
         probes = "1 probe" if self.probes == 1 else f"{self.probes} probes"
         return f"{probes}{head}" + (f", {self.refine} candidates a result" if self.refine > 1 else "")
 
     def harder(self, other: Effort) -> Effort:
-        """What finds as much as either."""
+        """Return the effort that finds at least what either effort finds."""
         heads = None if self.head is None or other.head is None else max(self.head, other.head)
         return Effort(probes=max(self.probes, other.probes), refine=max(self.refine, other.refine), head=heads)
 
@@ -53,20 +53,20 @@ class RecallAt(Record):
 
     @property
     def where(self) -> str:
-        """The λ, the μ unless it is 0, and the weights, in words."""
+        """Describe λ, μ unless it is 0, and the weights of the priors in words."""
         weights = [f"{name} = {weight:g}" for name, weight in self.priors.items()]
         return ", ".join([dial_words(self.bias_removal, self.popularity), *weights])
 
 
 class EffortAt(RecallAt):
-    """The least effort that suffices at one λ, μ and weights of the priors for the k best, and the recall it has."""
+    """The least sufficient effort at one λ, μ and weights of the priors for k results, and its recall."""
 
     k: int = Field(ge=1)
     effort: Effort
 
 
 class Trial(Record):
-    """One kind of index at one setting: what it recalls, how quick it is and what it takes."""
+    """Measurement of one kind of index at one setting: recall, speed and size."""
 
     kind: Kind
     head: int = Field(ge=0)
@@ -81,49 +81,49 @@ class Trial(Record):
 
     @property
     def lowest(self) -> RecallAt:
-        """The λ, μ and weights that this setting serves worst."""
+        """Return the recall at the λ, μ and weights where this setting recalls least."""
         return min(self.recall, key=lambda at: at.recall)
 
 
 class FilteredEffort(Record):
-    """How hard to look where only a share of the labels may be answered."""
+    """Search effort where a filter leaves only a share of the labels eligible."""
 
     selectivity: float = Field(gt=0, le=1)
-    """That share."""
+    """Share of the labels that are eligible."""
     boost: float = Field(default=1.0, ge=1)
-    """Times the depth that the share asks for by itself."""
+    """Factor on the search depth that the selectivity alone would call for."""
     exact: bool = False
-    """Whether every eligible label is scored instead."""
+    """Whether every eligible label is scored instead of searching the index."""
 
 
 class FilteredRecall(Record):
-    """Share of the exact top k of some labels that the index returns."""
+    """Share of the exact top k of some eligible labels that the index returns."""
 
     selectivity: float = Field(gt=0, le=1)
     selection: Literal["random", "near", "rare"]
     """Which labels: random ones, those nearest to one query, or the least popular."""
     k: int = Field(ge=1)
-    """Results per query; as many as there are labels, if those are fewer."""
+    """Results per query, at most the number of labels."""
     recall: float = Field(ge=0, le=1)
     buckets: dict[str, float]
-    """The same of each bucket's labels among the exact top k, where they are enough to tell."""
+    """Recall of each bucket's labels among the exact top k; buckets with too few of them are left out."""
 
     @property
     def lowest(self) -> float:
-        """Of all labels together and of each bucket's."""
+        """Return the lowest recall of all labels together and of each bucket."""
         return min([self.recall, *self.buckets.values()])
 
 
 class FilteredSearch(Record):
-    """What was measured of search under filters, and what it takes."""
+    """Measured recall of search under filters, and the efforts that it takes."""
 
     queries: int = Field(ge=1)
     efforts: list[FilteredEffort]
     recall: list[FilteredRecall]
-    """Measured with `efforts`."""
+    """Recall measured with `efforts`."""
 
     def lowest(self) -> dict[float, float]:
-        """The lowest recall measured at each selectivity, of all labels and of each bucket's."""
+        """Return the lowest recall at each selectivity, over all labels and every bucket."""
         return {
             effort.selectivity: min(at.lowest for at in self.recall if at.selectivity == effort.selectivity)
             for effort in self.efforts
@@ -131,16 +131,16 @@ class FilteredSearch(Record):
 
 
 class CollectionColumn(Record):
-    """A display column that requests may filter by, as two fields of a collection."""
+    """A display column that requests may filter by, stored as two fields of a collection."""
 
     name: str
-    """Of the column."""
+    """Name of the display column."""
     field: str
-    """Of its values; of a label without one any."""
+    """Field with the column's values; where a label has no value, the content is arbitrary."""
     known: str
-    """Whether a label has one."""
+    """Field that says whether a label has a value."""
     type: Literal["varchar", "array", "bool", "int64", "half", "float", "double"]
-    """In which values are compared; `half` and `float` are kept as doubles."""
+    """Type in which values are compared; `half` and `float` are stored as doubles."""
 
 
 class CollectionRecord(Record):
@@ -148,16 +148,16 @@ class CollectionRecord(Record):
 
     name: str
     head: int = Field(ge=0)
-    """Most frequent labels, in the partition `head`, which is searched whole; 0: there are no partitions."""
+    """Number of most frequent labels in the partition `head`, which is searched exactly; 0: no partitions."""
     lists: int = Field(ge=0)
-    """Of each segment of the partition `tail`; 0: every search is exact."""
+    """Inverted lists of each segment of the partition `tail`; 0: every search is exact."""
     columns: list[CollectionColumn]
     server: str
-    """The version of the server that it was built on."""
+    """Version of the Milvus server that built the collection."""
 
 
 class ReleaseManifest(Record):
-    """The whole of release.json: which bundle, which index, what was measured of it, and what every file must be."""
+    """The whole of release.json: the bundle, the index, its measurements, and a checksum of every file."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
@@ -167,52 +167,52 @@ class ReleaseManifest(Record):
     bundle_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     """Checksum of bundle/manifest.json, which holds the sha256 of every other bundle file."""
     registered: RegisteredVersion | None = None
-    """The version of MLflow's registry that the bundle was taken from, or made of by new priors or a new forecast."""
+    """The MLflow registry version of the bundle, or of the bundle that new priors or a new forecast started from."""
     spec: str
     """The spec of the build: auto, flat, …"""
     kind: Kind
-    """What the spec came to for this catalogue."""
+    """The kind of index that the spec led to for this catalogue."""
     labels: int = Field(ge=1)
     dim: int = Field(ge=1)
     """Coordinates of an augmented row [METHODS §6]."""
     priors: list[Prior] = Field(default=[])
-    """Their values stand in `priors.npy` beside the manifest, float32 [L, P]."""
+    """Names and limits of the priors; `index/priors.npy` holds their values, float32 [L, P]."""
     factory: str | None
-    """The FAISS factory string that was built, metric inner product; its ids are label rows. None of a collection."""
+    """FAISS factory string of the index (metric inner product, ids are label rows); None for a Milvus collection."""
     head: int = Field(ge=0)
-    """Labels of the exact head, which every query is multiplied with."""
+    """Number of labels in the exact head, whose rows every query is multiplied with."""
     collection: CollectionRecord | None = None
-    """Where the rows are, if Milvus holds them."""
+    """The Milvus collection with the rows; None if FAISS holds them."""
     effort: Effort
-    """What suffices at every place on the dials, and under filters."""
+    """Effort that suffices at every place on the dials, and under filters."""
     efforts: list[EffortAt] = Field(default=[])
-    """What suffices at each place and depth; empty where no effort is less than `effort`."""
+    """Effort that suffices at each place and depth; empty where no effort is less than `effort`."""
     recall_k: int = Field(ge=1)
     recall_queries: int = Field(ge=1)
     recall_floor: float
     bytes_per_label: float | None = None
-    """Bytes of the FAISS file per label; None of a collection."""
+    """Bytes of the FAISS file per label; None for a Milvus collection."""
     kinds: list[Trial] = Field(default=[])
-    """What `auto` had to choose from, at settings that suffice everywhere; empty where it had no choice."""
+    """The kinds that `auto` compared, at settings that suffice everywhere; empty where `auto` had no choice."""
     recall: list[RecallAt]
-    """Measured with the effort of each place, against exact search, on the bundle's calibration queries."""
+    """Recall against exact search on the bundle's calibration queries, with the effort of each place."""
     trials: list[Trial]
     device: Device
     build_seconds: float
     faiss: str
     filtered: FilteredSearch | None = None
-    """None of an exact index."""
+    """Measurements of search under filters; None for an exact index."""
     filterable: list[str] | None = None
-    """Display columns that requests may filter by; None: whatever the service makes of them."""
+    """Display columns that requests may filter by; None: the service decides by the columns' types."""
     files: dict[str, FileRecord]
     """Every file of index/, by path below the release."""
     checksum: str = ""
-    """sha256 of this manifest as JSON without this field, so that release.json vouches for itself."""
+    """sha256 of this manifest as JSON without this field, so that damage to release.json is noticed."""
 
     def expected_checksum(self) -> str:
-        """What `checksum` must be for the other fields' values."""
+        """Compute the `checksum` that the values of the other fields imply."""
         return hashlib.sha256(self.model_dump_json(exclude={"checksum"}).encode()).hexdigest()
 
     def sealed(self) -> Self:
-        """The same manifest with its checksum."""
+        """Return a copy of the manifest with its checksum."""
         return self.model_copy(update={"checksum": self.expected_checksum()})

@@ -1,15 +1,14 @@
-"""Answers top-k labels per query over HTTP, with the head/tail dial in every request.
+"""Answer top-k labels per query over HTTP, with the head/tail dial in every request.
 
-`process` runs servers on a port; `http` reads requests and writes answers; `core` answers them and imports no web
-framework; `monitoring` counts what was answered; `dashboard` is the operator's page. Imports go one way:
-process → http → core → monitoring, and http → dashboard.
+`process` runs servers on a port; `http` reads requests and writes responses; `core` computes answers and imports no web
+framework; `monitoring` counts answers; `dashboard` is the operator's page. Imports go one way: process → http → core →
+monitoring, and http → dashboard.
 
-One query: http.middleware lets it in (auth), routes.retrieval reads and checks it (requests, schemas);
-core.service queues it (queue); core.retriever resolves (queries), embeds, ranks (ranking or tree_ranking
-over overlay and index) and writes labels (catalogue); monitoring.live_figures counts it.
+The way of a query: http.middleware admits the request (auth), routes.retrieval reads and checks it (requests, schemas),
+core.service queues it (queue), core.retriever resolves it (queries), embeds it, ranks labels (ranking or tree_ranking
+over overlay and index) and adds their columns (catalogue), and monitoring.live_figures counts the answer.
 
-FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or
-`create_app`.
+FAISS, ONNX Runtime and FastAPI are imported with the first name that needs them: `Retriever` or `create_app`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# First, for it says which memory Arrow takes.
+# First, because Arrow reads its choice of allocator when it is imported.
 from longtail.serving import allocator  # noqa: F401
 from longtail.serving.errors import ServingError
 from longtail.serving.settings import Settings

@@ -1,8 +1,8 @@
-"""Where the service takes memory from: the C library's heap alone, in one piece, so that what is freed goes back.
+"""Allocate all memory of the service from the C library's main heap, so that freed pages return to the system.
 
-Arrow's own allocator keeps pages for each of its threads, and glibc gives threads heaps of their own: what a release
-holds for hours then lies between what other threads took for a moment, and swap after swap fewer pages are free as a
-whole. Measured in benchmarks/RESULTS.md ("What a worker has to itself").
+Arrow's own allocator keeps pages for each of its threads, and glibc gives threads heaps of their own. Long-lived memory
+of a release then lies between short-lived allocations of other threads, and with every swap of releases fewer whole
+pages become free. Measured in benchmarks/RESULTS.md ("What a worker has to itself").
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import os
 from functools import cache
 from typing import Any
 
-# Arrow reads it when it is imported, and so this module comes first. Who sets it has another's memory.
+# Arrow reads this variable at its import, so this module must be imported first. Users can override the variable.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 _ARENAS = "MALLOC_ARENA_MAX"
 _M_ARENA_MAX = -8
-"""Of glibc's malloc.h."""
+"""M_ARENA_MAX of glibc's malloc.h."""
 
 
 def use_one_heap() -> None:
-    """Have threads that begin from now on share the main thread's heap, unless MALLOC_ARENA_MAX says otherwise.
+    """Make new threads share the main thread's heap, unless MALLOC_ARENA_MAX is set.
 
-    Only glibc is told; other C libraries have one anyway, or no word for it.
+    This changes glibc alone; other C libraries have a single heap anyway, or no such setting.
     """
     if _ARENAS not in os.environ and (libc := _glibc()) is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def give_back_memory() -> None:
-    """Give pages that nothing lives on back to the system. Takes milliseconds, during which other threads go on."""
+    """Return empty pages to the system; takes milliseconds, while other threads run."""
     from pyarrow import default_memory_pool
 
     default_memory_pool().release_unused()
@@ -40,7 +40,7 @@ def give_back_memory() -> None:
 
 @cache
 def _glibc() -> Any:
-    """The C library, if it is glibc."""
+    """Load the C library if it is glibc, otherwise return None."""
     try:
         libc = ctypes.CDLL(None)
         return libc if libc.mallopt and libc.malloc_trim else None

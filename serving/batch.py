@@ -1,8 +1,8 @@
-"""Answer a table of queries offline, as `POST /v1/retrieve` would each, into Parquet files.
+"""Answer a table of queries offline into Parquet files, with the answers of `POST /v1/retrieve`.
 
-OUT holds `_batch.json`, which has the options and the release, `_labels.jsonl`, which has the labels that were added
-and hidden when the batch began, and files for some of the rows of QUERIES each, there whole or not at all. Processes
-with a share each may write to one OUT; one that is started again does what is not there.
+OUT holds `_batch.json` with the options and the release, `_labels.jsonl` with the labels that were added and hidden
+when the batch began, and files of answers for ranges of rows of QUERIES, each complete or absent. Several processes,
+each with a share of the files, may write to one OUT; a restarted process writes the missing files.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from longtail.tables.table import Part, Table, read_table
 from longtail.tables.values import TEXT, in_words, is_nested, is_text
 
 ROWS = 100_000
-"""Rows of a file of answers, at most."""
+"""Most rows of a file of answers."""
 _AT_ONCE = 512
-"""Queries of a search."""
+"""Queries in one search."""
 _K = 100
-"""Labels of a query where its options do not say, at most."""
+"""Default k, or all labels if there are fewer."""
 _MEMORY = 2 << 30
-"""Bytes that reading may take; what a table that is no Parquet has beyond them lies in a temporary folder."""
+"""Bytes of memory for reading tables; DuckDB spills larger tables that are not Parquet to a temporary folder."""
 _WRITTEN = "written:"
-"""Before the name of an id's column, as it stands in a text file."""
+"""Prefix of a second column with the ids exactly as a text file spells them."""
 _MANIFEST, _LABELS = "_batch.json", "_labels.jsonl"
-"""Whoever reads the folder as a table passes over names that begin so."""
+"""Names with a leading underscore, which readers of the folder as a table skip."""
 _ANSWERS = {"labels": pa.list_(pa.string()), "scores": pa.list_(pa.float32())}
 
 
 class BatchError(ServingError):
-    """Queries that cannot be answered offline: no such table, a row that the release refuses, another batch's OUT."""
+    """Queries that cannot be answered offline: no table, a row that the release refuses, or another batch's OUT."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,22 @@ class Asked:
     """Options of a batch, the same for every row."""
 
     options: Mapping[str, Any]
-    """Query options as `POST /v1/retrieve` takes them, such as `{"k": 100, "bias_removal": 0.5}`."""
+    """Query options of `POST /v1/retrieve`, such as `{"k": 100, "bias_removal": 0.5}`."""
     exclude: str | None = None
-    """Column of lists of label ids that are not to be answered; None without."""
+    """Column of lists of label ids to exclude from the row's answer; None: no exclusions."""
     keep: Sequence[str] | None = None
-    """Columns that go into the answers; None: all that are neither lists, maps nor structs."""
+    """Columns to copy into the answers; None: all columns but lists, maps and structs."""
 
 
 class _Excluded(RequestModel):
-    """Labels that a row leaves out: of any number, unlike a request's."""
+    """Labels that a row excludes; unlike in requests, their number is not limited."""
 
     exclude: list[LabelId]
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """Rows of a file of queries, whose answers are one file."""
+    """A range of rows of a file of queries, whose answers form one file."""
 
     number: int
     part: Part
@@ -104,20 +104,20 @@ def answer(
     share: tuple[int, int] = (0, 1),
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Write the answers to every row of a table that are not there yet.
+    """Write the missing answers to the rows of a table.
 
     Args:
-        queries: file, directory, glob or URL of a table; columns are features by name, and what is kept.
-        release: which; CURRENT by default.
-        state: the service's, whose added and hidden labels count as they are when the batch begins; by default
-            RELEASES/.state, and of a URL none.
-        share: of the files of answers, (which, of how many), from 0.
+        queries: file, directory, glob or URL of a table; its columns are features by name, and columns to keep.
+        release: name of the release; None: CURRENT.
+        state: state of a service, whose added and hidden labels apply as they are when the batch begins; None:
+            RELEASES/.state, or no state if RELEASES is a URL.
+        share: (index, number) of the share of the files that this process writes, counted from 0.
 
     Raises:
-        BatchError: the queries, the options or OUT; files that are done stay.
-        LongtailIndexError, BundleError, UnservableReleaseError: what is wrong with the release.
-        StoreError: what is wrong with the state.
-        OSError: the disk.
+        BatchError: the queries, the options or OUT are wrong; finished files stay.
+        LongtailIndexError, BundleError, UnservableReleaseError: the release cannot be used.
+        StoreError: the state cannot be read.
+        OSError: the disk is full or not writable.
     """
     found = Releases(releases)
     name = found.current() if release is None else release
@@ -154,7 +154,7 @@ def answer(
 
 
 def _files(queries: Path | str, out: Path) -> list[DataFile]:
-    """Return the files of queries, none of which is an answer."""
+    """Find the files of queries, and refuse files of answers among them."""
     answers = out.resolve()
     found = find_files(queries)
     return [file for file in found if file.system is not None or answers not in Path(file.path).resolve().parents]
@@ -164,7 +164,7 @@ def _read(
     duck: Engine, files: Sequence[DataFile], where: str, features: Sequence[Feature], asked: Asked,
     say: Callable[[str], None],
 ) -> Table:  # fmt: skip
-    """Return the table of queries, with the columns that are features, that are kept, and `exclude`."""
+    """Read the table of queries: columns of features, columns to keep, and `exclude`."""
     expected = [feature.name for feature in features]
     ids = [feature.name for feature in features if feature.kind == "id"]
     needed = [*(asked.keep or ()), *([] if asked.exclude is None else [asked.exclude])]
@@ -197,7 +197,7 @@ def _read(
 
 
 def _kept(table: Table, asked: Asked) -> list[str]:
-    """Return the columns that go into the answers."""
+    """List the columns to copy into the answers."""
     if asked.keep is not None:
         return list(dict.fromkeys(asked.keep))
     return [name for name, kind in table.kinds.items() if not is_nested(kind) and not name.startswith(_WRITTEN)]
@@ -211,7 +211,7 @@ def _slices(table: Table, where: str) -> list[_Slice]:
 
 
 def _loaded(found: Releases, name: str, options: Mapping[str, Any]) -> Retriever:
-    """Return a release that takes the options."""
+    """Load a release, and check that it supports the options."""
     retriever = load_release(found, name)
     try:
         retriever.check_options(Query.model_validate({"features": {}, **options}))
@@ -221,7 +221,7 @@ def _loaded(found: Releases, name: str, options: Mapping[str, Any]) -> Retriever
 
 
 def _label_changes(out: Path, place: Place) -> list[LabelRecord]:
-    """Return the changes of labels that the first process of a batch found, and so all others too."""
+    """Read the label changes that the first process of the batch recorded for all processes."""
     path = out / _LABELS
     if not path.exists():
         try:
@@ -233,7 +233,7 @@ def _label_changes(out: Path, place: Place) -> list[LabelRecord]:
 
 
 def _agree(out: Path, manifest: dict[str, Any]) -> None:
-    """Write what a batch is about, or compare it with what an earlier process has written."""
+    """Write the batch's options and release, or check that they equal those of an earlier process."""
     out.mkdir(parents=True, exist_ok=True)
     path = out / _MANIFEST
     if _add(path, json.dumps(manifest, indent=1, ensure_ascii=False)):
@@ -248,7 +248,7 @@ def _agree(out: Path, manifest: dict[str, Any]) -> None:
 
 
 def _add(path: Path, content: str) -> bool:
-    """Write a file whole unless another process has; returns whether it did."""
+    """Write a file completely unless it exists; returns whether it was written."""
     working = path.parent / f".{path.name}.{uuid4().hex}"
     working.write_text(content, encoding="utf-8")
     try:
@@ -261,7 +261,7 @@ def _add(path: Path, content: str) -> bool:
 
 
 def _checked(asked: Asked) -> dict[str, Any]:
-    """Return the options that all queries share."""
+    """Check the options, and return those shared by all queries."""
     refused = [name for name in ("features", "vector", "explore", "explain") if name in asked.options]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
@@ -276,7 +276,7 @@ def _checked(asked: Asked) -> dict[str, Any]:
 def _write(
     retriever: Retriever, part: _Slice, table: Table, asked: Asked, options: Mapping[str, Any], out: Path
 ) -> None:
-    """Answer the rows of a slice, in a file that is there whole or not at all."""
+    """Answer the rows of a slice into one file, which is complete or absent."""
     kept = _kept(table, asked)
     found = table.rows_of(part.part, part.start, part.rows)
     schema = pa.schema([*found.select(kept).schema, *_ANSWERS.items()], {"release": retriever.name})
@@ -303,7 +303,7 @@ def _write(
 def _queries(
     rows: pa.Table, part: _Slice, first: int, retriever: Retriever, exclude: str | None, options: Mapping[str, Any]
 ) -> list[Query]:
-    """Return a query for every row; `first` is the number of the first in its slice."""
+    """Create a query for every row; `first` is the first row's number in the slice."""
     features = [each for each in retriever.manifest.query_features if each.name in rows.column_names]
     columns = {each.name: _as_json(rows[each.name], as_lists=each.kind == "history") for each in features}
     for each in features:
@@ -327,14 +327,14 @@ def _queries(
 
 
 def _as_known(texts: list[str | None], values: list[Any], vocabulary: Vocabulary) -> list[Any]:
-    """Return ids of a text file as they are written where the release has them so, else what they spell."""
+    """Choose for each id of a text file: its spelling if the release knows that, otherwise its parsed value."""
     words = [text or "" for text in texts]
     rows = zip(vocabulary.lookup_all(words), vocabulary.lookup_all(map(respelled, words)), strict=True)
     return [text if text and any(found) else value for text, value, found in zip(texts, values, rows, strict=True)]
 
 
 def _as_json(column: pa.ChunkedArray, *, as_lists: bool = False) -> list[Any]:
-    """Get the values of a column as a request gives them; with `as_lists`, text of a list as the list."""
+    """Convert the values of a column to JSON values; with `as_lists`, parse text as lists."""
     array = in_one_piece(column)
     kind = array.type
     if pa.types.is_timestamp(kind):

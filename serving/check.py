@@ -1,4 +1,4 @@
-"""Checks a release before it is published: whether this machine can serve it, how fast, and in how much memory."""
+"""Check a release before it is published: whether this machine can serve it, how fast, and in how much memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _K = 20
 
 
 def check_release(path: Path) -> Iterator[str]:
-    """Verify and load a release, answer from it; one line for everything that holds.
+    """Verify and load a release and answer queries; yields a line for every passed check.
 
     Raises:
-        BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first thing that does not.
+        BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first check that fails.
     """
     started = perf_counter()
     retriever = load_release(Releases(path.resolve().parent), path.resolve().name)

@@ -1,4 +1,4 @@
-"""`longtail-serve`: serves what `longtail-index` published, and says beforehand whether it could."""
+"""`longtail-serve`: serve the releases that `longtail-index` publishes, and check them beforehand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ StateOption = Annotated[
 
 
 class LogLevel(StrEnum):
-    """How much is logged."""
+    """Lowest level of logged messages."""
 
     debug = "debug"
     info = "info"
@@ -292,7 +292,7 @@ def openapi() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point of `longtail-serve`; the operator's errors end in one line and exit code 2."""
+    """Run `longtail-serve`; the operator's errors end in one line and exit code 2."""
     try:
         app(arguments, prog_name="longtail-serve")
     except (ServingError, LongtailIndexError, BundleError, StoreError, OSError) as error:
@@ -301,8 +301,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _events_of(releases: str, state: str | None, events: Path | None) -> Path:
-    """Return the folder of events that options name, or where a service of these releases has it."""
-    if events is not None and str(events).startswith("kafka:"):  # with its password, which is not to be shown
+    """Return the folder of events from the options, or the default of a service of these releases."""
+    if events is not None and str(events).startswith("kafka:"):  # the URL may hold a password, so it is not shown
         raise typer.BadParameter(
             "expected the folder that a connector writes, received a topic of Kafka", param_hint="--events"
         )
@@ -321,7 +321,7 @@ def _settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         name, wrong = explain(error)
-    except ValueError as error:  # of the file, or of the environment: it says which
+    except ValueError as error:  # the message names the file or variable
         name, wrong = None, str(error)
     raise typer.BadParameter(wrong, param_hint=name and f"{name} (LONGTAIL_{name.upper()})")
 

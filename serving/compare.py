@@ -1,24 +1,24 @@
-"""`longtail-serve experiments`: whether arms differ, with bounds that hold however often one looks.
+"""Compare the arms of an experiment (`longtail-serve experiments`), with bounds that hold at every look.
 
-A 95 % interval of the usual kind is right once, at a size fixed beforehand; looked at again and again it leaves out the
-truth sooner or later. The intervals here are a **confidence sequence**: all of them together, at every look, hold the
-truth with 95 %.
+A usual 95 % interval is valid once, at a sample size fixed beforehand; if it is examined again and again, it sooner or
+later excludes the truth. The intervals here are a **confidence sequence**: with 95 % probability all of them, at every
+look, contain the truth.
 
-**Estimate.** In one arm a unit (a user) has n answers with h hits, labels chosen that the answer held. The rate is
-p̂ = Σh / Σn, and p̂ − p = S / N with S = Σ (h − p·n), N = Σn. Answers of a unit depend on each other, units do not:
-V = Σ (h − p̂·n)² over units estimates the variance of S. Two arms: p̂₁ − p̂₀ − δ = M / H with H = N₁N₀ / (N₁ + N₀),
-M = S₁·N₀/(N₁ + N₀) − S₀·N₁/(N₁ + N₀), and V = V₁·(N₀/(N₁ + N₀))² + V₀·(N₁/(N₁ + N₀))².
+**Estimate.** A unit (a user) of an arm has n answers with h hits, which are chosen labels that the answer held. The
+rate is p̂ = Σh / Σn, and p̂ − p = S / N with S = Σ (h − p·n), N = Σn. Answers of the same unit are dependent, units are
+independent: V = Σ (h − p̂·n)² over units estimates the variance of S. For two arms, p̂₁ − p̂₀ − δ = M / H with
+H = N₁N₀ / (N₁ + N₀), M = S₁·N₀/(N₁ + N₀) − S₀·N₁/(N₁ + N₀), and V = V₁·(N₀/(N₁ + N₀))² + V₀·(N₁/(N₁ + N₀))².
 
 **Boundary.** M is a sum over many independent units, like a Brownian motion at time V [Waudby-Smith, Arbour, Sinha,
 Kennedy, Ramdas 2021, "Time-uniform central limit theory and asymptotic confidence sequences"], which passes
 √(2 (V + ρ) log(√((V + ρ)/ρ) / 2α + 1)) at any time with a probability of at most α: the one-sided normal mixture, in
 closed form [Howard, Ramdas, McAuliffe, Sekhon 2021, "Time-uniform, nonparametric, nonasymptotic confidence sequences"].
-Both sides share the error. ρ sets the V at which the interval is narrowest compared with V.
+Each of the two bounds gets half of the error. ρ sets the V at which the interval is narrowest relative to √V.
 
-**Units come back**, so M is no random walk: what a unit adds later is like what it did before. M crosses less for it:
-for s < t, Cov(M_s, M_t) = V_s + Cov(M_s, M_t − M_s) ≥ V_s, and of two Gaussian processes with equal variances the one
-whose values have more in common passes a boundary more rarely [Slepian 1962]. Units that do the opposite of what they
-did break this.
+**Units return**, so M is not a random walk: later contributions of a unit resemble its earlier ones. This makes
+crossings rarer: for s < t, Cov(M_s, M_t) = V_s + Cov(M_s, M_t − M_s) ≥ V_s, and of two Gaussian processes with equal
+variances the one with larger covariances crosses a boundary less often [Slepian 1962]. Units whose later behaviour is
+opposite to their earlier behaviour violate this assumption.
 
 Legend: `U` units of an arm, `4` head, torso, tail and new.
 """
@@ -44,11 +44,11 @@ from longtail.serving.events.reader import IN_WINDOW, ONCE, events_of
 
 ALPHA = 0.05
 _RHO = 64.0
-"""In squared hits: the interval is at its best at some hundreds of hits in an arm."""
+"""ρ in squared hits: the interval is tightest at some hundreds of hits in an arm."""
 SRM_ALPHA = 0.001
-"""Of the check of the sample ratio: rare enough that an alarm is worth an hour."""
+"""Error probability of the check for a sample ratio mismatch, low because every alarm costs an investigation."""
 _CONCENTRATION = 100.0
-"""Of the Dirichlet prior around the shares: shares that are off by some points are what is looked for."""
+"""Concentration of the Dirichlet prior around the shares, for deviations of some percentage points."""
 _COUNTS = ("answers", *(f"{kind}_{bucket}" for kind in ("shown", "chosen", "hits") for bucket in range(4)))
 _SHOWN, _CHOSEN, _HITS = (slice(first, first + 4) for first in (1, 5, 9))
 _UNITS = f"""
@@ -72,44 +72,44 @@ counts AS (
 SELECT arm, unit, {", ".join(f"coalesce(sum(found) FILTER (name = '{name}'), 0)" for name in _COUNTS)}
 FROM counts GROUP BY arm, unit ORDER BY arm, unit
 """
-"""A label that was clicked and bought is one label chosen."""
+"""Query for the units of every arm. A label that was both clicked and bought counts as one chosen label."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Hits among trials of every unit of an arm, float64 [U]; a trial is an answer, or a label chosen."""
+    """Hits and trials of every unit of an arm, float64 [U]; a trial is an answer or a chosen label."""
 
     hits_U: Float64
     trials_U: Float64
 
     @property
     def trials(self) -> float:
-        """Over all units."""
+        """Return the number of trials over all units."""
         return float(self.trials_U.sum())
 
     @property
     def value(self) -> float | None:
-        """Hits per trial; None of no trials."""
+        """Return hits per trial; None without trials."""
         return float(self.hits_U.sum()) / self.trials if self.trials else None
 
     @property
     def variance(self) -> float:
-        """V, of the hits that are more or less than expected; in squared hits."""
+        """Estimate V, the variance of the sum of hits minus expected hits, in squared hits."""
         residuals_U = self.hits_U - (self.value or 0.0) * self.trials_U
         return float(residuals_U @ residuals_U)
 
 
 Interval = dict[str, Any]
-"""A figure, the bounds that hold at every look, and whether these leave out 0: `value`, `low`, `high`, `real`."""
+"""A figure, its bounds at every look, and whether they exclude 0: `value`, `low`, `high`, `real`."""
 
 
 def boundary(variance: float, alpha: float = ALPHA) -> float:
-    """Compute how far a sum of that variance gets from its mean at any look, but for a chance `alpha`."""
+    """Compute the bound on a sum's deviation that holds at every look, except with probability `alpha`."""
     return math.sqrt(2 * (variance + _RHO) * math.log(math.sqrt((variance + _RHO) / _RHO) / alpha + 1))
 
 
 def rate_interval(rate: Rate, *, highest: float = math.inf) -> Interval | None:
-    """Compute a rate, from 0 to `highest`, and its bounds; None of no trials."""
+    """Compute a rate, from 0 to `highest`, with its bounds; None without trials."""
     value = rate.value
     if value is None:
         return None
@@ -118,10 +118,11 @@ def rate_interval(rate: Rate, *, highest: float = math.inf) -> Interval | None:
 
 
 def difference_interval(arm: Rate, control: Rate, *, alpha: float = ALPHA) -> Interval | None:
-    """Compute by how much an arm's rate is above the control's, and its bounds; None while one has no trials.
+    """Compute the difference of an arm's rate to the control's, with bounds; None while either has no trials.
 
     Args:
-        alpha: that the truth is ever left out; where several arms are compared with one control, their share of it.
+        alpha: probability that the bounds ever exclude the truth; divided by the number of arms compared with one
+            control.
     """
     if arm.value is None or control.value is None:
         return None
@@ -138,11 +139,12 @@ def _interval(low: float, value: float, high: float) -> Interval:
 
 
 def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> float:
-    """Compute the evidence that units of the arms were not divided by these shares.
+    """Compute the evidence that the units were not assigned to the arms by these shares.
 
-    An e-value: if they were, it is 1/α or more at any look with a probability of at most α. It is the Bayes factor of a
-    multinomial with a Dirichlet prior around the shares against the shares themselves [Lindon, Malek 2022,
-    "Anytime-valid inference for multinomial count data"]. Units of an arm of share 0 are infinite evidence.
+    The result is an e-value: if the units were assigned by the shares, it ever reaches 1/α with probability at most α.
+    It is the Bayes factor of a multinomial with a Dirichlet prior around the shares against the shares themselves
+    [Lindon, Malek 2022, "Anytime-valid inference for multinomial count data"]. Units in an arm with share 0 are
+    infinite evidence.
     """
     if any(count and not share for count, share in zip(units, shares, strict=True)):
         return math.inf
@@ -155,7 +157,7 @@ def sample_ratio_evidence(units: Sequence[int], shares: Sequence[float]) -> floa
 
 
 def read_experiment(releases: str | Path) -> Experiment | None:
-    """Read the experiment that runs; raises ExperimentsError if the file is not there or cannot be used."""
+    """Read the running experiment; raises ExperimentsError if the file is missing or wrong."""
     path = Releases(releases).beside(EXPERIMENTS_FILE)
     try:
         return parse_experiments(path.read_bytes())
@@ -166,7 +168,7 @@ def read_experiment(releases: str | Path) -> Experiment | None:
 
 
 def compare(experiment: Experiment, folder: Path, window: tuple[float, float]) -> dict[str, Any]:
-    """Compare the arms of an experiment by the answers and the labels chosen of its run.
+    """Compare the arms of an experiment by the answers and chosen labels of its run.
 
     Args:
         window: from and up to when, in seconds since 1970; what is not kept whole is cut off at its beginning.

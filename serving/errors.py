@@ -1,4 +1,4 @@
-"""Errors of the service; http.responses maps them to HTTP statuses."""
+"""Define the errors of the service; http.responses maps them to HTTP statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class ServingError(Exception):
 
     Args:
         message: what was expected and what was received.
-        field: dotted path of the part of the request that is wrong, such as `queries.0.k`.
+        field: dotted path of the wrong part of the request, such as `queries.0.k`.
     """
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -23,7 +23,7 @@ class ServingError(Exception):
         self.field = field
 
     def renumbered(self, items: str, places: Sequence[int]) -> Self:
-        """Return the same error about the list `items` of the request, in which its entries stand at `places`."""
+        """Return the error with positions in the request's list `items`; entry i stands at `places[i]`."""
         _, *path = (self.field or items).split(".")
         if path:
             path[0] = str(places[int(path[0])])
@@ -31,11 +31,11 @@ class ServingError(Exception):
 
 
 class UnauthenticatedError(ServingError):
-    """No key, or none that this service knows."""
+    """The request has no API key, or an unknown one."""
 
 
 class ForbiddenError(ServingError):
-    """A key that may ask, for something that only an admin key may do."""
+    """A request with an ordinary API key for an action that needs an admin key."""
 
 
 class MalformedBodyError(ServingError):
@@ -47,15 +47,15 @@ class SlowBodyError(ServingError):
 
 
 class ContentTypeError(ServingError):
-    """The request says that its body is something other than JSON."""
+    """The request declares a body of another type than JSON."""
 
 
 class BodyTooLargeError(ServingError):
-    """The request body is longer than the service reads."""
+    """The request body exceeds the limit of the service."""
 
 
 class InvalidRequestError(ServingError):
-    """JSON that the service or the current release cannot answer."""
+    """A request in valid JSON that the service or the release cannot answer."""
 
 
 class NoLabelTowerError(ServingError):
@@ -71,22 +71,22 @@ class UnknownReleaseError(ServingError):
 
 
 class RefusedReleaseError(ServingError):
-    """CURRENT names a release that cannot be served; the one before goes on."""
+    """CURRENT names a release that cannot be served; the previous release stays in service."""
 
 
 class QueueFullError(ServingError):
-    """More queries are waiting than the service lets wait."""
+    """The queue is full, or the client's share of it."""
 
 
 class TimedOutError(ServingError):
-    """The answer took longer than the service lets a client wait."""
+    """The answer took longer than a client may wait."""
 
 
 class EngineError(ServingError):
     """The server that holds the index, Milvus, does not answer.
 
     Args:
-        seconds: until it may be asked again.
+        seconds: time until the next request may succeed.
     """
 
     def __init__(self, message: str, *, seconds: float = 1.0, field: str | None = None) -> None:
@@ -99,20 +99,20 @@ class NotReadyError(ServingError):
 
 
 class UnservableReleaseError(ServingError):
-    """An intact release that this service cannot answer from; seen by the operator, never by a client."""
+    """An intact release that this service cannot serve; only the operator sees this error, never a client."""
 
 
 class StorageError(ServingError):
-    """What a client wants recorded cannot be put on disk; nothing of it was, or what was may be sent again."""
+    """A client's data could not be stored durably; sending the data again is safe."""
 
 
 class StateError(ServingError):
-    """State, an address or packages that a service cannot start with; seen by the operator."""
+    """State, an address or packages with which a service cannot start; only the operator sees this error."""
 
 
 @contextmanager
 def serving_errors(items: str) -> Iterator[None]:
-    """Raise a bundle's errors as the service's; `items` leads their fields, as in `queries.0.features.NAME`."""
+    """Translate a bundle's errors into the service's; `items` is the prefix of their fields."""
     try:
         yield
     except InputError as error:

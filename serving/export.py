@@ -2,11 +2,11 @@
 
 The columns, in order:
 
-- every query feature of the release, under its own name; ids are text, as in the bundle;
-- features that only clients know, such as a query id, as text;
+- every query feature of the release, by its name; ids are text, like in the bundle;
+- features that the release does not read, such as a query id, as text;
 - the label id;
-- the columns of `_OWN`. `position` starts at 0 and is null where the answer did not hold the label; `impressions` are
-  the labels of the answer, null unless the answer was recorded.
+- the columns of `_OWN`. `position` starts at 0 and is null if the label was not in the answer; `impressions` are the
+  labels of the answer, null unless the answer was recorded.
 
 A feature with the name of a later column becomes `feature_NAME`.
 """
@@ -47,7 +47,7 @@ _OWN = {
     "unit": "unit",
     "impressions": "impressions",
 }
-"""What stands in each column."""
+"""SQL expression of each column."""
 _CHOSEN = f"""
 CREATE TEMP TABLE chosen AS
 WITH once AS ({ONCE}),
@@ -68,26 +68,26 @@ FROM first LEFT JOIN answers USING (answer) WHERE {IN_WINDOW}
 """
 _LATER = "SELECT count(*) FROM events WHERE kind IN ('choice', 'organic') AND time >= to_timestamp($until)"
 _UNDER_WAY_SECONDS = 60
-"""After which every event is on disk."""
+"""Age after which every event is certainly on disk."""
 _MOST_OTHERS = 100
-"""Columns of features that the release does not read."""
+"""Most columns of features that the release does not read."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _SECONDS = {"d": 86_400, "h": 3600, "m": 60}
 
 
 class ExportError(ServingError):
-    """Feedback that cannot be exported: a column has two meanings, or a time is none."""
+    """Feedback that cannot be exported: a column has two meanings, or a time is malformed."""
 
 
 def read_window(since: str | None, until: str | None, now: float) -> tuple[float, float]:
-    """From and up to when, in seconds since 1970.
+    """Parse a time window into start and end, in seconds since 1970.
 
     Args:
-        since, until: ISO 8601, UTC unless it says otherwise, or an age such as `7d`; None: since ever, until a minute
-            ago, as later events may be under way.
+        since, until: ISO 8601, UTC by default, or an age such as `7d`. None: from the beginning, and until a minute
+            ago, because later events may not be on disk yet.
 
     Raises:
-        ExportError: neither form.
+        ExportError: a time has neither form.
     """
     begin, end = (
         default if text is None else _seconds(option, text, now)
@@ -107,21 +107,22 @@ def export(
     label_id: str = "label_id",
     everything: bool = False,
 ) -> list[str]:
-    """Write feedback as a Parquet file, which is there whole or not at all.
+    """Write feedback as a Parquet file, which is complete or absent.
 
     Args:
-        releases: directory or URL; the features of CURRENT's queries are columns, whether or not a client sent them.
-        out: the file; one that is there is replaced.
-        window: of the events' times, in seconds since 1970: the first is in, the second out.
-        everything: also choices without features.
+        releases: directory or URL; every query feature of CURRENT becomes a column, even if no client sent it.
+        out: path of the file; an existing file is replaced.
+        window: start (included) and end (excluded) of the events' times, in seconds since 1970.
+        label_id: name of the column of label ids.
+        everything: also export choices without features.
 
     Returns:
-        What was written, in lines for people.
+        Lines for people that describe the export.
 
     Raises:
         ExportError: a column has two meanings, or there is no release.
-        StateError: events that cannot be read.
-        OSError: the disk.
+        StateError: the events cannot be read.
+        OSError: the file cannot be written.
     """
     if label_id.casefold() in _OWN or '"' in label_id:
         raise ExportError(
@@ -170,17 +171,17 @@ def export(
 
 
 def _columns(features: Mapping[str, Feature], sent: Sequence[str], label_id: str) -> tuple[dict[str, str], list[str]]:
-    """Return what stands in each feature's column, as SQL, and the features that cannot be columns.
+    """Return the SQL of each feature's column, and the features that cannot be columns.
 
     Args:
-        sent: names that clients sent, the most frequent first.
+        sent: names of features that clients sent, the most frequent first.
     """
     reserved = {name.casefold() for name in (*_OWN, label_id)}
     values, taken, left_out = dict[str, str](), set(reserved), list[str]()
     others = [name for name in sent if name not in features]
     for name in [*features, *others]:
         column = f"feature_{name}" if name.casefold() in reserved else name
-        # To SQL, names that differ in case alone are one.
+        # SQL does not distinguish names that differ only in case.
         fits = _NAME.fullmatch(name) is not None and len(values) < len(features) + _MOST_OTHERS
         if not fits or column.casefold() in taken:
             left_out.append(name)
@@ -199,14 +200,14 @@ def _query_features(releases: str | Path) -> dict[str, Feature]:
 
 
 def _value_of(feature: Feature) -> str:
-    """Return the SQL that takes a feature out of the JSON, in the type that the trainer reads."""
+    """Return the SQL that extracts a feature from JSON, in the type that the trainer reads."""
     value, text = f"json_extract(features, '$.{feature.name}')", f"features ->> '$.{feature.name}'"
     if feature.kind == "number":
         return f"TRY_CAST({value} AS DOUBLE)"
     if feature.kind == "vector":
         return f"TRY_CAST({value} AS DOUBLE[])"
     if feature.kind in ("history", "audience", "bag"):
-        # An object holds ids as keys, each with its weight.
+        # In an object the keys are ids, and the values their weights.
         joined = "NULL"
         if feature.separator is not None:
             separator = feature.separator.replace("'", "''")
@@ -220,7 +221,7 @@ def _value_of(feature: Feature) -> str:
 
 
 def _id(value: str) -> str:
-    """Return the SQL of a JSON value as an id: a whole float is its integer."""
+    """Return the SQL that converts a JSON value to an id; a whole float becomes an integer."""
     text = f"{value} ->> '$'"
     return rf"CASE json_type({value}) WHEN 'DOUBLE' THEN regexp_replace({text}, '\.0+$', '') ELSE {text} END"
 

@@ -1,4 +1,4 @@
-"""Log lines: JSON for machines or text for people, with the id of the request that they are about."""
+"""Format log lines as JSON for machines or text for people, with the id of the request."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 current: ContextVar[str | None] = ContextVar("current request", default=None)
-"""Id of the request that this task answers."""
+"""Id of the request that the current task answers."""
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object: at, level, logger, message; request_id; exception; and what a call logged as
+    """Formats a record as one JSON object.
+
+    Its keys are at, level, logger and message, if known request_id and exception, and those of a call's
     `extra={"fields": {…}}`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line of JSON, without the line's end."""
+        """Format a record as one line of JSON, without the line break."""
         line: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -39,10 +41,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Writes a record as a line for people, followed by what a call logged as `extra={"fields": {…}}`."""
+    """Formats a record as a line for people, followed by the fields of a call's `extra={"fields": {…}}`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """The line, without an exception."""
+        """Format the line, without an exception."""
         fields = getattr(record, "fields", {}).items()
         return " ".join([super().formatMessage(record), *(f"{name}={_json(value)}" for name, value in fields)])
 
@@ -50,7 +52,7 @@ class TextFormatter(logging.Formatter):
 def _json(value: object) -> str:
     try:
         return orjson.dumps(value, default=str).decode()
-    except TypeError:  # of a client's bytes that are no UTF-8
+    except TypeError:  # orjson refuses strings of a client's bytes that are not UTF-8
         return json.dumps(value, default=str)
 
 

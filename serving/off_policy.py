@@ -1,30 +1,32 @@
-"""Estimate what other λ would have brought, from answers that explored: `longtail-serve off-policy`.
+"""Estimate the choices that other λ would have brought, from answers that explored (`longtail-serve off-policy`).
 
-For a query and a λ' the answer T is known: the release answers again. Which of its labels would have been chosen is
-known for labels that were shown, and they were shown with known propensities P. So
+For a query and a λ' the answer T is computed by the release again. Whether a label of T would have been chosen is only
+known for labels that were shown, but these were shown with known propensities P. So
 
     v(λ') = 1/n · Σ over answers Σ over their shown labels of 1[in T] · r / P,    r = 1 if it was chosen, else 0
 
-estimates the labels chosen per answer at λ' [Horvitz, Thompson 1952, "A generalization of sampling without
-replacement"], without bias as far as
+estimates the number of chosen labels per answer at λ' [Horvitz, Thompson 1952, "A generalization of sampling without
+replacement"]. The estimate is unbiased if
 
-- whether a label is chosen depends neither on its place nor on its neighbours: the document-based click model and the
+- the choice of a label depends neither on its position nor on its neighbours: the document-based click model and the
   item estimator of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking
   policies with click models"];
-- P > 0. Slots of T whose labels the log could not show bring nothing here; the others are **covered**. Which ones is
-  known: exploring draws from a bucket's best labels, and `Lottery` has their number.
+- P > 0. Slots of T with labels that the log could not show contribute nothing to the estimate; the other slots are
+  **covered**. Which slots are covered is known, as exploration draws from the number of a bucket's best labels in
+  `Lottery`.
 
-The **difference** is to the same queries at their own λ without exploring, so that labels of both answers cancel out.
-**Recall** is v(λ') of what all labels that the log could show would have brought, Σ r / P. **Exposures** need no
-choices: they are counted.
+The **difference** is taken to the answers for the same queries at their own λ without exploration, so that labels in
+both answers cancel out. **Recall** is v(λ') divided by the same sum over all labels that the log could show, Σ r / P.
+**Exposures** do not depend on choices, and are counted.
 
-**Bounds** are those of `longtail-serve experiments` (`compare.py`), of sums by unit, which hold at every look. Both
-bounds of a figure, of every setting, share the error. Two things differ, since an answer's term may be hundreds of
-choices. ρ there is in squared hits; here in the mean square of a shown label's coefficient. And rare labels of a large
-coefficient add nothing to the variance until one of them is chosen: V is at least what it would be if all labels with a
-coefficient were chosen at the same rate. A slot that is not covered brings nothing or one choice. So it raises an upper
-bound by 1; a slot of the own answer that λ' lacks lowers the lower bound of the difference. Where these bounds hold 0
-and less than `COVERED` of the slots of either answer are covered, the log cannot tell.
+**Bounds** are those of `longtail-serve experiments` (`compare.py`), for sums by unit, and hold at every look. Both
+bounds of a figure, over all settings, share the error. Two things differ, because the term of one answer may be worth
+hundreds of choices. First, ρ is measured there in squared hits, here in the mean square of a shown label's coefficient.
+Second, rare labels with a large coefficient add nothing to the estimated variance until one of them is chosen, so V is
+at least the variance that would result if all labels with a coefficient were chosen at the same rate. A slot that is
+not covered brings between 0 and 1 choices. So each such slot raises the upper bound by 1, and such a slot of the own
+answer that λ' lacks lowers the lower bound of the difference. If these bounds contain 0, and less than `COVERED` of the
+slots of either answer are covered, the log cannot decide.
 
 Legend: `S` labels that answers showed, `U` units, `G` settings: the answers' own λ, then every λ' of the grid.
 """
@@ -60,11 +62,11 @@ from longtail.state import LabelStore, Place
 COVERED = 0.95
 """Share of the slots that must be covered for bounds around 0 to mean `not yet`."""
 Interval = dict[str, float]
-"""A figure and the bounds that hold at every look: `value`, `low`, `high`."""
+"""A figure and its bounds, which hold at every look: `value`, `low`, `high`."""
 _LOTTERY = Lottery()
-"""The service's."""
+"""The lottery of the service, with its number of candidates."""
 _AT_ONCE = 512
-"""Queries of a search."""
+"""Queries in one search."""
 _ANSWERS = f"""
 WITH once AS ({ONCE}),
 answered AS (
@@ -78,7 +80,7 @@ chosen AS (SELECT answer, list(DISTINCT label) AS chosen FROM each GROUP BY answ
 SELECT answered.release, epoch(time) AS time, unit, labels, propensities, buckets, features, options, chosen
 FROM answered LEFT JOIN chosen USING (answer) ORDER BY time, answer
 """
-"""A label that was clicked and bought is one label chosen."""
+"""Query for answers and chosen labels. A label that was both clicked and bought counts as one chosen label."""
 _OTHER_RELEASE = "of other releases"
 _NOT_EXPLORED = "that did not explore"
 _NOT_KNOWN = "whose query is not kept (LONGTAIL_RECORD_FEATURES, or too long)"
@@ -88,37 +90,37 @@ _CHANGED = "that the release does not answer so any more"
 
 
 class OffPolicyError(ServingError):
-    """Say why a log says nothing about other λ."""
+    """A log that allows no estimate for other λ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Hold labels that answers showed, and how the same queries are answered at other λ."""
+    """Labels that answers showed, and the answers to the same queries at other λ."""
 
     at_G: tuple[float | None, ...]
-    """λ of each setting; None: each answer's own."""
+    """λ of each setting; None: the own λ of each answer."""
     propensities_S: Float64
     chosen_S: Float64
-    """1 where a label was chosen, else 0."""
+    """1 if a label was chosen, else 0."""
     buckets_S: Int8
     unit_S: Int64
     held_GS: Bools
-    """Whether each setting's answer holds the label."""
+    """Whether each setting's answer contains the label."""
     answers_U: Float64
     exposures_GB: Int64
     """Slots of each setting's answers, by bucket."""
     open_G: Int64
-    """Slots that are not covered."""
+    """Number of slots that are not covered."""
     gained_G: Int64
-    """Slots that are not covered, of labels that the own answer lacks."""
+    """Slots that are not covered, with labels that the own answer lacks."""
     lost_G: Int64
-    """Slots of the own answer that are not covered, of labels that the setting's answer lacks."""
+    """Slots of the own answer that are not covered, with labels that the setting's answer lacks."""
     changed_G: Int64
-    """Answers that hold other labels than at their own λ."""
+    """Number of answers that differ from the answer at their own λ."""
     without_unit: int
     """Answers that lack the feature whose value is the unit."""
     left_out: Mapping[str, int]
-    """Answers left out, by why."""
+    """Numbers of skipped answers, by reason."""
 
 
 def estimate(
@@ -133,15 +135,15 @@ def estimate(
     """Estimate Σ coefficient · chosen per trial, with bounds that hold at every look.
 
     Args:
-        alpha: chance that one of the two bounds ever leaves out the truth.
-        coefficients_S: 1 / P of shown labels that count, 0 of others.
-        chosen_S: 1 where a label was chosen, else 0.
-        unit_S: place of each label's unit in `trials_U`.
-        trials_U: answers, or Σ `expected_S` · chosen.
-        expected_S: coefficients of the trials, if these depend on chance.
+        coefficients_S: 1 / P of shown labels that count, 0 for others.
+        chosen_S: 1 if a label was chosen, else 0.
+        unit_S: position of each label's unit in `trials_U`.
+        trials_U: number of answers, or Σ `expected_S` · chosen.
+        expected_S: coefficients of the trials, if the trials are random.
+        alpha: probability that one of the two bounds ever excludes the truth.
 
     Returns:
-        None of no trials; infinite bounds where no label makes a difference.
+        None without trials; infinite bounds if all coefficients are 0.
     """
     rate = Rate(_by_unit(unit_S, coefficients_S * chosen_S, len(trials_U)), trials_U)
     value = rate.value
@@ -176,16 +178,17 @@ def read_log(
     """Read answers that explored, and answer their queries at every λ.
 
     Args:
-        retriever: of the release, with its label changes.
+        retriever: the release with its label changes.
+        folder: folder of events.
+        window: start and end of the answers' times, in seconds since 1970.
         at: other λ.
-        window: from and up to when, in seconds since 1970.
-        event: name of the choices to count, such as `purchase`; None counts all.
-        unit: feature whose value is the unit; of answers without it, and by default, the experiment's, else all
-            features.
-        changes: the label changes. Answers from before the newest are left out; patches count only for filters.
+        event: name of the choices to count, such as `purchase`; None: all.
+        unit: feature whose value is the unit. For answers without it, and by default, the unit is the experiment's, or
+            all features together.
+        changes: label changes. Answers older than the newest change are skipped; patches matter only for filters.
 
     Raises:
-        StateError: events that cannot be read.
+        StateError: the events cannot be read.
         OffPolicyError: no answer is left, or neither the release nor an answer has the feature.
     """
     left_out, without_unit = Counter[str](), 0
@@ -262,7 +265,7 @@ def read_log(
 
 
 def _query(row: Mapping[str, Any], retriever: Retriever, at: Sequence[float], left_out: Counter[str]) -> Query | None:
-    """Return the query of an answer; count an answer that says nothing, and return None."""
+    """Rebuild the query of an answer; for a useless answer count the reason, and return None."""
     if row["release"] != retriever.name:
         left_out[_OTHER_RELEASE] += 1
     elif row["features"] is None or row["options"] is None:
@@ -297,10 +300,10 @@ def _answers(retriever: Retriever, queries: Sequence[Query], at: float | None) -
 def _could_show(
     retriever: Retriever, kept: Sequence[tuple[Mapping[str, Any], Query]], own: Sequence[Mapping[str, int]]
 ) -> list[tuple[set[str], set[str]]]:
-    """Return which labels each answer shows always, and which it could show, by now.
+    """Return the labels that each answer always shows, and the labels that it could show.
 
     Args:
-        own: the answers without exploring.
+        own: the answers without exploration.
     """
     found: list[tuple[set[str], set[str]]] = [(set(), set()) for _ in kept]
     for bucket, name in enumerate(BUCKET_NAMES):
@@ -334,24 +337,24 @@ def off_policy(
     event: str | None = None,
     unit: str | None = None,
 ) -> dict[str, Any]:
-    """Estimate what a release would bring at other λ, from its answers that explored.
+    """Estimate the choices that a release would bring at other λ, from its answers that explored.
 
     Args:
-        folder: of events.
-        window: from and up to when, in seconds since 1970.
-        at: other λ; by default those of the release's offline curve, or from 0 to 1 by tenths.
-        release: which; CURRENT by default.
-        state: the service's, whose added and hidden labels count as they are now.
-        event, unit: as in `read_log`.
+        folder: folder of events.
+        window: start and end of the answers' times, in seconds since 1970.
+        at: other λ; by default those of the release's offline curve, or 0 to 1 in tenths.
+        release: name of the release; None: CURRENT.
+        state: state of the service, whose added and hidden labels apply as they are now.
+        event, unit: see `read_log`.
 
     Returns:
         The report, as JSON.
 
     Raises:
-        OffPolicyError: no published release, a λ beyond its limits, no such unit, or nothing in the log.
-        StateError: events that cannot be read.
-        StoreError: label changes that cannot be read.
-        LongtailIndexError, BundleError, UnservableReleaseError: what is wrong with the release.
+        OffPolicyError: no release is published, a λ exceeds the limits, there is no such unit, or the log is empty.
+        StateError: the events cannot be read.
+        StoreError: the label changes cannot be read.
+        LongtailIndexError, BundleError, UnservableReleaseError: the release cannot be used.
     """
     found = Releases(releases)
     name = found.current() if release is None else release
@@ -387,7 +390,7 @@ def off_policy(
 
 
 def settings_of(log: Log) -> list[dict[str, Any]]:
-    """Estimate every setting's figures; bounds of one figure hold together, for all λ and looks."""
+    """Estimate the figures of every setting; a figure's bounds hold jointly for all λ and looks."""
     alpha = ALPHA / (2 * len(log.at_G))
     weights_S, answers_U = 1 / log.propensities_S, log.answers_U
     answers = answers_U.sum()

@@ -1,4 +1,4 @@
-"""Draw the page of `longtail-serve off-policy`: what λ would bring, with bounds, and where the log cannot tell."""
+"""Draw the page of `longtail-serve off-policy`: estimates by λ with bounds, and where the log cannot decide."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Setting = Mapping[str, Any]
 
 
 def html_report(report: Mapping[str, Any]) -> bytes:
-    """Draw a report of `off_policy` as one file of HTML."""
+    """Draw a report of `off_policy` as one HTML file."""
     own, *others = report["settings"]
     covered = [setting for setting in others if setting["covered"] >= COVERED]
     intro = (

@@ -1,7 +1,7 @@
-"""Refresh the forecast of popularity that is served, from the service's own events.
+"""Refresh the served forecast of popularity from the service's own events.
 
-A process of its own builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and
-tried again an interval later; the release before it stays in service.
+A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and
+retried an interval later; the present release stays in service.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from longtail.serving.settings import Settings
 logger = logging.getLogger(__name__)
 
 _OF_PRIOR = ".prior-"
-"""In the names of releases that are made here, before the time."""
+"""Part of the names of refreshed releases, before the time."""
 _KEEP = 2
-"""Of these, the newest that stay; the one before is what `rollback` would go to."""
+"""Refreshed releases that are kept; the second newest is the target of `rollback`."""
 _NOT_REFRESHED = "forecast of popularity not refreshed, and the one before serves on"
 _UNDER_WAY_SECONDS = 5
-"""After which every event that was taken is on disk."""
+"""Age after which every accepted event is on disk."""
 _CHOSEN = f"""
 WITH once AS ({ONCE})
 SELECT
@@ -50,7 +50,7 @@ WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
 
 @contextmanager
 def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
-    """Refresh the forecast every `settings.refresh_prior` for as long as this is open."""
+    """Refresh the forecast every `settings.refresh_prior` inside the block."""
     if settings.refresh_prior is None:
         yield
         return
@@ -65,10 +65,10 @@ def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
 
 
 def refresh(settings: Settings) -> str:
-    """Publish a release whose forecast knows the events up to now; return its name.
+    """Publish a release whose forecast includes the events up to now; returns its name.
 
     Raises:
-        LongtailIndexError: there is no release with a forecast, or no later event; or another one was published.
+        LongtailIndexError: there is no release with a forecast, or no later event; or another release was published.
         ServingError, BundleError, OSError: events cannot be read, or a release cannot be written.
     """
     releases, until = Releases(settings.releases), time.time() - _UNDER_WAY_SECONDS
@@ -83,13 +83,13 @@ def refresh(settings: Settings) -> str:
     refresh_forecast(settings.releases, chosen, source=current, name=name, until=until)
     try:
         releases.publish(name, instead_of=current)
-    finally:  # a release that could not be published is one too many as well
+    finally:  # releases that could not be published are pruned too
         releases.prune(_KEEP, among=[each for each in releases.names() if _OF_PRIOR in each])
     return name
 
 
 def _chosen(settings: Settings, forecast: ForecastSettings, until: float) -> pa.Table:
-    """Read what was chosen since the forecast: a number for each query, label ids, and seconds since 1970."""
+    """Read the choices since the forecast: a number per query, label ids, and seconds since 1970."""
     since = forecast.until - forecast.once_in
     with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
         given = {"since": since, "until": until, "query_id": forecast.query_id, "ignored": forecast.ignored}
@@ -102,7 +102,7 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
         process = get_context("spawn").Process(target=_refresh_once, args=(settings, log_level), daemon=True)
         try:
             process.start()
-        except OSError as error:  # of memory, or of processes
+        except OSError as error:  # not enough memory, or too many processes
             logger.warning("%s: %s", _NOT_REFRESHED, error)
             continue
         while process.is_alive() and not stopped.wait(0.1):

@@ -1,4 +1,4 @@
-"""Everything an operator can set, read when the process starts."""
+"""Define all settings of an operator, which are read when the process starts."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from longtail.index import MilvusServer, SpecError
 from longtail.state import Place, Postgres
 
 MOST_QUERIES = 1024
-"""Queries, events or labels of one request that are read before `max_queries` is looked at."""
+"""Bound on queries, events or labels of a request during parsing, before `max_queries` is checked."""
 OTHER_VALUE, NO_VALUE = "other", "missing"
-"""Values of `groups` that the service counts itself: of queries with a value that is not listed, and without one."""
+"""Values under which `groups` counts queries with an unlisted value, and queries without a value."""
 _SHORTEST_KEY = 16
 _FILE, _PREFIX = "settings_file", "LONGTAIL_"
 _LOADING_SECONDS = 5.0
-"""That a service waits for Milvus to load a release; it is tried again, and what is served goes on meanwhile."""
+"""Time that a service waits for Milvus to load a release; later attempts follow, while the present release serves."""
 _ALIKE = 0.8
-"""Of difflib's ratio: a variable nearer to a setting's name is taken for that name, misspelt."""
+"""difflib ratio above which an unknown variable counts as a misspelt setting."""
 
 
 def _split_at_commas(keys: object) -> object:
-    """Split a string of keys from the environment at its commas; return anything else as it is."""
+    """Split a string of keys from the environment at commas; return other values unchanged."""
     return [key for part in keys.split(",") if (key := part.strip())] if isinstance(keys, str) else keys
 
 
 def _read_releases(given: object) -> object:
-    """Return a URL without a slash at its end, or a path; anything else as it is."""
+    """Convert a string to a URL without a final slash, or to a path; return other values unchanged."""
     if isinstance(given, str) and is_url(given):
         try:
             check_scheme(given)
@@ -56,12 +56,12 @@ def _read_releases(given: object) -> object:
 
 
 def _read_span(given: object) -> object:
-    """Return the seconds of a span such as `1h`."""
+    """Convert a duration such as `1h` to seconds."""
     return span_seconds(given) if isinstance(given, str) else given
 
 
 def _read_groups(given: object) -> object:
-    """Return what JSON of the environment says."""
+    """Parse JSON from the environment; return other values unchanged."""
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError:
@@ -69,7 +69,7 @@ def _read_groups(given: object) -> object:
 
 
 def _refuse_own_values(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the values of a group; raises ValueError for one that the service counts itself."""
+    """Return the values of a group; raises ValueError for a reserved value."""
     for value in (OTHER_VALUE, NO_VALUE):
         if value in values:
             raise ValueError(
@@ -88,36 +88,37 @@ ReleasesPlace = Annotated[Path | str, BeforeValidator(_read_releases)]
 
 
 class Settings(BaseSettings):
-    """Settings of one service: arguments first, then LONGTAIL_… in the environment, then `settings_file`, then these
-    defaults.
+    """Settings of one service.
+
+    Arguments take precedence over LONGTAIL_… in the environment, then `settings_file`, then these defaults.
 
     Raises:
-        ValueError: settings that contradict each other, a key shorter than 16 characters, an address other than
-            loopback without keys, a `settings_file` that is not TOML or names what is no setting, or a variable
-            LONGTAIL_… that reads like a setting and is none.
-        OSError: one that cannot be read, or a file of keys.
+        ValueError: settings contradict each other, a key has less than 16 characters, an address other than loopback
+            has no keys, `settings_file` is not TOML or has an unknown key, or a variable LONGTAIL_… seems to be a
+            misspelt setting.
+        OSError: `settings_file` or a file of keys cannot be read.
     """
 
     model_config = SettingsConfigDict(env_prefix=_PREFIX, frozen=True, hide_input_in_errors=True)
 
     releases: ReleasesPlace
-    """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; what is published there
-    is served."""
+    """Directory that `longtail-index` publishes to, or its URL, such as s3://bucket/releases; the service serves the
+    published release."""
     state: Path | None = None
-    """Directory of what must outlive the process: added and hidden labels, events, live figures; by default .state in
-    the directory of releases."""
+    """Directory of data that must outlive the process: added and hidden labels, events, live figures; by default .state
+    in the directory of releases."""
     database_url: Annotated[InstanceOf[Postgres], BeforeValidator(_read_database)] | None = None
     """Database that replicas share, `postgresql://USER@HOST/DATABASE?schema=NAME`: added and hidden labels, and the
     keys of answer ids, are in its schema, by default `longtail`; the rest is in `state`, each replica's own."""
     cache: Path | None = None
-    """Directory of what is downloaded from URLs, of this host alone; by default `longtail` in the user's cache
-    directory. All of it may be deleted while no service runs."""
+    """Directory of downloads from URLs, for this host alone; by default `longtail` in the user's cache directory. Its
+    content may be deleted while no service runs."""
     milvus: str | None = None
     """Address of the Milvus server, http://HOST:PORT/DATABASE, that holds the rows of releases built with it."""
     milvus_token: SecretStr | None = None
-    """USER:PASSWORD or a key, where it asks for one."""
+    """USER:PASSWORD or a key, if the Milvus server requires authentication."""
     settings_file: Path | None = None
-    """A TOML file of settings by these names."""
+    """A TOML file with settings by these names."""
     host: str = "127.0.0.1"
     """Address to bind. Anything but loopback needs API keys, or `insecure`."""
     port: int = Field(default=8000, ge=0, le=65535)
@@ -125,96 +126,97 @@ class Settings(BaseSettings):
     workers: int = Field(default=1, ge=1, le=64)
     """Processes that share the port, the mapped index and the state."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """Where FAISS searches; on a GPU one search at a time."""
+    """Device for FAISS searches; a GPU runs one search at a time."""
     poll_seconds: float = Field(default=1.0, gt=0)
-    """How often CURRENT is read; a published release is loaded at most this much later."""
+    """Interval for reading CURRENT; loading of a published release starts at most this much later."""
     keep_releases: int = Field(default=1, ge=0)
-    """Releases before the one served that stay loaded, for requests that name them in `release`."""
+    """Number of previous releases that stay loaded, for requests that name them in `release`."""
     refresh_prior: Annotated[float, BeforeValidator(_read_span)] | None = None
-    """How often the forecast of popularity is refreshed from the service's own events, such as `1h`; of replicas, by
-    one of them. By default never."""
+    """Interval for refreshing the forecast of popularity from the service's own events, such as `1h`; set it for one
+    replica alone. By default never."""
     groups: Annotated[
         dict[str, Annotated[tuple[str, ...], Field(max_length=50), AfterValidator(_refuse_own_values)]],
         NoDecode,
         BeforeValidator(_read_groups),
     ] = Field(default={}, max_length=10)
-    """Query features that `longtail_group_…` of /metrics counts answers by, each with the values to tell apart; JSON in
-    the environment, `{"country": ["DE", "FR"], "history": []}`. Without values: whether a query has the feature. The
-    values `other` and `missing` are refused, as unlisted and absent ones count so."""
+    """Query features by which `longtail_group_…` of /metrics counts answers, each with the values to distinguish; JSON
+    in the environment, `{"country": ["DE", "FR"], "history": []}`. An empty list distinguishes only whether a query has
+    the feature. The values `other` and `missing` are reserved for unlisted and absent values."""
     mirror_share: float = Field(default=0.05, ge=0, le=1)
-    """Share of the queries that a staged release is asked, too, unseen."""
+    """Share of the queries that a staged release gets as shadow traffic."""
 
     api_keys: KeyList = ()
-    """Keys that may ask. Comma-separated in the environment."""
+    """Keys of clients. Comma-separated in the environment."""
     api_keys_file: Path | None = None
-    """More of them, one a line; read again on SIGHUP."""
+    """File with further API keys, one per line; reloaded on SIGHUP."""
     admin_keys: KeyList = ()
-    """Keys that may also change labels and reload."""
+    """Keys of clients that may also change labels and reload releases."""
     admin_keys_file: Path | None = None
-    """More of them, one a line; read again on SIGHUP."""
+    """File with further admin keys, one per line; reloaded on SIGHUP."""
     insecure: bool = False
     """Bind beyond loopback without keys, for a gateway that checks them."""
 
     search_threads: int = Field(default=1, ge=1)
-    """Searches at once, one core each; more than there are cores beside the event loop's only adds
-    waiting, unless Milvus holds the index: then a thread mostly waits, and ten or more are of use."""
+    """Concurrent searches, one core each. More threads than cores (less one for the event loop) only add waiting. If
+    Milvus holds the index, threads mostly wait, and ten or more are useful."""
     queue_limit: int = Field(default=512, ge=1)
-    """Queries that wait for a search, at most; a request beyond gets 429."""
+    """Most queries that wait for a search; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
-    """After this a request that has no answer gets 503, and one of whose body only a part has arrived 408."""
+    """Time after which a request without an answer gets 503, and a request with an incomplete body gets 408."""
     drain_seconds: float = Field(default=1.0, ge=0)
-    """After SIGTERM, how long requests are still taken while /readyz says 503, for a load balancer to look away."""
+    """Time after SIGTERM during which requests are accepted while /readyz returns 503, so that a load balancer can
+    react."""
 
     max_body_bytes: int = Field(default=1 << 20, ge=1)
     """Longest request body that is read; a longer one gets 413 and is never held in memory."""
     max_queries: int = Field(default=256, ge=1, le=MOST_QUERIES)
     """Most queries, label ids, labels or events in one request."""
     max_k: int = Field(default=1000, ge=1)
-    """Most labels that one query may ask for."""
+    """Largest k of a query."""
     max_total_k: int = Field(default=25_600, ge=1)
-    """Most labels that one request may ask for: k summed over its queries, or k for each id it asks about. A single
-    query may ask for `max_k` all the same."""
+    """Largest sum of k over the queries or ids of a request. A single query may have k = `max_k` even if that is
+    larger."""
     max_new_labels: int = Field(default=100_000, ge=0)
-    """Labels added while serving, at most; a rebuild takes them in."""
+    """Most labels added while serving; a new build includes them in the index."""
     events: Path | str | None = None
-    """Where feedback and other events are kept: a folder, or kafka://HOST:PORT/TOPIC; by default `events` in the state
+    """Destination of feedback and other events: a folder, or kafka://HOST:PORT/TOPIC; by default `events` in the state
     directory."""
     events_days: float = Field(default=7.0, gt=0)
-    """How long a folder keeps events."""
+    """Age at which a folder deletes events."""
     events_bytes: int = Field(default=10 << 30, ge=1)
-    """Bytes of events that a folder keeps, at most; the oldest go first."""
+    """Largest size of the events in a folder; the oldest are deleted first."""
     answer_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the answers that are events, too. Every answer that an experiment counts is one."""
+    """Share of the answers that are recorded as events. Answers that an experiment counts are always recorded."""
     record_features: bool = True
     """Keep the features of queries in events, for `export-feedback`."""
 
     tracing: float = Field(default=0.0, ge=0, le=1)
-    """Share of the requests that send an OpenTelemetry span where their caller sent no trace, as the OTEL_… variables
-    say; of callers' traces the sampled ones are continued. Needs the extra `otel`."""
+    """Share of the requests without a caller's trace that get an OpenTelemetry span, configured by the OTEL_…
+    variables; sampled traces of callers are always continued. Needs the extra `otel`."""
     access_log: bool = False
-    """A line for every request; one that breaks the service (500) has one anyway."""
+    """Log a line for every request; failures of the service (500) are always logged."""
 
-    # Nobody has a reason to turn these.
+    # Constants, because changing them has never been useful.
     batch_window_ms: ClassVar[float] = 2.0
-    """Longest wait for company while another search is under way; an idle service never waits."""
+    """Longest time that requests gather while another search runs; an idle service never waits."""
     answer_id_hours: ClassVar[float] = 48.0
-    """How long an answer's `answer_id` is taken in feedback."""
+    """Time during which feedback may name an answer by its `answer_id`."""
     milvus_seconds: ClassVar[float] = 1.0
-    """Seconds after which a search that Milvus has not answered gets 503."""
+    """Time after which a search without an answer from Milvus gets 503."""
     keep_alive_seconds: ClassVar[int] = 5
-    """Seconds that an idle connection stays open after an answer; a gateway's must be shorter."""
+    """Time that an idle connection stays open after an answer; a gateway's must be shorter."""
     shutdown_seconds: ClassVar[int] = 30
-    """Seconds that requests under way may take to finish after the drain; none takes longer than `request_seconds`."""
+    """Time for running requests to finish after the drain; none takes longer than `request_seconds`."""
     max_batch: ClassVar[int] = 64
-    """Queries that share a search, at most; a larger request is searched alone."""
+    """Most queries that share a search; a larger request is searched alone."""
     max_answer_bytes: ClassVar[int] = 1 << 24
-    """Bytes of an answer, at most: labels with a long `display` get 422."""
+    """Largest size of an answer; requests for more, such as many labels with a long `display`, get 422."""
     max_embed_bytes: ClassVar[int] = 1 << 20
-    """Bytes of float32 vectors that one request of /v1/embed may ask for."""
+    """Largest size of the float32 vectors that one request of /v1/embed may request."""
     max_features_bytes: ClassVar[int] = 1 << 17
-    """Bytes of one query's features that are recorded, as JSON."""
+    """Largest size of one query's recorded features, as JSON."""
     organic_k: ClassVar[int] = 20
-    """Labels retrieved for an organic interaction, to see whether it would have been answered."""
+    """Labels retrieved for an organic interaction, to check whether the service would have answered it."""
 
     @classmethod
     def settings_customise_sources(
@@ -225,25 +227,25 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Where settings come from, first the one that wins; raises ValueError and OSError as the class."""
+        """Return the sources of settings, in order of precedence; raises ValueError or OSError."""
         _refuse_misspelt()
         file = init_settings().get(_FILE) or os.environ.get((_PREFIX + _FILE).upper())
         return init_settings, env_settings, InitSettingsSource(settings_cls, _in_file(file, cls) if file else {})
 
     @property
     def releases_directory(self) -> Path:
-        """Where the releases are that are served; copies, if `releases` is a URL."""
+        """Return the directory of the served releases, or of their copies if `releases` is a URL."""
         place = self.releases
         return place if isinstance(place, Path) else copies_of(place.rstrip("/"), self.cache)
 
     @property
     def state_directory(self) -> Path:
-        """Where state is kept that is in files."""
+        """Return the directory of state in files."""
         return self.releases_directory / ".state" if self.state is None else self.state
 
     @property
     def milvus_server(self) -> MilvusServer | None:
-        """The server that these settings name, if any."""
+        """Return the Milvus server that these settings name, if any."""
         if self.milvus is None:
             return None
         token = "" if self.milvus_token is None else self.milvus_token.get_secret_value()
@@ -251,7 +253,7 @@ class Settings(BaseSettings):
 
     @property
     def place(self) -> Place:
-        """Where label changes and the keys of answer ids are kept."""
+        """Return the place of label changes and of the keys of answer ids."""
         return self.database_url or self.state_directory
 
     @model_validator(mode="after")
@@ -262,8 +264,8 @@ class Settings(BaseSettings):
             raise ValueError(str(error)) from None
         if self.state is None and isinstance(self.releases, str):
             raise ValueError(
-                "expected a directory in state where releases are at a URL, received none: what must stay is not to be "
-                "in a cache"
+                "state = None is not allowed because releases is a URL, and data that must stay does not belong in a "
+                "cache; use a persistent directory"
             )
         if self.refresh_prior is not None and str(self.events).startswith("kafka:"):
             raise ValueError(
@@ -271,7 +273,10 @@ class Settings(BaseSettings):
                 "`longtail-index priors RELEASES --events PLACE --publish`"
             )
         if self.refresh_prior is not None and not self.record_features:
-            raise ValueError("expected record_features with refresh_prior, so that a client's many events count once")
+            raise ValueError(
+                "record_features = false is not allowed with refresh_prior, because repeated events of a client are "
+                "recognised by their features; use record_features = true"
+            )
         if self.queue_limit < self.max_queries:
             raise ValueError(
                 f"expected queue_limit >= max_queries, so that every request fits the queue, "
@@ -281,11 +286,11 @@ class Settings(BaseSettings):
         return self
 
     def read_keys(self) -> tuple[list[str], list[str]]:
-        """Read the keys that may ask, and those that may also change things, from settings and files.
+        """Read the API keys and the admin keys from settings and files.
 
         Raises:
-            ValueError: a key that is too short, a file that is not UTF-8, no key for an address that others can reach.
-            OSError: a file that cannot be read.
+            ValueError: a key is too short, a file is not UTF-8, or an address that others can reach has no key.
+            OSError: a file cannot be read.
         """
         asking, changing = _keys(self.api_keys, self.api_keys_file), _keys(self.admin_keys, self.admin_keys_file)
         for name, keys in (("api_keys", asking), ("admin_keys", changing)):
@@ -301,9 +306,9 @@ class Settings(BaseSettings):
 
 
 def explain(error: ValidationError) -> tuple[str | None, str]:
-    """Say where the first of pydantic's errors is, None if several values do not go together, and what is wrong.
+    """Return the location and the message of pydantic's first error, without any key.
 
-    No key is shown.
+    The location is None if several values contradict each other.
     """
     first = error.errors(include_url=False)[0]
     where = ".".join(str(part)[:64] for part in first["loc"] if part != "[key]") or None
@@ -314,7 +319,7 @@ def explain(error: ValidationError) -> tuple[str | None, str]:
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:
-    """Variables LONGTAIL_… that no setting has; Kubernetes makes such ones for a service of that name."""
+    """List variables LONGTAIL_… that are not settings; Kubernetes sets such variables for a service of that name."""
     return sorted(
         name
         for name in environment
@@ -349,7 +354,7 @@ def _keys(given: tuple[SecretStr, ...], file: Path | None) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address is this machine's own."""
+    """Return whether a host's name or address is a loopback one."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

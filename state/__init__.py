@@ -1,4 +1,4 @@
-"""Label changes and the keys of answer ids: they outlive a service, and replicas share them."""
+"""Store label changes and the keys of answer ids, which outlive a service and are shared by replicas."""
 
 from longtail.state.answer_keys import AnswerKeys
 from longtail.state.errors import StoreError

@@ -25,7 +25,7 @@ from longtail.state.tables import answer_keys
 logger = logging.getLogger(__name__)
 
 KEYS_FILE = "answer_keys.json"
-"""In the state directory; only its owner may read it."""
+"""File in the state directory that only its owner may read."""
 _VERSION = 1
 _SECRET_BYTES = 32
 _ROTATION_SECONDS = 86_400
@@ -44,11 +44,12 @@ class AnswerKeys:
     """The keys of one service; a new one signs after each day. Thread-safe.
 
     Args:
-        lifetime: seconds that an answer id may be used; keys are kept for as long after their last day.
+        lifetime: time during which an answer id is accepted, in seconds; keys are kept for as long after their last
+            day.
 
     Attributes:
-        secrets: of all keys that are kept, by number modulo 256.
-        signing: number and secret to sign with; None before the first `load`.
+        secrets: secrets of all kept keys, by number modulo 256.
+        signing: number and secret of the signing key; None before the first `load`.
     """
 
     def __init__(self, place: Place, lifetime: float, clock: Callable[[], float]) -> None:
@@ -62,7 +63,7 @@ class AnswerKeys:
         self.signing: tuple[int, bytes] | None = None
 
     def tend(self) -> None:
-        """Make another key where it is time; what goes wrong is logged, and tried again in ten seconds."""
+        """Create another key when it is due; errors are logged, and retried after ten seconds."""
         newest = self._newest
         if (newest is None or self._clock() - newest.at >= _ROTATION_SECONDS) and monotonic() >= self._tend_at:
             self._tend_at = monotonic() + _PATIENCE_SECONDS
@@ -72,12 +73,12 @@ class AnswerKeys:
                 logger.warning("no other key of answer ids, the one before goes on: %s", error)
 
     def refresh(self) -> None:
-        """Read the keys again, ten times a second at most; raises StoreError."""
+        """Read the keys again, at most ten times a second; raises StoreError."""
         if monotonic() - self._loaded_at >= _REFRESH_SECONDS:
             self.load()
 
     def load(self) -> None:
-        """Read the keys, and add one where it is time; raises StoreError where there is none then."""
+        """Read the keys, and add one when it is due; raises StoreError if there is no key then."""
         now = int(self._clock())
         with self._lock, store_errors(f"{self._place}: expected keys of answer ids, found"):
             self._loaded_at = monotonic()
@@ -130,8 +131,8 @@ class AnswerKeys:
             server.close()
 
     def _kept(self, found: list[_Key], now: int) -> list[_Key]:
-        """Return the keys that are kept, oldest first, and a new one where it is due."""
-        # A key signs until the next one is there, and its answers are taken for `lifetime` after that.
+        """Return the keys to keep, oldest first, with a new one when it is due."""
+        # A key signs until the next one exists, and its answer ids are accepted for `lifetime` after that.
         ends = [*(later.at for later in found[1:]), now]
         kept = [key for key, end in zip(found, ends, strict=False) if now - end < self._lifetime + _ROTATION_SECONDS]
         newest = found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL that wait for no answer for good."""
+"""Connect to PostgreSQL with a limit on the wait for every answer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 import psycopg
 
 _ANSWER_SECONDS = 10.0
-"""Twice what a statement may take by the server's own clock: then it hangs, or is gone."""
+"""Twice the server's own limit for a statement: a server that takes longer hangs or is gone."""
 
 
 class ImpatientConnection(psycopg.Connection[Any]):
-    """A connection that ends when the server says nothing any more, though its machine may acknowledge packets."""
+    """A connection that ends if the server stays silent, even if its machine still acknowledges packets."""
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:
-        """The generator's result; raises psycopg.OperationalError where there is none in time."""
+        """Return the generator's result; raises psycopg.OperationalError if it takes too long."""
         if timeout is not None:
             return super().wait(gen, interval, timeout)
         try:

@@ -1,4 +1,4 @@
-"""SQLAlchemy's engines of both kinds of place, and the two transactions that state needs of them."""
+"""Create SQLAlchemy engines for both kinds of place, and the two kinds of transaction that state needs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from longtail.state.place import Postgres
 _BUSY_SECONDS = 10
 _LONGEST_WAL_BYTES = 64 << 20
 _SERVER_SECONDS = 5
-"""A database that answers nothing for so long is as good as gone."""
+"""Time without an answer after which a database counts as gone."""
 _TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || '.' || :turns, 0))")
 
 
 def sqlite_engine(path: Path) -> Engine:
-    """Create an engine on an SQLite file in WAL mode; other processes' writes are waited for, up to 10 s.
+    """Create an engine on an SQLite file in WAL mode, which waits up to 10 s for other writers.
 
     A commit is on disk when it returns.
     """
@@ -37,8 +37,8 @@ def sqlite_engine(path: Path) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # transactions begin where `_begin` says
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.isolation_level = None  # `_begin` begins transactions explicitly
+        connection.execute("PRAGMA synchronous = FULL")  # in WAL mode NORMAL would not fsync at a commit
         connection.execute(f"PRAGMA journal_size_limit = {_LONGEST_WAL_BYTES}")
 
     event.listen(engine, "begin", _begin)
@@ -52,13 +52,13 @@ def _begin(connection: Connection) -> None:
 
 
 def postgres_engine(place: Postgres) -> Engine:
-    """Create an engine for a schema, which may not exist yet; lost connections are opened again."""
+    """Create an engine for a schema that may not exist yet; lost connections are reopened."""
     milliseconds = 1000 * _SERVER_SECONDS
     options = {
         "search_path": place.schema,
         "statement_timeout": milliseconds,
         "lock_timeout": milliseconds,
-        "idle_in_transaction_session_timeout": milliseconds,  # of a replica that was stopped amid a write
+        "idle_in_transaction_session_timeout": milliseconds,  # frees the locks of a replica suspended during a write
     }
     try:
         engine = create_engine(
@@ -66,7 +66,7 @@ def postgres_engine(place: Postgres) -> Engine:
             pool_pre_ping=True,
             connect_args={
                 "client_encoding": "utf8",
-                "prepare_threshold": None,  # what a pooler would not know of
+                "prepare_threshold": None,  # connection poolers do not support prepared statements
                 "connect_timeout": _SERVER_SECONDS,
                 "tcp_user_timeout": milliseconds,
                 "keepalives_idle": _SERVER_SECONDS,
@@ -105,11 +105,11 @@ def postgres_engine(place: Postgres) -> Engine:
 
 @contextmanager
 def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
-    """All of the block's writes or none, and on disk at its end.
+    """Open a transaction whose writes take effect completely, and are on disk, at the end of the block.
 
     Args:
-        turns: a name whose writers of the schema take turns, so that the numbers that they give are in order;
-            readers never wait. None: those who write the same row do. In SQLite all writers take turns anyway.
+        turns: name of a lock for which writers of the schema wait, so that numbers rise in the order of commits;
+            readers never wait. None: only writers of the same row wait. In SQLite all writers take turns anyway.
     """
     with engine.connect().execution_options(writes=True) as connection, connection.begin():
         if turns is not None and engine.dialect.name == "postgresql":
@@ -118,13 +118,13 @@ def writing(engine: Engine, turns: str | None = None) -> Iterator[Connection]:
 
 
 def looking(engine: Engine) -> Connection:
-    """A connection whose statements are each by itself, so that nobody waits for it; to be closed."""
+    """Open a connection in autocommit mode, so that no other connection waits for it; the caller closes it."""
     return engine.execution_options(isolation_level="AUTOCOMMIT").connect()
 
 
 @contextmanager
 def reading(engine: Engine) -> Iterator[Connection]:
-    """Everything in the block is read as of one moment."""
+    """Open a transaction in which all reads see the same snapshot."""
     if engine.dialect.name == "postgresql":
         engine = engine.execution_options(isolation_level="REPEATABLE READ")
     with engine.connect() as connection, connection.begin():
@@ -133,10 +133,10 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def store_errors(what: str) -> Iterator[None]:
-    """Raise what SQLAlchemy or SQLite find wrong in the block as StoreError, after `what`."""
+    """Raise errors of SQLAlchemy or SQLite in the block as StoreError, with the prefix `what`."""
     try:
         yield
-    except (sqlite3.Error, UnicodeError) as error:  # the latter of SQLite's own message that quotes what is damaged
+    except (sqlite3.Error, UnicodeError) as error:  # UnicodeError: SQLite's message quotes damaged text
         raise StoreError(f"{what}: {error}") from error
     except DBAPIError as error:
         raise StoreError(f"{what}: {str(error.orig).strip()}") from error

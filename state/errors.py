@@ -1,7 +1,7 @@
-"""What is wrong with kept state."""
+"""Define the error of stored state."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """State that cannot be read or written, is damaged or of another version; what it holds is as it was."""
+    """State that cannot be read or written, is damaged, or has another version; its content is unchanged."""

@@ -1,4 +1,4 @@
-"""The SQLite file of label changes: made whole or not at all."""
+"""Open the SQLite file of label changes, which is created completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from longtail.state.errors import StoreError
 from longtail.state.tables import VERSION, label_changes, label_store, metadata
 
 LABELS_FILE = "labels.sqlite"
-"""In the state directory."""
+"""File in the state directory."""
 
 
 class LabelFile:
-    """The file of a state directory. Not thread-safe."""
+    """The file of label changes in a state directory. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class LabelFile:
         self._seen: int | None = None
 
     def engine(self, *, make: bool) -> Engine | None:
-        """The engine; None where there is no file yet, and none is to be made."""
+        """Get the engine; None if there is no file yet and `make` is false."""
         if not self.path.exists():
             self.close()
             if not make:
@@ -53,7 +53,7 @@ class LabelFile:
         return self._engine
 
     def changed(self) -> bool:
-        """Whether anybody has written since the last call, or nobody knows."""
+        """Return whether any process may have written since the last call."""
         if self._engine is None:
             return True
         if self._reader is None:
@@ -62,7 +62,7 @@ class LabelFile:
         return self._seen != before
 
     def wrote(self, connection: Connection) -> None:
-        """Tell others of what a transaction writes: they look by themselves."""
+        """Do nothing: readers notice writes of others by polling."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -74,7 +74,7 @@ class LabelFile:
 
 
 def _make(path: Path) -> None:
-    """Make the file; processes that come together take turns."""
+    """Create the file; processes that do so at the same time take turns."""
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
@@ -82,7 +82,7 @@ def _make(path: Path) -> None:
         with working_directory(path) as folder:
             working = folder / path.name
             _write(working)
-            # SQLite would take what a file that was here before has left for this one's.
+            # SQLite would apply the journal of an earlier file of this name to the new one.
             for suffix in ("-wal", "-shm"):
                 Path(f"{path}{suffix}").unlink(missing_ok=True)
             working.rename(path)

@@ -1,4 +1,4 @@
-"""The tables of label changes in PostgreSQL: made by whoever comes first, and heard of when somebody writes."""
+"""Open the tables of label changes in PostgreSQL, create them if missing, and listen for writes of others."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from longtail.state.place import Postgres
 from longtail.state.tables import VERSION, label_store, metadata
 
 _POLL_SECONDS = 0.5
-"""Between looks where nothing is heard."""
+"""Interval of reads without a notification."""
 
 
 class LabelServer:
-    """The tables of a schema. Not thread-safe."""
+    """The tables of label changes in a schema. Not thread-safe."""
 
     def __init__(self, place: Postgres) -> None:
         self.place = place
@@ -30,8 +30,9 @@ class LabelServer:
         self._channel = f"{place.schema}_labels"
 
     def engine(self, *, make: bool) -> Engine | None:
-        """The engine; None where there are no tables yet, and none are to be made. They are not made again should they
-        vanish.
+        """Get the engine; None if there are no tables yet and `make` is false.
+
+        Tables that vanish later are not created again.
         """
         self._engine = self._engine or postgres_engine(self.place)
         if not self._made:
@@ -46,7 +47,7 @@ class LabelServer:
         return self._engine if self._made else None
 
     def _make(self, engine: Engine) -> None:
-        """Make a schema and tables that are not there yet; those who come first together take turns."""
+        """Create a missing schema and tables; processes that do so at the same time take turns."""
         schema = self.place.schema
         with engine.begin() as connection:
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(schema, 0))))
@@ -57,7 +58,7 @@ class LabelServer:
                 connection.execute(insert(label_store), {"version": VERSION, "generation": uuid4().hex})
 
     def changed(self) -> bool:
-        """Whether anybody has written since the last call, or nobody knows; so again every half a second."""
+        """Return whether any process may have written since the last call; true every half second at least."""
         heard = self._heard()
         if not heard and self._looked_at is not None and monotonic() - self._looked_at < _POLL_SECONDS:
             return False
@@ -65,7 +66,7 @@ class LabelServer:
         return True
 
     def _heard(self) -> bool:
-        """Whether a writer has told; a connection that is lost is made anew by the next look."""
+        """Return whether a notification has arrived; the next call reopens a lost connection."""
         import psycopg  # comes with the extra `postgres`
 
         assert self._engine is not None
@@ -73,7 +74,7 @@ class LabelServer:
             if self._listening is None:
                 pooled = self._engine.raw_connection()
                 self._listening = pooled.driver_connection
-                pooled.detach()  # it is busy from now on
+                pooled.detach()  # listening occupies the connection for good, so it leaves the pool
                 self._listening.autocommit = True
                 self._listening.execute(f"LISTEN {self._channel}")
                 return True
@@ -83,7 +84,7 @@ class LabelServer:
             return False
 
     def wrote(self, connection: Connection) -> None:
-        """Tell others of what a transaction writes, when it is committed."""
+        """Notify other processes of a transaction's writes when it commits."""
         connection.execute(text("SELECT pg_notify(:channel, '')"), {"channel": self._channel})
 
     def _hang_up(self) -> None:

@@ -1,7 +1,7 @@
-"""Label changes in one total order, kept in SQLite or PostgreSQL.
+"""Store label changes in one total order, in SQLite or PostgreSQL.
 
-`append` returns when its batch is on disk. Writers and readers of any number of processes, and of hosts where it is
-PostgreSQL, share a store: numbers rise in the order of commits, and a reader goes on after the last that it read.
+`append` returns when its batch is on disk. Any number of processes, and with PostgreSQL of hosts, may write to and read
+from a store: numbers rise in the order of commits, and a reader continues after the last number that it has read.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _PATIENCE_SECONDS = 5
 
 
 class LabelPosition(NamedTuple):
-    """Where a reader stands: the number of the last change it has read, and in which store."""
+    """Position of a reader: the store, and the number of the last change read."""
 
     generation: str
     number: int
 
 
 class LabelRead(NamedTuple):
-    """Changes read since a position, and the position to go on from.
+    """Changes after a position, and the position to continue from.
 
     Attributes:
-        records: those after the position; all of them when `restarted`.
-        position: where to read on; None as long as there is no store.
-        restarted: it is another store, or one that was set back: forget what was read before.
+        records: changes after the position; all changes if `restarted`.
+        position: position for the next read; None while there is no store.
+        restarted: whether this is another store, or one restored from a backup, so that earlier reads are void.
     """
 
     records: list[LabelRecord]
@@ -54,7 +54,7 @@ class LabelRead(NamedTuple):
 
 
 class LabelStore:
-    """The label changes of one service, of any number of replicas. Safe to use from several threads and processes."""
+    """The label changes of one service with any number of replicas. Thread-safe, also across processes."""
 
     def __init__(self, place: Place) -> None:
         self._backend = LabelServer(place) if isinstance(place, Postgres) else LabelFile(place / LABELS_FILE)
@@ -63,18 +63,17 @@ class LabelStore:
         self._position: LabelPosition | None = None
 
     def append(self, records: Sequence[LabelRecord], *, after: datetime | None = None) -> None:
-        """Write a batch; when this returns it is on disk, and until then no reader sees any of it.
+        """Write a batch durably; readers see all of the batch or nothing.
 
         Args:
-            after: up to when the bundles know their labels that the change is made under (`Manifest.data_until`). With
-                it, a record that the clock dates no later than that, or than a record before it, is dated a microsecond
-                later than both. So the order of dates is that of the store and of releases, also where the clocks of
-                trainers and services disagree. None: records are dated as they are.
+            after: newest time of the training data of the loaded bundles (`Manifest.data_until`). A record that is not
+                dated later than this time and than the record before gets a date a microsecond later than both. So
+                dates follow the order of the store and of releases, even if the clocks of trainers and services
+                disagree. None: records keep their dates.
 
         Raises:
-            StoreError: the disk is full or not writable, or the database does not answer. Nothing of the batch is kept,
-                but where the connection broke while the database wrote: then all of it or nothing.
-            StoreError: the store cannot be continued; it stays as it is.
+            StoreError: the disk is full or not writable, the database does not answer, or the store is damaged. Nothing
+                is written, except if the connection broke during the commit: then all of the batch, or nothing.
         """
         if not records:
             return
@@ -89,15 +88,15 @@ class LabelStore:
                     after = after if newest is None else max(after, _EPOCH + newest * _STEP)
                     if min(record.at for record in records) <= after:
                         rows = _rows_of(_dated_after(after, records))
-                for start in range(0, len(rows), _WRITTEN_AT_ONCE):  # PostgreSQL is waited for only so long
+                for start in range(0, len(rows), _WRITTEN_AT_ONCE):  # keeps each statement below the timeout
                     connection.execute(insert(label_changes), rows[start : start + _WRITTEN_AT_ONCE])
                 self._backend.wrote(connection)
-            self._position = None  # what was written is read without waiting to hear of it
+            self._position = None  # makes the next read see these changes without waiting for a notification
 
     def read_from(self, position: LabelPosition | None = None) -> LabelRead:
-        """Read the changes after a position of an earlier read, or all; next to no work when there are none.
+        """Read the changes after a position, or all; cheap if there are none.
 
-        Raises StoreError where the store is damaged, cannot be reached, or is of another version.
+        Raises StoreError if the store is damaged, cannot be reached, or has another version.
         """
         with self._lock, self._told("expected label changes, found"):
             engine = self._backend.engine(make=False)
@@ -106,7 +105,7 @@ class LabelStore:
             changed = self._backend.changed()
             if not changed and position is not None and position == self._position:
                 return LabelRead([], position, False)
-            self._position = None  # should the reading fail, it is tried again whether or not somebody writes
+            self._position = None  # after a failure the next call reads again, even without new changes
             with reading(engine) as connection:
                 generation = self._check(connection)
                 last = connection.scalar(select(func.max(label_changes.c.number))) or 0
@@ -119,9 +118,9 @@ class LabelStore:
             return LabelRead(records, self._position, before != position)
 
     def compact(self) -> None:
-        """Forget changes that later ones of the same label have overtaken; readers go on where they are.
+        """Delete changes that later changes of the same label supersede; readers keep their positions.
 
-        Changes that the newest release has taken in stay: an older one may be published again.
+        Changes that the newest release already contains stay, because an older release may be published again.
         """
         with self._lock, self._told("expected to shorten it, found"):
             engine = self._backend.engine(make=False)
@@ -138,13 +137,13 @@ class LabelStore:
                     connection.execute(delete(label_changes).where(label_changes.c.number.in_(part)))
 
     def close(self) -> None:
-        """Close the connections, but of a use that hangs; another use opens them again."""
+        """Close the connections, except one that hangs; later use reopens them."""
         if self._lock.acquire(timeout=_PATIENCE_SECONDS):
             self._backend.close()
             self._lock.release()
 
     def _check(self, connection: Connection) -> str:
-        """The store's generation."""
+        """Check the version of the store, and return its generation; raises StoreError."""
         found = connection.execute(select(label_store.c.version, label_store.c.generation)).one_or_none()
         if found is None:
             raise StoreError(f"{self._place}: expected label changes, found tables without a name of their own")
@@ -186,20 +185,20 @@ def _rows_of(records: Sequence[LabelRecord]) -> list[dict[str, Any]]:
 
 
 def _dated_after(latest: datetime, records: Sequence[LabelRecord]) -> list[LabelRecord]:
-    """Return the records, those dated no later than `latest` dated a microsecond after it."""
+    """Give records that are not later than the previous one, or than `latest`, a date a microsecond later."""
     later = min(latest, datetime.max.replace(tzinfo=UTC) - _STEP) + _STEP
     return [record if record.at > latest else record.model_copy(update={"at": later}) for record in records]
 
 
 def _pages(connection: Connection, number: int) -> Iterator[tuple[int, str]]:
-    """Numbers and records after a number; a page at a time, for PostgreSQL is waited for only so long."""
+    """Yield numbers and records after a number, read by pages so that no statement exceeds the timeout."""
     while page := connection.execute(_CHANGES.where(label_changes.c.number > number).limit(_READ_AT_ONCE)).all():
         yield from ((row.number, row.record) for row in page)
         number = page[-1].number
 
 
 def read_label_changes(source: str | Place) -> LabelChanges:
-    """Get what all changes of a service amount to; raises FileNotFoundError where there are none, or StoreError."""
+    """Read the effect of all changes of a service; raises FileNotFoundError without any, or StoreError."""
     place = read_place(source)
     if isinstance(place, Path) and not (place / LABELS_FILE).is_file():
         raise FileNotFoundError(f"{source}: expected label changes of a service, found none")
@@ -214,7 +213,7 @@ def read_label_changes(source: str | Place) -> LabelChanges:
 
 
 def copy_label_changes(source: str | Place, target: Place) -> int:
-    """Take label changes over into a place that has none; how many."""
+    """Copy label changes to a place without any; returns their number."""
     records = read_label_changes(source).records()
     store = LabelStore(target)
     try:

@@ -1,4 +1,4 @@
-"""Where state is kept: a directory of this host, or a PostgreSQL database that many share."""
+"""Describe the place of state: a directory of this host, or a PostgreSQL database that replicas share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Postgres:
     """A schema of a PostgreSQL database.
 
     Attributes:
-        url: of the database, as libpq knows it; what it lacks comes from libpq's own variables, such as PGPASSFILE.
-        schema: its tables are in; one for each service that shares the database.
+        url: URL of the database in libpq's form; missing parts come from libpq's variables, such as PGPASSFILE.
+        schema: schema of the tables; one for each service that shares the database.
     """
 
     url: URL = field(repr=False)
@@ -30,7 +30,7 @@ class Postgres:
 
     @classmethod
     def parse(cls, text: str) -> Postgres:
-        """Read `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`, each part but the first optional."""
+        """Parse `postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME`; all parts after `//` are optional."""
         try:
             url = make_url(text)
         except (ArgumentError, ValueError):
@@ -47,7 +47,7 @@ class Postgres:
         return cls(url.difference_update_query(["schema"]).set(drivername="postgresql+psycopg"), schema)
 
     def __str__(self) -> str:
-        """Where it is, without a password."""
+        """Return host, database and schema, without the password."""
         url = self.url.set(drivername="postgresql", query={})
         return f"{url.render_as_string(hide_password=True)}, schema {self.schema}"
 
@@ -56,7 +56,7 @@ Place = Path | Postgres
 
 
 def read_place(text: str | Path | Postgres) -> Place:
-    """A state directory, or a database where the text is its URL; either of them as it is."""
+    """Convert a text to a state directory, or to a database if it is a URL; return places unchanged."""
     if isinstance(text, str):
         return Postgres.parse(text) if "://" in text else Path(text)
     return text

@@ -1,4 +1,4 @@
-"""The tables of state, the same in SQLite and PostgreSQL."""
+"""Define the tables of state, the same in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from sqlalchemy import BigInteger, Column, Index, Integer, LargeBinary, MetaData
 VERSION = 1
 
 metadata = MetaData()
-# One row: the version of these tables, and a name that no other store has.
+# One row: the version of these tables, and a unique name of the store.
 label_store = Table(
     "label_store",
     metadata,
     Column("version", Integer, nullable=False),
     Column("generation", Text, nullable=False),
 )
-# Numbers are never given twice and rise in the order of commits. at: microseconds since 1970; record: JSON.
+# Numbers are never reused, and rise in the order of commits. at: microseconds since 1970; record: JSON.
 label_changes = Table(
     "label_changes",
     metadata,
@@ -24,7 +24,7 @@ label_changes = Table(
     Index("label_changes_by_date", "at"),
     sqlite_autoincrement=True,
 )
-# In PostgreSQL alone; a state directory has a file that only its owner may read. at: seconds since 1970.
+# Only in PostgreSQL; a state directory has a file that only its owner may read instead. at: seconds since 1970.
 answer_keys = Table(
     "answer_keys",
     metadata,

@@ -1,1 +1,1 @@
-"""Build an index over a bundle: what was asked for, training, and choosing settings by measured recall."""
+"""Build an index over a bundle: its spec, training, and the choice of settings by measured recall."""

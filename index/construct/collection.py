@@ -1,7 +1,7 @@
-"""Write a bundle's rows to a collection of a Milvus server, and measure it.
+"""Write a bundle's rows to a collection of a Milvus server, and measure its recall.
 
-Every build has a collection of its own, whose name says when it was begun. A release names it once it is whole and
-recalls enough; what a build that was cut off leaves behind, none does.
+Every build creates a new collection, whose name holds the time when the build began. A release names the collection
+only when it is complete and its recall suffices; collections of interrupted builds stay unnamed and are dropped later.
 
 Legend: `L` labels, `R` some of them, `N` labels of a partition, `E` coordinates of an augmented row.
 """
@@ -40,26 +40,29 @@ if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
 OWN_FIELDS, MOST_FIELDS = 5, 64
-"""Fields that every collection has, and that Milvus takes."""
+"""Number of fields that every collection has, and the largest number that Milvus allows."""
 _ROWS_AT_ONCE = 20_000
-"""Labels that are made ready at a time."""
+"""Labels whose entities are prepared at a time."""
 _BATCH_BYTES, _FIELD_BYTES = 8 << 20, 16
-"""Of one insert, of which Milvus takes 64 MB; and of a field beside its text."""
+"""Size of one insert, well below Milvus's limit of 64 MB, and the estimated overhead of one field."""
 _LONGEST_TEXT, _MOST_VALUES, _LONGEST_DISPLAY = 65_535, 4_096, 65_536
-"""Bytes of a string, strings of a list, and bytes of JSON that Milvus takes."""
+"""Milvus's limits: bytes of a string, strings of a list, and bytes of a JSON value."""
 _INDEX_SECONDS = 43_200.0
 """The longest that Milvus may take to index a collection."""
 _LABEL_ID, _DISPLAY = "label_id", "display"
 _MISSING: dict[str, Any] = {
     "varchar": "", "array": [], "bool": False, "int64": 0, "half": 0.0, "float": 0.0, "double": 0.0,
 }  # fmt: skip
-"""Values that stand where a label has none."""
+"""Placeholders for labels without a value, by the type of the field."""
 
 
 def write_rows(
     bundle: Bundle, record: CollectionRecord, dim: int, head_N: Int64, server: MilvusServer, progress: Progress
 ) -> None:
-    """Create, fill and index a collection, label rows int64 `head_N` in its partition `head`; it is not loaded yet."""
+    """Create, fill and index a collection without loading it.
+
+    The label rows `head_N`, int64, go to the partition `head`.
+    """
     name, labels = record.name, len(bundle.embeddings)
     server.ask(lambda client, seconds: _create(client, record, dim, seconds))
     in_head_L = np.zeros(labels, np.bool_)
@@ -78,7 +81,7 @@ def write_rows(
 
 
 def _batches(entities: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
-    """Parts of some labels that a request has room for."""
+    """Group entities, given with their sizes in bytes, into batches that one request can hold."""
     batch: list[dict[str, Any]] = []
     size = 0
     for entity, own in entities:
@@ -92,11 +95,12 @@ def _batches(entities: Iterable[tuple[dict[str, Any], int]]) -> Iterator[list[di
 
 
 def _insert(server: MilvusServer, name: str, entities: list[dict[str, Any]], where: dict[str, Any]) -> None:
-    """Write some labels, each once, although the answer to a first attempt may have been lost."""
+    """Insert labels exactly once, even if the answer to a first attempt was lost."""
     written = False
 
     def write(client: MilvusClient, seconds: float) -> None:
         nonlocal written
+        # A failed insert may have arrived: the retry overwrites by primary key instead of adding rows twice.
         send, written = (client.upsert if written else client.insert), True
         send(name, entities, timeout=seconds, **where)
 
@@ -148,7 +152,7 @@ def _create(client: MilvusClient, record: CollectionRecord, dim: int, seconds: f
 
 
 def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterator[tuple[dict[str, Any], int]]:
-    """Labels as Milvus takes them, and about how many bytes each has."""
+    """Yield labels as Milvus entities, each with its approximate size in bytes."""
     labels = bundle.labels
     taken = labels.display.take(pa.array(rows_R))
     ids = labels.ids.take(pa.array(rows_R)).to_pylist()
@@ -189,13 +193,13 @@ def _entities(bundle: Bundle, record: CollectionRecord, rows_R: Int64) -> Iterat
 
 
 def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:
-    """A column's values as the field has them; None where a label has none."""
+    """Convert a column's values to the type of its field; None where a label has no value."""
     if pa.types.is_dictionary(whole.type):
         whole = whole.cast(whole.type.value_type)
     if pa.types.is_date(whole.type) or pa.types.is_timestamp(whole.type):
         whole = pc.cast(pc.cast(whole, pa.timestamp("us"), safe=False), pa.int64())
     elif pa.types.is_decimal(whole.type):
-        # By way of their digits, as `serving` compares them.
+        # Through their decimal digits: `serving` compares the same float64 numbers.
         whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
     elif column.type == "int64":
         try:
@@ -216,23 +220,24 @@ def _values(column: CollectionColumn, whole: pa.ChunkedArray) -> list[Any]:
 _NAME = re.compile(r"longtail_(\d+)_[0-9a-f]{8}")
 _ABANDONED_SECONDS = 86_400.0
 _LEAST_ROWS = 1_024
-"""Of a segment that Milvus indexes; a smaller one it searches approximately, however hard it is asked to look."""
+"""Fewest rows of a segment that Milvus indexes; Milvus searches a smaller segment approximately at every `nprobe`."""
 _HEAD_SHARE, _MOST_HEAD = 0.01, 65_536
-"""Of the labels, those that the partition `head` has."""
+"""Share and largest number of the labels in the partition `head`."""
 _SEGMENT_ROWS = 250_000
-"""Rows of a segment, about, as Milvus seals it; each has lists of its own, as many where several are merged later."""
+"""Approximate rows of a segment when Milvus seals it. Every segment has its own lists; merged segments keep the same
+number of lists."""
 _PROBES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _QUERIES_AGAIN = 50
-"""Of a release that is to be published, whose collection may not be what it was."""
+"""Calibration queries for measuring a collection again before its release is published."""
 _REMEDY = "Use --spec milvus_flat"
 
 
 def tune_collection(
     bundle: Bundle, spec: IndexSpec, server: MilvusServer, filterable: Sequence[str] | None, progress: Progress
 ) -> TunedIndex:
-    """Have the rows of a bundle in a collection, and find the least effort that recalls enough at every λ and μ.
+    """Write a bundle's rows to a collection, and find the least effort with sufficient recall.
 
-    No more than a part of the rows is in memory at a time.
+    Only a part of the rows is in memory at a time.
     """
     started = time.perf_counter()
     labels, kind = len(bundle.embeddings), spec.kind(len(bundle.embeddings))
@@ -267,21 +272,21 @@ def tune_collection(
 
 
 def check_collection(bundle: Bundle, searcher: CollectionSearcher, spec: IndexSpec) -> None:
-    """Measure a collection again as it is now, with some of the calibration queries."""
+    """Measure a collection's present recall with some calibration queries; raises RecallFloorError."""
     calibration = Calibration(bundle, None, _QUERIES_AGAIN)
     recall, _ = calibration.measure(searcher)
     check_floor(min(recall, key=lambda at: at.recall), spec, calibration, 1, _REMEDY)
 
 
 def abandoned(server: MilvusServer) -> list[str]:
-    """Get collections whose builds began more than a day ago."""
+    """List collections whose builds began more than a day ago; releases may hold some of them."""
     names = server.ask(lambda client, seconds: client.list_collections(timeout=seconds))
     old = time.time() - _ABANDONED_SECONDS
     return [name for name in names if (begun := _NAME.fullmatch(name)) and int(begun[1]) < old]
 
 
 def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server: MilvusServer) -> CollectionRecord:
-    """Decide what the collection is to be."""
+    """Decide head size, number of lists, and columns of a new collection; raises SpecError."""
     labels, display = len(bundle.embeddings), bundle.labels.display
     head = lists = 0
     if kind == "milvus_ivf_flat":
@@ -303,7 +308,7 @@ def _record(bundle: Bundle, kind: Kind, filterable: Sequence[str] | None, server
 
 
 def _type_of(type_: pa.DataType) -> Any:
-    """The type of a column's field; None of a column that filters are not for."""
+    """Return the type of a column's field; None for a column that filters do not support."""
     plain = type_.value_type if pa.types.is_dictionary(type_) else type_
     match filter_kind(type_):
         case "string":
@@ -324,7 +329,7 @@ def _type_of(type_: pa.DataType) -> Any:
 def _trials(
     bundle: Bundle, collection: Collection, calibration: Calibration, progress: Progress, spec: IndexSpec
 ) -> list[Trial]:
-    """Efforts, measured, the least first, until one recalls enough."""
+    """Measure efforts, least first, until one has sufficient recall."""
     record = collection.record
     collection.open(len(bundle.embeddings), ExactRows(bundle).dim)
     searcher, target = CollectionSearcher(bundle, collection, Effort()), max(TARGET, spec.recall_floor)

@@ -1,10 +1,10 @@
-"""Recall under filters, measured on selections of labels like those that filters make, and the effort that it takes.
+"""Measure recall under filters on typical selections of labels, and find the effort that the filters need.
 
-Of every selectivity, a half to a thousandth of the labels, three selections are measured: random labels, as of a column
-that has nothing to do with taste; the labels nearest to one query, as of a category, which that query has to itself and
-the others are far from; and the least popular. Where recall, of all labels or of one bucket's, is below the floor and
-half the way from there to 1, for other selections are not those measured, the search looks harder at this selectivity,
-and scores every eligible label in the end.
+At every selectivity, from a half to a thousandth of the labels, three selections are measured: random labels, like a
+column unrelated to taste; the labels nearest to one query, like a category that one query matches and the others are
+far from; and the least popular labels. The goal is half way between the recall floor and 1, because filters in
+production select other labels than the measured ones. Where recall of all labels, or of one bucket, misses the goal,
+the effort at this selectivity is raised; the last effort scores every eligible label.
 
 Legend: `L` labels, `Q` queries, `R` selected labels, `K` results, `E` coordinates of an augmented row.
 """
@@ -28,14 +28,14 @@ from longtail.index.search.filters import Filter, Selection
 from longtail.index.search.searcher import Searcher
 
 SELECTIVITIES = (0.5, 0.1, 0.01, 0.001)
-"""Shares of the labels that recall is measured at."""
+"""Shares of eligible labels at which recall is measured."""
 _DEPTHS = (10, MEASURED_DEPTH)
-"""Results per query."""
+"""Results per query at which recall is measured."""
 _BOOSTS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 _QUERIES = 40
 """Calibration queries, each at up to three λ."""
 _ENOUGH = 100
-"""Labels of a bucket in the exact answers from which on its recall is told."""
+"""Fewest labels of a bucket among the exact answers for which the bucket's recall is reported."""
 
 _Name = Literal["random", "near", "rare"]
 
@@ -43,7 +43,7 @@ _Name = Literal["random", "near", "rare"]
 def tune_filtered(
     bundle: Bundle, rows_LE: Float32, index: FaissIndex, effort: Effort, spec: IndexSpec, progress: Progress
 ) -> FilteredSearch:
-    """Measure recall under filters over augmented rows, float32 [L, E], and look harder where it is below the floor."""
+    """Measure recall under filters over augmented rows, float32 [L, E], and choose the efforts."""
     trial = FilteredTrial(bundle, rows_LE)
     efforts: list[FilteredEffort] = []
     recalls: list[FilteredRecall] = []
@@ -62,7 +62,7 @@ def tune_filtered(
 
 
 class FilteredTrial:
-    """Queries and selections of augmented rows, float32 [L, E], that every effort is measured with."""
+    """Queries and selections of augmented rows, float32 [L, E], shared by the measurements of all efforts."""
 
     def __init__(self, bundle: Bundle, rows_LE: Float32) -> None:
         self.bundle = bundle
@@ -75,13 +75,13 @@ class FilteredTrial:
         queries_CD = np.asarray(available[picked])
         dial = bundle.manifest.bias_removal
         places = sorted({min(max(value, dial.minimum), dial.maximum) for value in (0.0, dial.default, 1.0)})
-        if bundle.proposal is not None:
+        if bundle.proposal is not None:  # with a tree p_n(y|x), λ is not a coordinate of the rows
             places = [0.0]
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, place) for place in places])
         self._one_E = bundle.augmentation.queries(queries_CD[:1], places[0])[0]
 
     def selections(self, selectivity: float) -> Iterator[tuple[_Name, Int64]]:
-        """Rows of the selections of so many labels, int64 [R], ascending."""
+        """Yield the name and the rows, int64 [R], ascending, of each selection at a selectivity."""
         labels = len(self._rows_LE)
         count = max(1, round(selectivity * labels))
         products_L = self._rows_LE @ self._one_E
@@ -90,7 +90,7 @@ class FilteredTrial:
         yield "rare", np.sort(self._by_popularity_L[:count])
 
     def measure(self, searcher: Searcher, selectivity: float, name: _Name, rows_R: Int64) -> list[FilteredRecall]:
-        """Recall of the few and of the many best of some rows, int64 [R], by the scores that they reach: ties count."""
+        """Measure recall of the 10 and 100 best of some rows, int64 [R]; a label that ties counts."""
         mask_L = np.zeros(len(self._rows_LE), np.bool_)
         mask_L[rows_R] = True
         filters = [Filter(selection=Selection(mask_L))] * len(self.queries_QE)
@@ -115,7 +115,7 @@ class FilteredTrial:
 
 
 def _efforts(selectivity: float) -> Iterator[FilteredEffort]:
-    """Efforts to try, cheapest first; the last one finds everything."""
+    """Yield the efforts to try, cheapest first; the last effort scores every eligible label."""
     for boost in _BOOSTS:
         yield FilteredEffort(selectivity=selectivity, boost=boost)
     yield FilteredEffort(selectivity=selectivity, boost=_BOOSTS[-1], exact=True)

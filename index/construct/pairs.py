@@ -1,4 +1,4 @@
-"""Read pairs of a log for a forecast: a number for each query, label rows, and seconds since 1970.
+"""Read pairs of a log for a forecast: a number per query, label rows, and seconds since 1970.
 
 Legend: `N` pairs.
 """
@@ -24,11 +24,11 @@ from longtail.tables.table import id_of, read_table
 from longtail.tables.values import is_plausible, literal, micros_of, number_of
 
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
-"""Columns of an export of feedback, where it lacks those of the log."""
+"""Columns of an export of feedback, used where the training log's columns are missing."""
 
 
 class NewPairs(NamedTuple):
-    """Pairs of labels that a bundle has: a number for each query, label rows, int64 [N]; seconds since 1970 [N]."""
+    """Pairs with labels of a bundle: query numbers and label rows, int64 [N], and seconds since 1970 [N]."""
 
     queries: Int64
     labels: Int64
@@ -38,7 +38,7 @@ class NewPairs(NamedTuple):
 def read_pairs(
     place: Path | str, bundle: Bundle, settings: ForecastSettings, progress: Callable[[str], None]
 ) -> NewPairs:
-    """Read the pairs of a log or an export of feedback, by the columns that training read; raises PriorsError."""
+    """Read the pairs of a log or an export of feedback by training's column names; raises PriorsError."""
 
     def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
         found: dict[str, tuple[str, str]] = {}
@@ -64,6 +64,7 @@ def read_pairs(
                 raise PriorsError(f"{place}, column {settings.timestamp!r}: expected times, found {kind}")
             seconds = f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
             ignored = ", ".join(map(literal, settings.ignored)) or "''"
+            # Queries only need distinct numbers: a hash, shifted so that an unsigned 64-bit value fits BIGINT.
             query, label = f"(hash({table.column('query_id')}) >> 1)::BIGINT", table.column("label_id")
             given = f"{table.column('query_id')} IS NOT NULL AND {is_plausible(seconds, time.time())}"
             known = f"coalesce({given}, false)"
@@ -91,7 +92,7 @@ def read_pairs(
 
 
 def known_pairs(rows: pa.Table, bundle: Bundle) -> NewPairs:
-    """Return the rows of labels that a bundle has, of the columns `query`, `label` (ids) and `time` (seconds)."""
+    """Select the rows whose `label` is in a bundle; columns `query`, `label` (ids) and `time` (seconds)."""
     labels = pc.index_in(rows["label"].cast(bundle.labels.ids.type), bundle.labels.ids)
     rows = rows.filter(labels.is_valid())
     return NewPairs(

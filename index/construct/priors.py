@@ -1,4 +1,4 @@
-"""Read priors from a table: a number per label and prior, limits of their weights, and scales of their coordinates.
+"""Read priors from a table: numbers per label, limits of their weights, and scales of their coordinates.
 
 Legend: `L` labels, `P` priors.
 """
@@ -33,7 +33,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """Which weights requests may give a prior; `default` is of a request that names none."""
+    """Weights that requests may give a prior; a request that names no weight gets `default`."""
 
     minimum: float
     maximum: float
@@ -63,14 +63,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class PriorTable:
-    """A table of priors and what to make of it.
+    """A table of priors, with limits of their weights and a rule for missing values.
 
     Args:
         path: file, directory, glob or URL of a table: a column `label_id` and a column of numbers for each prior.
-        limits: of the weights, by name. Priors without any get ±3 / σ, σ the standard deviation of the prior, and the
-            default 0. If given, columns that it does not name are left out.
-        missing: value of labels that the table lacks, or has a null for: a number, or the column's `min` or `median`.
-            None: every label must have one. Labels added while serving get the same, the median if None.
+        limits: limits of the weights, by name of the prior. Priors without limits get ±3 / σ, with σ the standard
+            deviation of the prior, and the default 0. If limits are given, columns without limits are left out.
+        missing: value of labels that the table lacks or has null for: a number, or the column's `min` or `median`.
+            None: every label must have a value. Labels added while serving get the same value, the median if None.
     """
 
     path: Path | str
@@ -78,8 +78,9 @@ class PriorTable:
     missing: float | Literal["min", "median"] | None = None
 
     def read(self, bundle: Bundle, *, like: Priors | None = None, progress: Callable[[str], None]) -> Priors:
-        """Read the priors of a bundle's labels, with the settings of `like` unless limits are given; raises
-        PriorsError.
+        """Read the priors of a bundle's labels; raises PriorsError.
+
+        Where no limits are given, those of `like`, the priors of an earlier release, stay.
         """
         try:
             with engine() as duck:
@@ -92,6 +93,7 @@ class PriorTable:
                 ids = table.arrow([LABEL_COLUMN])[LABEL_COLUMN].combine_chunks()
         except DataError as error:
             raise PriorsError(str(error)) from error
+        # `_values` appends a NaN row, which labels that the table lacks point at.
         rows_L = _rows_of(self.path, ids, bundle, progress)
         values_LP = np.stack([values[name][rows_L] for name in names], axis=1)
         missing_P = self._fill(values_LP, names, bundle)
@@ -104,7 +106,7 @@ class PriorTable:
         return Priors(settings, filled_LP)
 
     def _names(self, columns: Sequence[str], like: Priors | None) -> list[str]:
-        """Return the priors, in order of the coordinates."""
+        """Return the names of the priors, in the order of their coordinates."""
         if like is not None:
             wanted: Collection[str] = like.names
             if unknown := self.limits.keys() - set(wanted):
@@ -122,7 +124,7 @@ class PriorTable:
         return names if like is None else like.names
 
     def _values(self, table: Table, name: str) -> Float64:
-        """Return a column with one more row at the end, NaN; nulls are NaN."""
+        """Return a column, float64, with a NaN row appended; nulls are NaN."""
         cell, kind = table.column(name), table.kinds[name]
         number = f"{cell}::DOUBLE" if kind == "BOOLEAN" else number_of(cell, kind)
         if number is None:
@@ -142,7 +144,7 @@ class PriorTable:
         return values
 
     def _fill(self, values_LP: Float64, names: list[str], bundle: Bundle) -> Float64:
-        """Return what labels without a value get, float64 [P]."""
+        """Return the value of labels without one, float64 [P], for each prior."""
         absent_LP = np.isnan(values_LP)
         if self.missing is None and absent_LP.any():
             row, place = (int(at) for at in np.argwhere(absent_LP)[0])
@@ -190,9 +192,9 @@ def _columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
 
 
 def _rows_of(path: Path | str, ids: pa.Array, bundle: Bundle, progress: Callable[[str], None]) -> Int64:
-    """Return the table's row of every label, int64 [L]; of a label that it lacks, the one after its last.
+    """Find the table's row of every label, int64 [L]; labels that the table lacks get its length.
 
-    An id of no label counts as the boolean or whole number that it spells.
+    An id that is not a label's is read as the boolean or whole number that it spells.
     """
     if ids.null_count:
         raise PriorsError(f"{path}, column {LABEL_COLUMN!r}: expected an id in every row, found {ids.null_count} nulls")

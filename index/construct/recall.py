@@ -1,4 +1,4 @@
-"""Recall of an index against exact search, at every λ, μ and weight of a prior that matters, on held-out queries.
+"""Measure recall of an index against exact search on held-out queries, at all relevant λ, μ and weights of priors.
 
 Legend: `C` calibration queries, `Q` = C × places on the dials, `K` results, `E` coordinates of an augmented row.
 """
@@ -21,39 +21,41 @@ from longtail.index.search.faiss_index import MEASURED_DEPTH
 from longtail.index.search.searcher import Searcher
 
 Progress = Callable[[str], None]
-"""Told what is being done, one line at a time."""
+"""Callback that gets progress reports, one line at a time."""
 _QUERIES = 200
 _FEW = 10
-"""Results of a short list, which takes less effort to find."""
+"""Results of a short answer, which takes less effort to find."""
 ROWS_AT_ONCE = 1 << 20
-"""Labels whose rows are in memory at a time, where not all are: 270 MB of 65 coordinates."""
+"""Rows of labels in memory at a time, where not all fit: 270 MB with 65 coordinates."""
 _ENOUGH = 20
-"""Labels among the exact answers of a place from which on their recall is told."""
+"""Fewest labels among a place's exact answers for which their recall is measured."""
 _ALL_CORNERS_UP_TO = 3
-"""Priors of which every combination of limits is measured; of more, each alone and all together."""
+"""Largest number of priors for which every combination of limits is measured, 2^3; with more, each prior alone and all
+together."""
 Place = tuple[float, float, tuple[float, ...]]
-"""λ, μ and the weight of every prior."""
+"""A place on the dials: λ, μ and the weight of every prior."""
 TOLERANCE = 1e-5
-"""Two float32 sums of the same products differ by less, relative to the scores' size."""
+"""Bound on the difference of two float32 sums of the same products, relative to the scores' size."""
 
 
 class Calibration:
-    """The queries and exact answers that every setting of a build is measured with.
+    """Queries and exact answers with which a build measures every setting.
 
-    λ runs over 0, ½ and 1, the bundle's default, and both ends of the range that requests may use, all at μ = 0. A
-    request may give λ + μ no more than that range where one coordinate holds both. Where log π has a coordinate of its
-    own, the default μ and the corners follow: both ends of μ at the default λ and at both ends of λ. With a tree
-    p_n(y|x) the coordinate carries μ alone, but for requests for similar labels: λ = 0 is always among the places,
-    with both ends of μ.
+    λ takes the values 0, ½ and 1, the bundle's default, and both ends of the range that requests may use, all at μ = 0.
+    Where one coordinate holds λ + μ, requests keep the sum in that range, so no other place is needed. Where log π has
+    its own coordinate, the default μ and the corners are added: both ends of μ at the default λ and at both ends of λ.
+    With a tree p_n(y|x) the coordinate carries μ alone, except in requests for similar labels: λ = 0 is then always
+    among the places, with both ends of μ.
 
-    With priors all these are measured at their default weights, and the corners of the weights follow, at the least,
-    the default and the largest λ.
+    With priors all these places use the default weights, and the corners of the weights are added at the least, the
+    default and the largest λ.
 
     Args:
-        rows_LE: float32 [L, E], its augmented rows; None: read from it part by part, for what no memory holds.
+        rows_LE: float32 [L, E], augmented rows of the bundle; None: read from the bundle in parts, for catalogues
+            beyond memory.
 
     Attributes:
-        best_QK: label rows of the exact answers, int64 [Q, K], of the largest depth.
+        best_QK: label rows of the exact answers, int64 [Q, K], at the largest depth.
     """
 
     def __init__(self, bundle: Bundle, rows_LE: Float32 | None, queries: int = _QUERIES) -> None:
@@ -68,14 +70,15 @@ class Calibration:
         self._names = [] if bundle.priors is None else bundle.priors.names
         self.queries_QE = np.concatenate([bundle.augmentation.queries(queries_CD, *place) for place in self.places])
         scores_QK, self.best_QK = _exact_best(bundle, rows_LE, self.queries_QE, self.k)
+        # An answer counts by its exact score, not by its row: labels that tie with the k-th best are right as well.
         tolerance_Q = TOLERANCE * np.abs(scores_QK).max(axis=1)
         self._least = {k: scores_QK[:, k - 1] - tolerance_Q for k in self.depths}
 
     def measure(self, searcher: Searcher, k: int | None = None) -> tuple[list[RecallAt], float]:
-        """Measure recall@k, by default at the largest depth, at every place on the dials, and queries per second.
+        """Measure recall@k at every place on the dials, and queries per second; k defaults to the largest depth.
 
-        A label that is found counts when its exact score reaches the exact k-th best: ties count. What a search fills
-        up exactly does not: where the lists hold fewer than k labels, recall would be 1 at k and low below it.
+        A found label counts if its exact score reaches the exact k-th best, so ties count. Labels that a search adds
+        exactly because the lists hold fewer than k do not count: they would hide low recall at smaller k.
         """
         started = time.perf_counter()
         _, hits_QK = self.found(searcher, self.k if k is None else k)
@@ -83,7 +86,7 @@ class Calibration:
         return self.recall(hits_QK), rate
 
     def recall(self, hits_QK: Bools) -> list[RecallAt]:
-        """The share that counts at every place, of what `found` found."""
+        """Compute recall at every place from the hits, bool [Q, k], of `found`."""
         recalls = hits_QK.reshape(len(self.places), -1).mean(axis=1)
         return [
             RecallAt(
@@ -96,13 +99,13 @@ class Calibration:
         ]
 
     def found(self, searcher: Searcher, k: int) -> tuple[Int64, Bools]:
-        """What a search of every query finds: label rows int64 [Q, k], and which of them count, bool [Q, k]."""
+        """Search every query: label rows int64 [Q, k], and which of the rows are hits, bool [Q, k]."""
         _, rows_QK = searcher.found(self.queries_QE, k)
         hits_QK: Bools = self._exact.rescore(self.queries_QE, rows_QK) >= self._least[k][:, None]
         return rows_QK, hits_QK
 
     def recall_of(self, labels_L: Bools, rows_QK: Int64, hits_QK: Bools) -> list[float]:
-        """Compute the recall of some labels, bool [L], at every place; 1 where they are too few among the answers."""
+        """Compute recall of some labels, bool [L], at every place; 1 where exact answers hold too few."""
         expected_Q = np.count_nonzero(labels_L[self.best_QK[:, : rows_QK.shape[1]]], axis=1)
         found_Q = np.minimum(np.count_nonzero(hits_QK & labels_L[rows_QK], axis=1), expected_Q)
         shape = len(self.places), -1
@@ -111,7 +114,7 @@ class Calibration:
 
 
 def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k: int) -> tuple[Float32, Int64]:
-    """The k best of all labels, float32 and int64 [Q, k]."""
+    """Find the k best of all labels exactly, float32 and int64 [Q, k]."""
     if rows_LE is not None:
         scores_QK, rows_QK = faiss.knn(queries_QE, rows_LE, k, metric=faiss.METRIC_INNER_PRODUCT)
         return scores_QK, rows_QK
@@ -125,7 +128,7 @@ def _exact_best(bundle: Bundle, rows_LE: Float32 | None, queries_QE: Float32, k:
 
 
 def _places(bundle: Bundle) -> list[Place]:
-    """Pairs of λ and μ at the priors' default weights, then the corners of the weights."""
+    """List the places: pairs of λ and μ at the priors' default weights, then the corners of the weights."""
     pairs, settings = _pairs(bundle), () if bundle.priors is None else bundle.priors.settings
     defaults = tuple(prior.default for prior in settings)
     corners = sorted({*_corners(settings)} - {defaults}) if settings else []
@@ -140,7 +143,7 @@ def _places(bundle: Bundle) -> list[Place]:
 
 
 def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
-    """Weights at their limits: in every combination, or each alone and all together."""
+    """List weights at their limits: every combination, or each prior alone and all together."""
     ends = [(prior.minimum, prior.maximum) for prior in settings]
     if len(ends) <= _ALL_CORNERS_UP_TO:
         return product(*ends)
@@ -150,7 +153,7 @@ def _corners(settings: Sequence[Prior]) -> Iterable[tuple[float, ...]]:
 
 
 def _pairs(bundle: Bundle) -> list[tuple[float, float]]:
-    """Pairs of λ and μ, those of μ = 0 first."""
+    """List the pairs of λ and μ to measure; pairs with μ = 0 come first."""
     dial, prior = bundle.manifest.bias_removal, bundle.manifest.popularity
     inside = [value for value in (0.0, 0.5, 1.0) if dial.minimum <= value <= dial.maximum]
     places = {(value, 0.0) for value in (dial.minimum, *inside, dial.default, dial.maximum)}

@@ -1,4 +1,4 @@
-"""Measure settings of an index: which efforts there are, what each recalls, and the least that suffices.
+"""Measure settings of an index: the efforts to try, the recall of each, and the least that suffices.
 
 Legend: `L` labels, `Q` timed queries.
 """
@@ -20,18 +20,18 @@ TARGET = 0.99
 """Recall at which the build stops looking for better settings; a floor above it becomes the target."""
 _PROBES = (2, 4, 8, 16, 32, 64, 128, 256)
 _BETWEEN = (3, 6, 12, 24, 48, 96, 192)
-"""Further lists to visit, where there is nothing else to choose."""
+"""Further numbers of lists to try, for kinds whose only setting is the number of lists."""
 _HEAD_PER_LISTS = 3
-"""Rows of a head in the time that it takes for one of a list: 5 ns and 15 of 65 coordinates."""
+"""Head rows that are scored in the time of one row of a list: 5 ns against 15 ns with 65 coordinates."""
 _LEAST_HEAD = 100
 _REFINE: dict[Kind, tuple[int, ...]] = {"ivf_sq": (1, 2), "ivf_fastscan": (1, 2, 4, 8)}
 _TIMED = 120
-"""Queries, over all places on the dials alike."""
+"""Timed queries, spread evenly over the places on the dials."""
 _ROUNDS = 5
 
 
 def half_decades(least: int, below: int) -> list[int]:
-    """Get the sizes below a bound, each √10 times the one before, smallest first."""
+    """List sizes below a bound from `least` on, each √10 times the previous one."""
     sizes: list[int] = []
     while (size := round(least * 10 ** (len(sizes) / 2))) < below:
         sizes.append(size)
@@ -39,7 +39,7 @@ def half_decades(least: int, below: int) -> list[int]:
 
 
 def efforts_of(index: FaissIndex) -> Iterator[Effort]:
-    """Iterate over the efforts to try on an index, about cheapest first; none beyond looking everywhere."""
+    """Yield the efforts to try on an index, roughly cheapest first, up to visiting every list."""
     if not index.has_lists:
         yield Effort()
         return
@@ -50,13 +50,13 @@ def efforts_of(index: FaissIndex) -> Iterator[Effort]:
 
 
 def rows_scored(index: FaissIndex, effort: Effort, head: int) -> float:
-    """Compute about how many rows a query scores, in rows of the head, which are scored at once."""
+    """Estimate the cost of a query as an equivalent number of head rows."""
     scored = head if effort.head is None else effort.head
     return scored + _HEAD_PER_LISTS * effort.probes * effort.refine * index.labels / float(index.index.nlist)
 
 
 def trial_at(bundle: Bundle, calibration: Calibration, index: FaissIndex, effort: Effort) -> Trial:
-    """Measure an index with its head at an effort."""
+    """Measure recall and speed of an index with its head at one effort."""
     recall, rate = calibration.measure(Searcher(bundle, index, effort))
     return Trial(kind=index.kind, head=_size(index), effort=effort, recall=recall, queries_per_second=round(rate, 1))
 
@@ -70,10 +70,11 @@ def efforts_at(
     progress: Progress,
     target: float = TARGET,
 ) -> list[EffortAt]:
-    """Find the least effort of each place and depth that reaches the target there, or as much as the chosen one does.
+    """Find the least effort of each place and depth with sufficient recall.
 
-    With less than the whole head, the head's own labels reach it, too, where enough of them are among the answers:
-    what is saved is not their recall.
+    Sufficient is the target, or the recall of the chosen effort if that stays below the target. An effort with less
+    than the whole head must also reach sufficient recall for the labels of the whole head alone, where enough of them
+    are among the exact answers: time must not be saved at the expense of the most frequent labels.
     """
     if not index.has_lists:
         return []
@@ -108,7 +109,10 @@ def efforts_at(
 
 
 def _lesser(index: FaissIndex, most: Effort) -> list[Effort]:
-    """Efforts that cost less than one that suffices everywhere, cheapest first; of `ivf_flat` with less of the head."""
+    """List the efforts that cost less than one that suffices everywhere, cheapest first.
+
+    For `ivf_flat` some of them score only a part of the head.
+    """
     head = _size(index)
     efforts = [
         effort
@@ -126,9 +130,10 @@ def _lesser(index: FaissIndex, most: Effort) -> list[Effort]:
 def rates(
     searchers: Sequence[Searcher], calibration: Calibration, clock: Callable[[], float] = time.process_time
 ) -> list[float]:
-    """Compute the queries per CPU second of searchers, one query at a time, for as many results as recall is of.
+    """Measure the queries per CPU second of searchers, one query at a time.
 
-    They take turns, and the quickest of a query's turns counts: other load slows none of them more.
+    Every query asks for `calibration.k` results. The searchers take turns, and the fastest of a query's rounds counts,
+    so that other load on the machine affects all searchers alike.
     """
     places = np.linspace(0, len(calibration.queries_QE) - 1, min(_TIMED, len(calibration.queries_QE)))
     queries_QE = calibration.queries_QE[places.astype(np.int64)]

@@ -1,7 +1,8 @@
-"""What to build: the kinds of index, and the FAISS factory string each of them comes to.
+"""Define the kinds of index, and the FAISS factory string of each.
 
-Every FAISS index has augmented rows [METHODS §6] of all labels and searches by inner product; an exact head is searched
-as well. `milvus_flat` and `milvus_ivf_flat` are collections of a Milvus server; `milvus` chooses one of them by size.
+Every FAISS index holds augmented rows [METHODS §6] of all labels and searches by inner product; an exact head is
+searched as well. `milvus_flat` and `milvus_ivf_flat` are collections of a Milvus server; `milvus` chooses between them
+by the number of labels.
 """
 
 from __future__ import annotations
@@ -15,26 +16,28 @@ from longtail.index.manifests import Device, Kind
 
 _CHOICES = ("auto", "flat", "ivf_flat", "ivf_sq", "ivf_fastscan", "milvus", "milvus_flat", "milvus_ivf_flat")
 FLAT_UP_TO = 50_000
-"""Catalogues for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a
-millisecond on one core, and exact search needs no tuning and answers every filter exactly."""
+"""Largest catalogue for which `auto` stays exact: scanning 50,000 rows of 64 floats takes about half a millisecond on
+one core, and exact search needs no tuning and answers every filter exactly."""
 
 _POINTS_PER_LIST = 39
-"""FAISS wants at least this many training rows per k-means centroid."""
+"""FAISS warns below this number of training rows per k-means centroid."""
 _LABELS_PER_LIST = 250
 _CODED_LISTS = 1_000
-"""Lists from which on centroids are found by codes of four bits a coordinate, of which the best few are compared
-exactly: the same lists in half the time of four thousand, for a query as for the row that a build assigns."""
+"""Number of lists from which centroids are found by codes of four bits a coordinate, the best few of which are compared
+exactly. With four thousand lists this finds the same lists in half the time, in queries and in the build."""
 _FASTSCAN_CODES = 16
+"""Values of a code of four bits: the centroids of each of its quantisers."""
 _FASTSCAN_LEAST_LABELS = _POINTS_PER_LIST * _FASTSCAN_CODES
 _FASTSCAN_DIMS = 2
 """Coordinates that share a code of four bits."""
 _SQ_STEP = 16
-"""FAISS reads scalar codes several at a time only where they are a multiple of these; else at a sixth of the speed."""
+"""FAISS decodes scalar codes in vector instructions only if the width is a multiple of this; otherwise the speed drops
+to a sixth."""
 
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """What index to build, and the recall that it must reach; raises SpecError.
+    """Kind of index to build, and the recall that the index must reach; raises SpecError.
 
     Args:
         text: `auto`, `flat`, `ivf_flat`, `ivf_sq`, `ivf_fastscan`, `milvus`, `milvus_flat` or `milvus_ivf_flat`.
@@ -56,7 +59,7 @@ class IndexSpec:
         return self.text.startswith("milvus")
 
     def kind(self, labels: int) -> Kind:
-        """The kind that this spec comes to for a catalogue of `labels`, the plainest of those that `auto` measures."""
+        """Return the kind for a catalogue of `labels`; for `auto` the simplest kind that it compares."""
         if self.text == "auto":
             return "flat" if labels <= FLAT_UP_TO else "ivf_flat"
         if self.text == "milvus":
@@ -64,7 +67,7 @@ class IndexSpec:
         return cast("Kind", self.text)
 
     def candidates(self, labels: int, device: Device) -> list[IndexSpec]:
-        """What may be built: for an `auto` that has a choice the kinds that it measures, the plainest first."""
+        """List the specs to build and compare, simplest first; only `auto` on large catalogues has several."""
         if self.text != "auto" or labels <= FLAT_UP_TO:
             return [replace(self, text=self.kind(labels))]
         kinds: list[Kind] = ["ivf_flat"]
@@ -75,14 +78,14 @@ class IndexSpec:
         return [replace(self, text=kind) for kind in kinds]
 
     def least_labels(self) -> int:
-        """Labels outside the head that its codes are trained with, at the least."""
+        """Return the smallest number of labels outside the head that training needs."""
         return _FASTSCAN_LEAST_LABELS if self.text == "ivf_fastscan" else 1
 
     def factory(self, labels: int, dim: int, device: Device = "cpu", lists_known: int | None = None) -> tuple[str, int]:
-        """Get the FAISS factory string for so many rows of `dim` coordinates, and the width that it takes.
+        """Get the FAISS factory string for rows of `dim` coordinates, and the index's width.
 
-        A width beyond `dim` means rows and queries are padded with zeros, which changes no score. The number of lists
-        is `lists_known`, or befits the labels.
+        If the width is larger than `dim`, rows and queries are padded with zeros, which changes no score. The number of
+        lists is `lists_known`, or follows from the number of labels.
         """
         count = lists_known or max(1, min(_lists(labels), labels // _POINTS_PER_LIST))
 
@@ -104,13 +107,14 @@ class IndexSpec:
                         f"its codes, received {labels:,}; use --spec auto"
                     )
                 codes = math.ceil(dim / _FASTSCAN_DIMS)
-                # "r": codes are of what a row adds to the centroid of its list.
+                # "r": the codes hold residuals, the difference between a row and the centroid of its list.
                 width = codes * _FASTSCAN_DIMS
                 return f"{lists(width)},PQ{codes}x4fsr", width
         raise SpecError(f"index spec {self.text!r}: expected one that FAISS builds, received one of Milvus")
 
 
 def _lists(labels: int) -> int:
-    """Four times √N; beyond a million labels one for 250, up to eight times √N: codes of centroids are quickly read."""
+    """Choose the number of lists: 4 √N, and beyond a million labels N / 250, at most 8 √N."""
+    # More than the usual 4 √N lists pay for large catalogues, because centroids are then found by codes.
     root = math.sqrt(labels)
     return round(min(max(4 * root, labels / _LABELS_PER_LIST), 8 * root))

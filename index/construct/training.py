@@ -1,4 +1,4 @@
-"""Train and fill a FAISS index over all labels, id i = row i, and order the labels by reach for its exact head.
+"""Train and fill a FAISS index over all labels, id i = row i, and rank the labels for its exact head.
 
 Legend: `L` labels, `C` inverted lists, `E` coordinates of an augmented row.
 """
@@ -19,17 +19,18 @@ from longtail.index.manifests import Device
 from longtail.index.search.faiss_index import FaissIndex, Head, pad
 
 _TRAINING_ROWS_PER_LIST = 64
-"""k-means sample: enough for stable lists, and a million labels train in seconds."""
+"""k-means rows per list: enough for stable lists, and a million labels train in seconds."""
 _COMPARED_EXACTLY = 4
-"""Times as many centroids as lists are wanted that codes choose: of 3,994 lists the nearest was the nearest for 50,000
-rows of 50,000, and of the nearest two 997 in a thousand were found."""
+"""Centroids that the codes preselect for every list wanted. Measured with 3,994 lists: the nearest list was right for
+all of 50,000 rows, and of the nearest two 997 in a thousand were found."""
 
 
 def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) -> Int64:
-    """Sort label rows, those first that may be answered for any query, int64 [L].
+    """Sort label rows, int64 [L], by reach: labels that many queries may get come first.
 
-    That is the most frequent ones, and with priors, in turn, those that each place on the dials lifts most. Without
-    augmented rows, float32 [L, E], these are read from the bundle part by part.
+    These are the most frequent labels; with priors, a label's rank is its best one among the order by frequency and the
+    orders by the score that each place on the dials adds. `rows_LE` are augmented rows, float32 [L, E]; None: read from
+    the bundle in parts.
     """
     by_popularity_L = np.argsort(-bundle.labels.log_pi, kind="stable")
     if bundle.priors is None:
@@ -37,6 +38,7 @@ def by_reach(bundle: Bundle, rows_LE: Float32 | None, calibration: Calibration) 
     ranks = [by_popularity_L]
     for place in calibration.places:
         added_E = bundle.augmentation.queries(np.zeros((1, bundle.manifest.dim), np.float32), *place)[0]
+        # A query with a zero vector scores only what the dials add, which is the same for every real query.
         lift_L = _products(bundle, rows_LE, added_E)
         if any(place[2]) and np.ptp(lift_L) > 0:
             ranks.append(np.argsort(-lift_L, kind="stable"))
@@ -57,16 +59,18 @@ def _products(bundle: Bundle, rows_LE: Float32 | None, query_E: Float32) -> Floa
 
 
 def head_of(rows_LE: Float32, rows_H: Int64) -> Head | None:
-    """Create the exact head of some label rows, int64 [H], in their order; None of none."""
+    """Create the exact head of label rows, int64 [H], keeping their order; None without rows."""
     return Head(rows_H, np.ascontiguousarray(rows_LE[rows_H])) if len(rows_H) else None
 
 
 def make_index(
     spec: IndexSpec, rows_LE: Float32, device: Device, *, outside: Int64 | None = None, like: FaissIndex | None = None
 ) -> FaissIndex:
-    """Train and fill the index of a spec, without a head, with augmented rows, float32 [L, E].
+    """Train and fill the index of a spec with augmented rows, float32 [L, E]; without a head.
 
-    It is trained with the rows `outside` the smallest head, whose log ν differs most, and has the centroids of `like`.
+    Args:
+        outside: rows to train with, int64: those outside the smallest head, whose log ν differs most; None: all.
+        like: an index whose centroids the new one takes over; None: centroids are trained.
     """
     training_RE = rows_LE if outside is None else rows_LE[outside]
     centroids_CE = like.centroids[:, : rows_LE.shape[1]] if like is not None else None
@@ -85,12 +89,12 @@ def train_index(
     training_RE: Float32 | None = None,
     centroids_CE: Float32 | None = None,
 ) -> Any:
-    """Train and fill a FAISS index on the CPU with id i = row i of `rows_LE`, metric inner product.
+    """Train and fill a FAISS index, id i = row i of `rows_LE`, metric inner product; returns it on the CPU.
 
     Args:
         rows_LE: float32 [L, E], E <= width.
         training_RE: float32, rows to train with; None: all.
-        centroids_CE: float32, of an inverted file's lists; None: they are trained.
+        centroids_CE: float32, centroids of an inverted file's lists; None: k-means finds them.
     """
     try:
         index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
@@ -99,6 +103,7 @@ def train_index(
             quantizer = faiss.downcast_index(index.quantizer)
             if isinstance(quantizer, faiss.IndexRefine):
                 quantizer.k_factor = _COMPARED_EXACTLY
+            # A quantiser that already holds its centroids makes FAISS skip k-means.
             if centroids_CE is not None:
                 quantizer.train(pad(centroids_CE, width))
                 quantizer.add(pad(centroids_CE, width))
@@ -116,7 +121,7 @@ def train_index(
 
 
 def bytes_per_label(index: FaissIndex) -> float:
-    """Compute the bytes of the file that FAISS writes of an index, per label."""
+    """Compute the size of an index's FAISS file, in bytes per label."""
     written = 0
 
     def count(block: bytes) -> int:
@@ -129,13 +134,13 @@ def bytes_per_label(index: FaissIndex) -> float:
 
 
 def _train(index: Any, rows_RE: Float32) -> None:
-    """Train an index; where its centroids have codes, k-means looks for the nearest by codes too."""
+    """Train an index; where its centroids have codes, k-means also finds the nearest centroid by codes."""
     quantizer = faiss.downcast_index(index.quantizer) if isinstance(index, faiss.IndexIVF) else None
     if isinstance(quantizer, faiss.IndexRefine) and not quantizer.ntotal:
         nearest = faiss.clone_index(quantizer)
         index.clustering_index, index.cp.update_index = nearest, True
         index.train(rows_RE)
         index.clustering_index = None
-        nearest.this.own(True)  # which FAISS had taken from Python, and would not free
+        nearest.this.own(True)  # the assignment gave FAISS's wrapper ownership, but FAISS does not free it
     else:
         index.train(rows_RE)

@@ -1,11 +1,11 @@
-"""Build an index and choose its settings by measured recall: how large the exact head, how hard the search.
+"""Build an index and choose its settings by measured recall: the size of the exact head and the search effort.
 
 One FAISS index over all rows loses recall as λ and μ grow, because log ν and log π change the rows' norms. So every
-query is multiplied with an exact head as well: the most frequent labels, and with priors those that any corner of their
-weights lifts most. The index is the same whatever the head, so one search of it at each effort gives the recall of
-every size: of an exact answer, what ranks in the head counts, and of the others what was found. The build chooses the
-head whose queries score the fewest rows, starts with the cheapest effort, looks harder, then widens the head, until
-recall reaches the target everywhere.
+query is also multiplied with an exact head: the most frequent labels, and with priors the labels that gain most at some
+corner of the priors' weights. The index does not depend on the head, so one search of the index at each effort gives
+the recall for every head size: an exact answer counts if it ranks in the head or if the index found it. The build
+chooses the head whose queries score the fewest rows, starts with the cheapest effort, raises the effort, and then
+enlarges the head, until recall reaches the target everywhere.
 
 Legend: `L` labels, `Q` queries, `K` results.
 """
@@ -49,14 +49,17 @@ from longtail.index.search.gpu import check_device
 from longtail.index.search.searcher import Searcher
 
 MARGIN = 1.25
-"""Times as many queries a second as the first kind that another must answer to be taken: a close call, or a timing
-that was disturbed, is no reason to do without the rows themselves."""
+"""Factor by which another kind must exceed the first kind's queries per second to be chosen: a small or disturbed
+difference does not justify giving up uncompressed rows."""
 _LEAST_HEAD, _MOST_HEAD_SHARE = 1_000, 0.16
 
 
 @dataclass(frozen=True)
 class TunedIndex:
-    """An index in memory, or a collection, at the chosen setting, and what was measured, as in `ReleaseManifest`."""
+    """An index in memory, or a Milvus collection, at the chosen setting, with its measurements.
+
+    The fields are those of `ReleaseManifest`.
+    """
 
     kind: Kind
     dim: int
@@ -74,12 +77,12 @@ class TunedIndex:
 
     @property
     def recall(self) -> list[RecallAt]:
-        """Recall of what is served, at every place on the dials and the largest depth."""
+        """Return the served recall at every place on the dials, at the largest depth."""
         served = [at for at in self.efforts if at.k == self.recall_k]
         return [RecallAt(**at.model_dump(exclude={"k", "effort"})) for at in served] or self.chosen.recall
 
     def searcher(self, bundle: Bundle) -> Searcher:
-        """Create a searcher as a release of this index has it, if FAISS holds it."""
+        """Create the searcher of a release of this index, which FAISS must hold."""
         assert self.index is not None
         filtered = self.filtered.efforts if self.filtered else ()
         return Searcher(bundle, self.index, self.chosen.effort, filtered, self.efforts)
@@ -87,7 +90,7 @@ class TunedIndex:
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A kind at the setting of it that recalls best, or enough."""
+    """A kind of index at its first setting with enough recall, or at the one with the most."""
 
     index: FaissIndex
     bytes: float
@@ -98,11 +101,12 @@ class _Tuned:
 def tune_index(
     bundle: Bundle, spec: IndexSpec, device: Device, progress: Progress, like: FaissIndex | None = None
 ) -> TunedIndex:
-    """Build an index over a bundle's labels, cheapest setting first, until its recall suffices at every λ and μ.
+    """Build an index over a bundle's labels whose recall suffices at every λ and μ.
 
-    An `auto` that has a choice builds every kind that fits, over the same lists, and takes the quickest. With the index
-    of a release before, `like`, its kind is filled again over its lists, and nothing is clustered. Raises SpecError,
-    DeviceError, or RecallFloorError where the best setting stays below the floor.
+    Settings are tried cheapest first. On large catalogues `auto` builds every kind that fits, over the same lists, and
+    chooses the fastest. With `like`, the index of an earlier release, the same kind is filled over the same lists, and
+    nothing is clustered. Raises SpecError, DeviceError, or RecallFloorError where the best setting stays below the
+    floor.
     """
     check_device(device)
     started = time.perf_counter()
@@ -120,10 +124,11 @@ def tune_index(
         kind, plainer = candidate.kind(labels), tried[0] if tried else None
         heads = [0] if kind == "flat" else head_sizes(labels, candidate.least_labels())
         progress(f"train and fill {kind}")
+        # Centroids are trained without the smallest head, whose log ν differs most from the other rows.
         outside = np.sort(order_L[heads[0] :]) if heads[0] else None
         index = make_index(candidate, rows_LE, device, outside=outside, like=first)
         first = first or index
-        # Codes find no more than the plainer kind did with as large a head and as many probes: they begin there.
+        # With the same head and probes codes recall no more than exact rows did, so their trials start there.
         least, sought = Effort(), target
         if plainer is not None:
             heads, least = [plainer.chosen.head], plainer.chosen.effort
@@ -171,7 +176,7 @@ def tune_index(
 
 
 def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, trials: int, remedy: str) -> None:
-    """Refuse the best of some settings where its recall is below the spec's floor."""
+    """Raise RecallFloorError if the lowest recall of the best setting is below the spec's floor."""
     if lowest.recall < spec.recall_floor:
         raise RecallFloorError(
             f"index spec {spec.text!r}: expected recall@{calibration.k} >= {spec.recall_floor} against exact search at "
@@ -181,7 +186,10 @@ def check_floor(lowest: RecallAt, spec: IndexSpec, calibration: Calibration, tri
 
 
 def head_sizes(labels: int, rest: int = 1) -> list[int]:
-    """Get the sizes of a head to choose from, smallest first; all but the first leave at least `rest` labels out."""
+    """List the head sizes to choose from, smallest first.
+
+    All sizes but the first leave at least `rest` labels outside the head.
+    """
     smallest, most = min(_LEAST_HEAD, labels // 10), min(int(labels * _MOST_HEAD_SHARE), labels - rest)
     sizes = [smallest, *half_decades(_LEAST_HEAD, most)[1:]]
     return [*sizes, most] if most > sizes[-1] else sizes
@@ -195,10 +203,10 @@ def choose_head(
     calibration: Calibration,
     target: float,
 ) -> int:
-    """Choose the size whose queries score the fewest rows where each place on the dials reaches a recall.
+    """Choose the head size with the lowest cost at the target recall on every place.
 
-    Of `ivf_flat` each place may score less than the whole head, so the head is as large as the neediest place's; of
-    other kinds the mean over the places decides. Where no size suffices the smallest is taken.
+    With `ivf_flat` each place may score only a part of the head, so the head is as large as the most demanding place
+    needs; for other kinds the mean cost over the places decides. If no size suffices, the smallest is chosen.
     """
     rank_L = np.empty(len(order_L), np.int64)
     rank_L[order_L] = np.arange(len(order_L))
@@ -209,6 +217,7 @@ def choose_head(
         found_QK, hits_QK = calibration.found(searcher.at(effort), calibration.k)
         found_QK = rank_L[found_QK]
         for place, size in enumerate(sizes):
+            # The head scores its labels exactly, so its share of the exact answers counts without a search.
             in_head_Q = np.count_nonzero(exact_QK < size, axis=1)
             hits_Q = in_head_Q + np.count_nonzero(hits_QK & (found_QK >= size), axis=1)
             recalls = np.minimum(hits_Q / calibration.k, 1.0).reshape(len(calibration.places), -1).mean(axis=1).round(6)
@@ -222,7 +231,7 @@ def choose_head(
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """Choose the first kind, unless others are quicker by `MARGIN`; then the quickest of them."""
+    """Choose the fastest kind if it beats the first by `MARGIN`, otherwise the first."""
     speeds = [trial.queries_per_second or 0.0 for trial in trials]
     quickest = max(range(len(speeds)), key=speeds.__getitem__)
     return quickest if speeds[quickest] >= MARGIN * speeds[0] else 0
@@ -231,7 +240,10 @@ def choose(trials: Sequence[Trial]) -> int:
 def _timed(
     bundle: Bundle, calibration: Calibration, target: float, tried: Sequence[_Tuned], progress: Progress
 ) -> list[Trial]:
-    """The kinds that were tried, those timed that recall as much as is looked for, or as the plainest does."""
+    """Return one trial per kind, with speeds of the kinds whose recall suffices.
+
+    Recall suffices if it reaches the target, or the recall of the simplest kind.
+    """
     least = min(target, tried[0].chosen.lowest.recall)
     enough = [tuned for tuned in tried if tuned.chosen.lowest.recall >= least]
     progress(f"queries per second of {', '.join(tuned.index.kind for tuned in enough)}")

@@ -1,4 +1,4 @@
-"""Read label vectors, counts and display columns from files, and make a bundle of them.
+"""Read label vectors, counts and display columns from files into a bundle.
 
 Legend: `L` labels, `D` dimensions.
 """
@@ -25,15 +25,15 @@ from longtail.tables.values import in_words, number_of
 
 @dataclass(frozen=True)
 class VectorFiles:
-    """Where labels, their vectors and example queries lie, and what the columns mean.
+    """Places of labels, their vectors and example queries, and names of the columns.
 
     Args:
-        labels: file, folder, glob or URL of a table: `id`, `count`, `vector` unless `vectors` has them, `noise` if
-            given; every other column is shown in answers.
+        labels: file, folder, glob or URL of a table with the columns `id`, `count`, `vector` (unless `vectors` is
+            given) and `noise` (if given); every other column is shown in answers.
         vectors: a `.npy` file of float32 or float16 [L, D], rows in the order of `labels`.
         queries: a table with a column `vector`, or a `.npy` file [C, D]. None: 1,000 label vectors, by popularity.
         noise: column of the noise ν of training, numbers above 0; None: ν is the label frequency π.
-        temperature: what training divided u·v by, or |u − v|² with `l2`.
+        temperature: divisor of u·v in training, or of |u − v|² with `l2`.
         query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
     """
 
@@ -50,7 +50,7 @@ class VectorFiles:
     label_tower: Path | None = None
 
     def read(self, name: str, progress: Callable[[str], None]) -> Bundle:
-        """Make a bundle of this name; raises VectorsError, BundleError or OSError."""
+        """Create a bundle with this name; raises VectorsError, BundleError or OSError."""
         try:
             with engine() as duck:
                 table = self._table(duck)
@@ -82,7 +82,7 @@ class VectorFiles:
 
     @property
     def _read(self) -> list[str]:
-        """Columns that are not shown."""
+        """Return the columns that answers do not show."""
         return [self.id, self.count, self.vector, *([self.noise] if self.noise else [])]
 
     def _table(self, duck: Engine) -> Table:

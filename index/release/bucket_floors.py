@@ -1,4 +1,4 @@
-"""Bucket floors: the least offline recall of head, torso, tail and new with which a release may be published.
+"""Check bucket floors: the least offline recall of head, torso, tail and new that a published release must have.
 
 RELEASES/promise.toml, every key optional:
 
@@ -26,13 +26,13 @@ FLOORS_FILE = "promise.toml"
 
 BucketName = Literal["head", "torso", "tail", "new"]
 _COMPARED = tuple(bucket for bucket in BUCKET_NAMES if bucket != "new")
-"""Buckets that a largest drop holds for: which labels are new, and whether any is, differs from release to release."""
+"""Buckets that `max_drop` applies to; the labels of `new` differ from release to release, or there are none."""
 _ROUNDING = 1e-12
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class BucketFloors(BaseModel):
-    """What every bucket must be given by a release that is published; anything will do unless something is set."""
+    """Least metric of every bucket that a published release must reach; without settings every release passes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,11 +41,11 @@ class BucketFloors(BaseModel):
     max_drop: _Share | None = None
     """Share of CURRENT's value that head, torso and tail may lose: at 0.1, 0.020 may become 0.018."""
     floors: dict[BucketName, _Share] = {}
-    """Least value of a bucket, whatever CURRENT's is."""
+    """Least value of a bucket, independent of CURRENT's value."""
 
     @classmethod
     def read(cls, file: Path) -> BucketFloors:
-        """Read a `promise.toml`; without one anything will do. Raises LongtailIndexError."""
+        """Read a `promise.toml`; without the file every release passes. Raises LongtailIndexError."""
         try:
             return cls.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
@@ -72,7 +72,7 @@ class BucketFloors(BaseModel):
         return f"{self.metric}: {', '.join(parts)}"
 
     def compare(self, after: Manifest, before: Manifest | None) -> Report:
-        """Compare the bundle of a release with its floors, and CURRENT's, unless it cannot be read."""
+        """Compare a release's bundle with the floors, and with CURRENT's bundle unless that is None."""
         where, found, known = _at_default(after, self.metric)
         old = {} if before is None else _at_default(before, self.metric)[1]
         unmet = []
@@ -104,14 +104,17 @@ class BucketFloors(BaseModel):
 
 @dataclass(frozen=True)
 class Report:
-    """What a check of a release has found: figures for people, and what falls short, a sentence for each thing."""
+    """Result of a check: figures for people, and a sentence for each requirement that is not met."""
 
     lines: list[str]
     unmet: list[str]
 
 
 def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], list[str]]:
-    """Get where the offline curve is nearest the default λ and μ, the metric there by bucket, and other metrics."""
+    """Read the point of the offline curve nearest to the default λ and μ.
+
+    Returns the point in words, the metric there by bucket, and the names of all metrics that the curve has by bucket.
+    """
     dial, prior = bundle.bias_removal, bundle.popularity
     if not dial.curve:
         return "", {}, []

@@ -1,10 +1,10 @@
-"""Build a release: a bundle's index, measured, and both of them in one directory.
+"""Build a release: index a bundle, measure the index, and put both in one directory.
 
 NAME/
-  bundle/         every file of the bundle, hard-linked where the disk allows it
+  bundle/         every file of the bundle, hard-linked where the file system allows it
   index/          index.faiss, whose ids are label rows; lists.npy, the inverted list of every row;
-                  head.rows.npy and head.vectors.npy, the exact head; with priors priors.npy
-  release.json    which bundle, which index, what was measured of it, the sha256 of every file of index/
+                  head.rows.npy and head.vectors.npy, the exact head; priors.npy, if there are priors
+  release.json    the bundle, the index, its measurements, and the sha256 of every file of index/
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MEASURED = (
     *("kind", "dim", "collection", "efforts", "recall_k", "recall_queries", "bytes_per_label", "kinds"),
     *("recall", "trials", "filtered"),
 )
-"""What a manifest says as the build found it."""
+"""Fields of `ReleaseManifest` that are copied from `TunedIndex`."""
 
 
 def build(
@@ -60,23 +60,24 @@ def build(
     filterable: Sequence[str] | None = None,
     lists_of: str | None = None,
 ) -> ReleaseManifest:
-    """Build an index over a bundle's labels, measure its recall, and write both as a new release; publishes nothing.
+    """Index a bundle's labels, measure recall, and write a new release; publishes nothing.
 
     Args:
-        bundle: a bundle that was written or loaded, or its directory or URL, or `models:/NAME@ALIAS` of MLflow's
-            registry; read and verified from there.
-        releases: directory of releases, made if missing, or URL.
-        spec: the kind of index, as an `IndexSpec` or in its words: `flat`, `ivf_sq`, …
-        name: UTC time and the bundle's name when None.
-        priors: further numbers per label, each with a weight that requests choose; a table, or what to make of one.
-        filterable: display columns that requests may filter by, of any number of values, and no others; None: all that
-            filters are for, but strings of very many values.
+        bundle: a `Bundle` that was written or loaded, or its directory or URL, or `models:/NAME@ALIAS` in MLflow's
+            registry. The bundle is read from its place and verified.
+        releases: directory of releases, created if missing, or URL.
+        spec: the kind of index, as an `IndexSpec` or its text: `flat`, `ivf_sq`, …
+        name: name of the release; None: UTC time and the bundle's name.
+        priors: place of a table of further numbers per label, each with a weight that requests choose, or a
+            `PriorTable`.
+        filterable: the only display columns that requests may filter by, with any number of values; None: all columns
+            of supported types, except strings with very many values.
         lists_of: a release whose kind and lists the index takes over, so that nothing is clustered.
 
     Raises:
-        LongtailIndexError: the spec, the device, the name, the priors or the measured recall; nothing is left behind.
-        BundleError: the bundle is not intact, the release exists, or a column that cannot be filtered by.
-        OSError: the disk is full or not writable; nothing is left behind.
+        LongtailIndexError: the spec, device, name, priors or measured recall is wrong; no files are left.
+        BundleError: the bundle is damaged, the release exists, or a column of `filterable` cannot be filtered by.
+        OSError: the disk is full or not writable; no files are left.
 
     Example:
         `runs/model` is a bundle of 60 labels, as `longtail-train fit` writes one.
@@ -88,7 +89,7 @@ def build(
         >>> {at.bias_removal: at.recall for at in manifest.recall}
         {-1.0: 1.0, 0.0: 1.0, 0.5: 1.0, 1.0: 1.0, 2.0: 1.0}
 
-        A `Bundle` will do as well, such as `longtail.trainer.fit` returns.
+        A `Bundle` works too, such as `longtail.trainer.fit` returns.
 
         >>> from pathlib import Path
         >>> from longtail.bundle import Bundle
@@ -117,11 +118,11 @@ def build_from_vectors(
     name: str | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """Make a bundle of another library's vectors, and build its release.
+    """Create a bundle from another library's vectors, and build a release of the bundle.
 
     Raises:
-        LongtailIndexError: a file, the spec, the name or the measured recall; nothing is left behind.
-        BundleError: what the files hold is no bundle.
+        LongtailIndexError: a file, the spec, the name or the measured recall is wrong; no files are left.
+        BundleError: the contents of the files cannot form a bundle.
     """
     there = Releases(releases)
     name = _free_name(there, name, "vectors")
@@ -138,12 +139,12 @@ def refresh_priors(
     name: str | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """Write a release of an existing one's bundle with new priors.
+    """Write a new release from an existing release's bundle and new priors.
 
     Neither the model nor the lists are trained again; scales and limits of the priors, spec and device stay.
 
     Args:
-        source: the existing release; CURRENT when None.
+        source: name of the existing release; None: CURRENT.
     """
     there = Releases(releases)
     before = there.verify(source or _current(there))
@@ -162,15 +163,15 @@ def refresh_forecast(
     until: float | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """Write a release of an existing one's bundle with π* of the period after some later pairs; nothing is trained.
+    """Write a new release from an existing one, with π* forecast after later pairs; trains nothing.
 
     Args:
         events: a log or an export of feedback with the pairs since the release's π*, or a function that reads them.
-        source: the existing release; CURRENT when None.
-        until: seconds since 1970, up to which pairs count; the time of the last pair when None.
+        source: name of the existing release; None: CURRENT.
+        until: end of the pairs that count, in seconds since 1970; None: the time of the last pair.
 
     Raises:
-        PriorsError: the release's bundle has no forecast, or no pair is later than it.
+        PriorsError: the release's bundle has no forecast, or no pair is later than the forecast.
     """
     there = Releases(releases)
     before = there.open(source or _current(there))
@@ -184,7 +185,7 @@ def refresh_forecast(
     if newest <= since:
         known = datetime.fromtimestamp(since, UTC)
         raise PriorsError(f"{before.name}: expected pairs later than its forecast, {known:%Y-%m-%d %H:%M}, found none")
-    there.verify(before.name)  # every byte is read, which a refresh without new pairs need not wait for
+    there.verify(before.name)  # reads every byte, so it runs only after there are new pairs
     fresh = forecast.refreshed(*pairs, newest if until is None else until)
     labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
     changed = replace(bundle, labels=labels, forecast=fresh, reports=bundle.stored_reports())
@@ -195,7 +196,7 @@ def refresh_forecast(
 
 
 def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, progress: Progress) -> ReleaseManifest:
-    """Write a bundle of a release's embeddings, with its spec, lists and device."""
+    """Write a release of a bundle with spec, lists and device of the release `before`."""
     name, manifest = _free_name(there, name, before.manifest.bundle), before.manifest
     like = None if isinstance(before.searcher, CollectionSearcher) else before.searcher.index
     tuned = _tuned(bundle, before.spec, there, manifest.filterable, progress, manifest.device, like)
@@ -209,7 +210,7 @@ def _table(priors: PriorTable | str | Path) -> PriorTable:
 
 
 def _index_of(before: Release, bundle: Bundle, spec: IndexSpec) -> FaissIndex:
-    """Get a release's index, whose kind and lists another bundle can take over."""
+    """Get a release's index, if another bundle can take over its kind and lists."""
     name, kind, dim = before.name, before.manifest.kind, before.manifest.dim
     if isinstance(before.searcher, CollectionSearcher):
         raise SpecError(
@@ -220,8 +221,8 @@ def _index_of(before: Release, bundle: Bundle, spec: IndexSpec) -> FaissIndex:
     received = bundle.rows(np.arange(1)).shape[1]
     if before.searcher.index.has_lists and received != dim:
         raise LongtailIndexError(
-            f"lists of {name}: expected rows of {dim} coordinates (embedding, λ, μ, priors), received {received}: "
-            "build without them"
+            f"lists of {name}: expected rows of {dim} coordinates (embedding, λ, μ, priors), received {received}; "
+            "build without these lists"
         )
     return before.searcher.index
 
@@ -251,8 +252,12 @@ def _write(
     device: Device,
     registered: RegisteredVersion | None,
 ) -> ReleaseManifest:
-    """Write a bundle and its index as a release, whole or not at all, and upload it where releases are at a URL."""
+    """Write a bundle and its index as a release, completely or not at all.
+
+    Where the releases are at a URL, the release is uploaded afterwards.
+    """
     progress(f"write {name} to {there}")
+    # The collection is held first: a prune that runs between these steps must not drop it.
     with there.collections.held(name, tuned.collection), atomic_directory(there.root / name) as working:
         _link_bundle(path_of(bundle), bundle, working / BUNDLE)
         files = write_index(working, tuned.index, bundle.priors)
@@ -282,7 +287,7 @@ def _write(
 
 
 def path_of(bundle: Bundle | str | Path) -> Path:
-    """Get the directory of a bundle, or of a copy; raises LongtailIndexError for one without a path."""
+    """Get the directory of a bundle, or of its download; raises LongtailIndexError if it has no path."""
     if not isinstance(bundle, Bundle):
         return download_version(str(bundle)) if is_registered(bundle) else local_bundle(bundle)
     if bundle.path is None:
@@ -301,7 +306,7 @@ def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
             link_or_copy(source / name, target / name)
         except FileNotFoundError as error:
             raise LongtailIndexError(
-                f"{source}: expected the bundle to stay until it is linked, found it deleted, as by prune: run again"
+                f"{source}: the bundle was deleted while its release was written, perhaps by prune; run again"
             ) from error
 
 
@@ -313,7 +318,10 @@ def _current(there: Releases) -> str:
 
 
 def _free_name(there: Releases, name: str | None, bundle_name: str) -> str:
-    """Check that a name is free; None: make one of UTC time and the bundle's name, with a number where that exists."""
+    """Check that a name is free; None: create one from UTC time and the bundle's name.
+
+    A number is appended if the created name exists.
+    """
     if name is None:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", bundle_name)[:64]
         name = base = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{plain}"

@@ -1,7 +1,7 @@
-"""What releases whose rows are in collections of Milvus ask of the server, beside being opened.
+"""Keep the Milvus collections that releases need, and drop those of deleted releases.
 
-A release holds its collection by an alias of its own, made of its place and name, so that no other place, to which it
-was copied, takes it away.
+A release holds its collection by an alias, a hash of the release's place and name. So if a release is copied to another
+place, deleting one copy does not drop the collection of the other.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class HeldCollections:
-    """The collections of the releases of one place."""
+    """Hold and drop the collections of the releases of one place."""
 
     def __init__(self, place: str, server: Callable[[], MilvusServer]) -> None:
         self._place = place
         self._server = server
 
     def hold(self, name: str, record: CollectionRecord | None) -> None:
-        """Keep the collection of a release, if it has one, until `drop_unheld` of it."""
+        """Keep the collection of a release, if it has one, until `drop_unheld`."""
         if record is not None:
             Collection(self._server(), record).point(self._alias(name))
 
     @contextmanager
     def held(self, name: str, record: CollectionRecord | None) -> Iterator[None]:
-        """`hold` for a release that is new, and is written in here: unless it is, nothing is held."""
+        """Hold the collection of a new release that the block writes; release it if the block raises."""
         self.hold(name, record)
         try:
             yield
@@ -49,12 +49,12 @@ class HeldCollections:
             raise
 
     def check(self, release: Release) -> None:
-        """Measure the recall of a release as its collection is now."""
+        """Measure the present recall of a release whose rows Milvus holds; raises RecallFloorError."""
         if isinstance(release.searcher, CollectionSearcher):
             check_collection(release.bundle, release.searcher, release.spec)
 
     def named(self, names: Iterable[str], manifests: Callable[[str], AbstractContextManager[Path]]) -> dict[str, str]:
-        """The collections that releases name, by release; of one that cannot be read none is known."""
+        """Map releases to the collections that they name; unreadable releases are left out."""
         found = {}
         for name in names:
             with suppress(LongtailIndexError, BundleError), manifests(name) as path:
@@ -63,8 +63,9 @@ class HeldCollections:
         return found
 
     def drop_unheld(self, collections: dict[str, str]) -> None:
-        """Let go of the collections of releases that are deleted, drop those that no other release holds, and what
-        builds of more than a day ago left.
+        """Drop the collections of deleted releases that no other release holds.
+
+        Collections that interrupted builds left more than a day ago are dropped too.
         """
         if not collections:
             return
@@ -80,7 +81,7 @@ class HeldCollections:
                 try:
                     client.drop_alias(self._alias(name), timeout=seconds)
                 except MilvusException as error:
-                    if "alias" not in str(error.message):  # of one that is gone
+                    if "alias" not in str(error.message):  # an alias that is already gone is no error
                         raise
 
         server.ask(drop_aliases)

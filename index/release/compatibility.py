@@ -1,7 +1,7 @@
-"""Whether a release takes what clients send to the published one.
+"""Check that a release accepts the requests that clients send to the published release.
 
-A query feature that a release does not know, or of which it expects another type of value, makes every request that has
-it a 422 while /readyz says ready.
+If a release does not know a query feature, or expects another type of value, every request with that feature gets a 422
+while /readyz reports ready.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _JSON_TYPES = {
     "text": {"string", "number", "boolean"},
     "number": {"number", "boolean"},
 }
-"""Values that a request may give for a feature, by `Feature.kind`; of other kinds, values like no other's, and of a
-vector like none of other dims."""
+"""JSON types that a request may give for a feature, by `Feature.kind`. Kinds that are not listed are compatible only
+with themselves, vectors only with vectors of the same dimension."""
 _SHOWN = 5
 
 
 def losses(features: Sequence[str], labels: Mapping[str, str]) -> list[str]:
-    """Write what clients of a release would lose by another, one sentence each."""
+    """Describe what clients of a release would lose with another, one sentence each."""
     if not labels:
         return [*features]
     shown = [f"{id_!r} ({why})" for id_, why in list(labels.items())[:_SHOWN]]
@@ -32,7 +32,7 @@ def losses(features: Sequence[str], labels: Mapping[str, str]) -> list[str]:
 
 
 def refused_features(before: Manifest, after: Manifest) -> list[str]:
-    """Query features that requests to one release may have and another refuses, expected and found."""
+    """List query features that release `before` accepts and `after` refuses, expected and found."""
     taken = {feature.name: feature for feature in after.query_features}
     refused = []
     for feature in before.query_features:
@@ -51,7 +51,7 @@ def refused_features(before: Manifest, after: Manifest) -> list[str]:
 
 
 def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]:
-    """Priors whose weights requests to one release may give and another refuses, by name, expected and found."""
+    """List priors whose weights release `before` accepts and `after` refuses, expected and found."""
     return [
         f"prior {name!r}: expected as in the published release, found none: every request that weighs it would be "
         "refused"

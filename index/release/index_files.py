@@ -1,4 +1,4 @@
-"""The files of an index/: a FAISS index, its exact head, and priors.
+"""Write and read the files of index/: a FAISS index, its exact head, and priors.
 
 Legend: `L` labels, `H` labels of the head, `E` coordinates of an augmented row.
 """
@@ -29,17 +29,18 @@ FAISS_FILE, LISTS = f"{INDEX}/index.faiss", f"{INDEX}/lists.npy"
 HEAD_ROWS, HEAD_VECTORS = f"{INDEX}/head.rows.npy", f"{INDEX}/head.vectors.npy"
 
 _DERIVED_BYTES = 1 << 31
-"""FAISS's own bound on the tables it computes from an index while reading it."""
+"""FAISS's own bound on the tables that it computes from an index while reading it."""
 _MAP: int = getattr(faiss, "IO_FLAG_MMAP_IFC", 0)
-"""Nearly every kind of index then stays in the page cache, and searches as fast as a copy of it; `IO_FLAG_MMAP` maps
-inverted lists alone, and searches them at a third of the speed. The lists of `ivf_fastscan`, which lie in blocks, are
-read into memory of the process by either (1.15). A FAISS without the flag reads a copy."""
+"""Flag that maps an index file: nearly every kind then stays in the page cache and searches as fast as a copy in
+memory. `IO_FLAG_MMAP` maps only inverted lists, and searches them at a third of the speed. FAISS 1.15 reads the blocked
+lists of `ivf_fastscan` into the process's memory with either flag. A FAISS without this flag reads a copy."""
 
+# FAISS's deserialisation limits are globals of the process, so only one thread may read an index.
 _reading = threading.Lock()
 
 
 def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> dict[str, FileRecord]:
-    """Write `root/index/`; returns the record of every file, by path below `root`; raises SpecError."""
+    """Write `root/index/` and return the record of every file, by path below `root`; raises SpecError."""
     (root / INDEX).mkdir()
     files: dict[str, FileRecord] = {}
     if index is not None:
@@ -57,12 +58,12 @@ def write_index(root: Path, index: FaissIndex | None, priors: Priors | None) -> 
 def read_index(
     root: Path, manifest: ReleaseManifest, bundle: Bundle, *, device: Device = "cpu", mapped: bool = True
 ) -> FaissIndex:
-    """Open the index of a release whose files were verified; a `mapped` one shares its pages with other processes.
+    """Open the index of a release whose files were verified; `mapped`: share its pages with other processes.
 
-    Files that are deleted meanwhile stay readable; they must never be written again in place.
+    Deleted files stay readable while they are mapped; files must never be overwritten in place.
     """
     labels, dim = bundle.embeddings.shape[0], bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
-    # FAISS (1.15) copies the blocks of `ivf_fastscan`: from mapped pages a disk gives them one by one.
+    # FAISS 1.15 copies the blocks of `ivf_fastscan` anyway, and page faults would read them from disk one by one.
     maps = mapped and manifest.kind != "ivf_fastscan"
     index = _read_faiss(root / FAISS_FILE, labels, mapped=maps)
     if index.ntotal != labels or index.d < dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
@@ -85,7 +86,7 @@ def read_index(
 
 
 def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -> Priors | None:
-    """Get the priors of a release, memory-mapped, and with `verify` look at every value; raises ReleaseCorruptError."""
+    """Map the priors of a release; `verify` checks every value. Raises ReleaseCorruptError."""
     if not manifest.priors:
         return None
     values_LP = _read_array(root / PRIORS)
@@ -100,7 +101,8 @@ def read_priors(root: Path, manifest: ReleaseManifest, *, verify: bool = True) -
 
 
 def _write_faiss(path: Path, index: Any) -> FileRecord:
-    """Through Python's own file, which reports a full disk; FAISS's writer drops an error at close."""
+    """Write a FAISS index and compute its checksum on the way."""
+    # A Python file reports a full disk; FAISS's own writer ignores an error at close.
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
 
@@ -118,10 +120,11 @@ def _write_faiss(path: Path, index: Any) -> FileRecord:
 
 
 def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
-    """Read with limits that a file of this size cannot exceed, so that a crafted one cannot ask for more.
+    """Read a FAISS index under memory limits that follow from its file size.
 
-    FAISS's mapping reader (1.15) does not notice every file that ends too early, and may read beyond its end: map
-    what a checksum vouches for, and let the copying reader judge before a release is published.
+    So a crafted file cannot exhaust memory. FAISS's mapping reader (1.15) does not detect every truncated file, and may
+    read beyond the end: map only files whose checksum was verified, and let the copying reader check a release before
+    it is published.
     """
     try:
         with _reading, _deserialisation_limits(path.stat().st_size, labels):
@@ -132,14 +135,15 @@ def _read_faiss(path: Path, labels: int, *, mapped: bool) -> Any:
 
 @contextmanager
 def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
-    """Bound what reading may allocate; FAISS compares a vector's length with a quarter of its byte limit.
+    """Bound the memory that reading may allocate, inside the block.
 
-    The limits are FAISS's globals, hence the lock around this.
+    The limits are globals of FAISS, so the caller holds `_reading`.
     """
     if not hasattr(faiss, "set_deserialization_vector_byte_limit"):
         yield
         return
     before = faiss.get_deserialization_vector_byte_limit(), faiss.get_deserialization_loop_limit()
+    # FAISS compares a vector's number of elements, not bytes, with a quarter of its byte limit.
     faiss.set_deserialization_vector_byte_limit(4 * (file_bytes + 1) + _DERIVED_BYTES)
     faiss.set_deserialization_loop_limit(max(labels, 1 << 16))
     try:
@@ -150,7 +154,7 @@ def _deserialisation_limits(file_bytes: int, labels: int) -> Iterator[None]:
 
 
 def _read_numbers(path: Path, dtype: type[np.generic], shape: tuple[int, ...], limit: int | None = None) -> Any:
-    """Map an array of a type and shape, whose numbers are below a limit if one is given."""
+    """Map an array file of a type and shape, with numbers in 0..limit − 1; raises ReleaseCorruptError."""
     numbers = _read_array(path)
     fits = numbers.dtype == dtype and numbers.shape == shape
     if not fits or (limit is not None and (numbers.min() < 0 or numbers.max() >= limit)):
@@ -162,7 +166,7 @@ def _read_numbers(path: Path, dtype: type[np.generic], shape: tuple[int, ...], l
 
 
 def _read_array(path: Path) -> Any:
-    """An array file, memory-mapped."""
+    """Map an array file; raises ReleaseCorruptError."""
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Releases in a directory, as `RemoteReleases` has those at an object store."""
+"""Keep releases in a directory; `RemoteReleases` has the same methods for an object store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOCK = ".lock"
 
 
 class LocalReleases:
-    """The releases in a directory, which may not exist yet, and then holds none."""
+    """The releases in a directory; a directory that does not exist yet holds none."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -42,10 +42,11 @@ class LocalReleases:
 
     @contextmanager
     def turn(self) -> Iterator[tuple[Pointers, Move]]:
-        """Read `CURRENT` to change it, after waiting for others; raises ReleaseNotFoundError without a directory."""
+        """Read `CURRENT` to change it, after waiting for other writers; raises ReleaseNotFoundError."""
         if not self.directory.is_dir():
             raise ReleaseNotFoundError(f"{self}: expected a directory of releases, found none")
         with (self.directory / _LOCK).open("w") as lock:
+            # The system drops this lock when the process dies. The lock file must stay: two files would be two locks.
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield self.pointers(), lambda after: replace_file(self.directory / CURRENT, after.content())
 
@@ -58,7 +59,7 @@ class LocalReleases:
 
     @contextmanager
     def manifests(self, name: str) -> Iterator[Path]:
-        """Yield the directory of a release, as `fetch`."""
+        """Yield the directory of a release; raises ReleaseNameError or ReleaseNotFoundError."""
         yield self.fetch(name)
 
     def refuse_existing(self, name: str) -> None:
@@ -66,23 +67,24 @@ class LocalReleases:
         refuse_existing(self.directory / name)
 
     def pull(self, file: str) -> None:
-        """Do nothing: a small file beside the releases is here."""
+        """Do nothing: a small file of the releases directory is already local."""
 
     def complete(self, name: str) -> None:
-        """Do nothing: a release that was written is here."""
+        """Do nothing: a written release is already in its final place."""
 
     def upload(self, path: Path) -> None:
-        """Refuse with LongtailIndexError: there is nowhere to upload to."""
+        """Raise LongtailIndexError: a directory is no target for uploads."""
         raise LongtailIndexError(f"upload of {path.name}: expected the URL of an object store, received {self}")
 
     def delete(self, name: str) -> None:
-        """Delete a release, if it is there: out of sight first, so that it is never seen half deleted."""
+        """Delete a release if it exists."""
+        # The rename hides it in one step, so that no reader sees a half-deleted release.
         hidden = self.directory / f".{name}.{os.getpid()}.pruned.tmp"
         with suppress(FileNotFoundError):  # a prune that was killed, or another one, has deleted it already
             (self.directory / name).rename(hidden)
             shutil.rmtree(hidden)
 
     def abandoned(self) -> list[str]:
-        """Delete what killed builds left, which nobody sees; no names."""
+        """Delete the hidden leftovers of killed builds; returns no names, as no release is involved."""
         remove_stale(self.directory)
         return []

@@ -1,10 +1,11 @@
-"""Take labels that were added or hidden while a service ran into a bundle, so that the next build indexes them.
+"""Merge labels that were added or hidden while serving into a bundle, so that the next build indexes them.
 
-Added labels become ordinary rows at the end: count 0, new, bias 0, log ν and log π of the rarest label. A label of the
-bundle that was embedded again keeps its row, count, log ν, log π and bias. Hidden labels lose their row; towers and
-vocabularies stay, so queries may go on naming them in histories. log ν and log π are normalised again: one constant
-each for all labels, which changes no order at any λ and μ. Thresholds of buckets, κ, the λ default and the offline
-curve stay as they were measured, without the added labels. The changes are only read: they serve older releases still.
+Added labels become ordinary rows at the end: count 0, bucket new, bias 0, log ν and log π of the rarest label. A label
+of the bundle that was embedded again keeps its row, count, log ν, log π and bias. Hidden labels lose their row; towers
+and vocabularies stay, so queries may still name hidden labels in histories. log ν and log π are normalised again, which
+adds one constant each to all labels and changes no order at any λ and μ. Thresholds of buckets, κ, the default λ and
+the offline curve keep their values, measured without the added labels. The label changes are only read, because older
+releases still need them.
 
 Legend: `L` labels of the bundle, `M` changed ones.
 """
@@ -28,7 +29,7 @@ from longtail.state import read_label_changes
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Counts of labels that a merge wrote, added, embedded again and removed; and why changes were left out, by id."""
+    """Counts of written, added, re-embedded and removed labels, and reasons for skipped changes, by id."""
 
     labels: int
     added: int
@@ -38,13 +39,16 @@ class MergeReport:
 
 
 def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
-    """Write a bundle that holds the label changes of a service, its state directory or database, as its own rows.
+    """Write a bundle with the label changes of a service as its own rows.
+
+    Args:
+        log: the service's state directory or database.
+        out: directory of the new bundle; after an error it is absent.
 
     Raises:
-        LongtailIndexError: the bundle has a tree p_n(y|x), which has no leaf for new labels, there are no changes, or
-            they hide every label.
-        StoreError, BundleError, OSError: changes or bundle cannot be read, or `out` exists or cannot be written; it is
-            whole or absent.
+        LongtailIndexError: the bundle has a tree p_n(y|x), which has no leaf for new labels; there are no changes; or
+            the changes hide every label.
+        StoreError, BundleError, OSError: changes or bundle cannot be read, or `out` exists or cannot be written.
     """
     refuse_existing(out)
     try:
@@ -62,6 +66,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
     upserts = [one for one in changed if one is not None]
     added, skipped = adder.add(upserts)
     removed = np.array([rows[id_] for id_ in changes.hidden if id_ in rows], np.int64)
+    # Positions in the bundle's rows followed by the added ones: a label that was embedded again takes its new row.
     place_L = np.arange(len(rows))
     known_M = added.catalogue_rows != NEW_LABEL
     place_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
@@ -107,7 +112,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
 
 
 def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets) -> Labels:
-    """Rows of the label table followed by the added ones, in the order of `places`."""
+    """Append the added labels to the label table, and take the rows `places`."""
     bias, log_popularity = joined(labels.bias, added.bias), joined(labels.log_popularity, added.log_popularity)
     columns = DisplayColumns(labels.display)
     display = {}
@@ -128,6 +133,7 @@ def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets)
 
 
 def _normalised(log_p_L: Float32) -> Float32:
+    # In float64, because rounding errors of a float32 sum over millions of labels add up.
     exact_L = log_p_L.astype(np.float64)
     normalised_L: Float32 = (exact_L - np.logaddexp.reduce(exact_L)).astype(np.float32)
     return normalised_L

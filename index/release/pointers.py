@@ -1,8 +1,8 @@
-"""Which release serves, which did, and which gets shadow traffic: one small file, `CURRENT`, beside the releases.
+"""Record which release serves, which served before, and which gets shadow traffic, in one small file `CURRENT`.
 
-It says all at once and is replaced in one step, so a reader or a crash never sees a part. In a directory writers take
-turns through a lock that the system releases when a process dies. At an object store a writer replaces the version that
-it has read, by ETag, and comes too late if somebody else has replaced it meanwhile.
+The file is replaced in one step, so neither a reader nor a crash ever sees a part of a change. In a directory, writers
+take turns through a lock that the system releases when a process dies. At an object store, a writer replaces exactly
+the version that it has read, by ETag, and fails if another writer was faster.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class Pointers(BaseModel):
     current: Name | None = None
     """The release that serves."""
     history: tuple[Name, ...] = ()
-    """Releases published up to and including it, oldest first; the last hundred."""
+    """Releases published up to and including `current`, oldest first; the last hundred."""
     forced: Name | None = None
-    """A release that was published by force, or gone back to: a service takes it although it refuses what clients
-    send."""
+    """A release published by force or by rollback: a service loads it even if it refuses requests of present
+    clients."""
     staged: Name | None = None
     """The release that gets shadow traffic."""
     deleting: tuple[Name, ...] = ()
-    """Releases that a prune deletes from an object store: not to be published any more."""
+    """Releases that a prune is deleting from an object store; they must not be published any more."""
     by: str = ""
-    """Host, process and a name of its own of who wrote this, so that no two writers write the same."""
+    """Host, process and a random number of the writer, so that no two writes have the same content."""
 
     @classmethod
     def parse(cls, content: bytes, place: str) -> Pointers:
-        """Read the content of a place; raises ReleaseCorruptError where it is not what was written."""
+        """Parse the content of `CURRENT` at a place; raises ReleaseCorruptError."""
         try:
             return cls.model_validate_json(content)
         except ValidationError as error:
@@ -56,11 +56,12 @@ class Pointers(BaseModel):
             ) from error
 
     def content(self) -> bytes:
-        """What is written of it."""
+        """Return the bytes to write, with a new `by`."""
+        # Equal contents would have equal ETags, and a lost race could pass for a win.
         by = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex}"
         written = self.model_copy(update={"by": by, "history": self.history[-_LONGEST_HISTORY:]})
         return (written.model_dump_json(indent=2, exclude_defaults=True) + "\n").encode()
 
 
 Move = Callable[[Pointers], None]
-"""Writes what is pointed to from now on."""
+"""Function that replaces `CURRENT`."""

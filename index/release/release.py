@@ -1,4 +1,4 @@
-"""Open and verify a release: bundle, index and release.json in one directory; building.py shows its files."""
+"""Open and verify a release: bundle, index and release.json in one directory (files: see building.py)."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 CURRENT = "CURRENT"
 _RESERVED = (CURRENT, f"{CURRENT}.probe", "promise.toml", "experiments.toml")
 _SETTLED_SECONDS = 1.0
-"""Age of the newest file from which on another write would show in its time; it may be dated in the future."""
+"""Smallest age of the newest file at which a later write would certainly change its modification time."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """An opened, verified release, ready to answer; its bundle is mapped, and has the priors of the index."""
+    """An opened and verified release; its bundle is memory-mapped and has the priors of the index."""
 
     name: str
     path: Path
@@ -62,7 +62,7 @@ class Release:
 
     @property
     def spec(self) -> IndexSpec:
-        """What its index was built to."""
+        """Return the spec of the index."""
         return IndexSpec(self.manifest.spec, self.manifest.recall_floor)
 
 
@@ -78,12 +78,12 @@ def open_release(
     """Verify every file of a release and load it.
 
     Args:
-        mapped: whether its index is mapped and shared with other processes, or read into memory.
-        state: directory of a service that notes what it verified; of unchanged files only the sizes are then compared.
-            None: every byte is read.
+        mapped: map the index and share it with other processes, instead of reading it into memory.
+        state: directory where a service records the files that it verified; only the sizes of unchanged files are
+            compared then. None: every byte is read.
 
     Raises:
-        LongtailIndexError, BundleError: the device or the server is not there, or it is not what was built.
+        LongtailIndexError, BundleError: the device or server is missing, or the release differs from its manifest.
     """
     check_device(device)
     if state is None:
@@ -91,21 +91,21 @@ def open_release(
     with _verifying(path, state) as needed:
         if needed:
             _open(path, "cpu", milvus, mapped=mapped, towers=towers, verify=True)
-    # Mapped again: pages that were read to verify it then count as no process' own.
+    # Opened a second time: the pages read for verification then do not count as this process's memory.
     return _open(path, device, milvus, mapped=mapped, towers=towers, verify=False)
 
 
 @contextmanager
 def _verifying(release: Path, state: Path) -> Iterator[bool]:
-    """Yield whether a release has yet to be verified; note in the state that it is, unless the block raises.
+    """Yield whether a release must be verified; record success in the state unless the block raises.
 
-    So no start of a service reads every byte of unchanged files again.
-
-    A file that is written, replaced or copied has another size, inode or time: the release is verified again.
-    Of several workers one verifies while the others wait.
+    So later starts of a service do not read every byte of unchanged files again. A file that was written, replaced or
+    copied has another size, inode or time, and its release is verified again. Of several workers one verifies while the
+    others wait.
     """
     record, handle = state / "verified" / f"{release.name}.json", os.open(release, os.O_RDONLY)
     try:
+        # The release's directory is the lock of all workers; closing the handle releases it.
         fcntl.flock(handle, fcntl.LOCK_EX)
         paths = [Path(folder, name) for folder, _, names in os.walk(release, followlinks=True) for name in names]
         files = {str(path): [(at := path.stat()).st_size, at.st_ino, at.st_mtime_ns] for path in paths}
@@ -113,8 +113,9 @@ def _verifying(release: Path, state: Path) -> Iterator[bool]:
         with suppress(OSError, ValueError):
             known = json.loads(record.read_bytes())
         yield known != files
+        # Files written within the last second could change again with the same time, so they are not recorded yet.
         if known != files and abs(now - max(at for _, _, at in files.values()) / 1e9) >= _SETTLED_SECONDS:
-            with suppress(OSError):  # on a full disk the next start verifies again
+            with suppress(OSError):  # if the disk is full, the next start verifies again
                 record.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(record, json.dumps(files).encode())
                 for other in record.parent.glob("*.json"):
@@ -149,7 +150,7 @@ def _open(
 
 
 def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifest:
-    """Read release.json alone and check its version, checksum, name, and that the bundle beside it is its own."""
+    """Read release.json and check its version, checksum, name, and the checksum of its bundle's manifest."""
     file = path / RELEASE_MANIFEST
     manifest = read_versioned_json(
         file,
@@ -179,13 +180,13 @@ def read_release_manifest(path: Path, name: str | None = None) -> ReleaseManifes
 
 
 def files_of(path: Path, name: str | None = None) -> dict[str, FileRecord]:
-    """Get the records of all files of a release but its manifests, by path."""
+    """Get the records of all files of a release except its manifests, by path."""
     release, bundle = read_release_manifest(path, name), read_manifest(path / BUNDLE)
     return release.files | {f"{BUNDLE}/{file}": record for file, record in bundle.files.items()}
 
 
 def check_name(name: str) -> str:
-    """The name, if it is one path component of plain characters that does not start with a dot."""
+    """Return a valid release name: one path component of plain characters; raises ReleaseNameError."""
     if not _NAME.fullmatch(name) or name in _RESERVED:
         raise ReleaseNameError(
             "release name: expected 1 to 128 letters, digits, dots, dashes or underscores, the first a letter or "

@@ -1,4 +1,4 @@
-"""Releases, and which of them serves: in a directory, or at an object store with copies in one (pointers.py)."""
+"""Manage releases and the pointer to the serving one, in a directory or at an object store (pointers.py)."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ from longtail.index.release.remote import RemoteReleases
 from longtail.index.search.milvus import MilvusServer
 
 EXPERIMENTS_FILE = "experiments.toml"
-"""The service reads its experiments from this file, in the directory of the releases."""
+"""File in the directory of the releases from which the service reads its experiments."""
 
 
 class Releases:
-    """The releases of a place.
+    """The releases of a directory or of an object store.
 
     Args:
-        place: a directory, which may not exist yet, and then holds no release; or a URL of an object store, such as
-            `s3://bucket/releases`, of which releases are downloaded as they are needed, and verified.
-        cache: root of downloads; the user's when None.
-        milvus: the server of releases whose rows are there; that of the environment when None.
+        place: a directory, empty if it does not exist yet; or a URL of an object store, such as `s3://bucket/releases`,
+            from which releases are downloaded and verified when they are needed.
+        cache: root of downloads; None: the user's cache directory.
+        milvus: server of releases whose rows Milvus holds; None: the server that the environment names.
 
     Attributes:
-        root: the directory, or that of the copies.
-        shelf: what is there, and how releases come and go.
-        collections: those of releases whose rows Milvus holds.
+        root: the directory, or the directory of downloaded copies.
+        shelf: storage of the releases: lists, fetches, uploads and deletes them.
+        collections: the Milvus collections of these releases.
     """
 
     def __init__(self, place: str | Path, cache: Path | None = None, milvus: MilvusServer | None = None) -> None:
@@ -66,11 +66,11 @@ class Releases:
         self.collections = HeldCollections(str(self) if is_url(place) else str(self.root.resolve()), self.milvus)
 
     def __str__(self) -> str:
-        """The place."""
+        """Return the directory or URL."""
         return str(self.shelf)
 
     def milvus(self) -> MilvusServer:
-        """Get the server of releases whose rows are there; raises SpecError where none is named."""
+        """Get the Milvus server; raises SpecError if neither the caller nor the environment names one."""
         if self._milvus is None:
             self._milvus = MilvusServer.named()
         return self._milvus
@@ -80,7 +80,7 @@ class Releases:
         return self.shelf.names()
 
     def pointers(self) -> Pointers:
-        """Get the published, forced and staged release, all of one moment; raises ReleaseCorruptError."""
+        """Get the published, forced and staged release by one read of CURRENT; raises ReleaseCorruptError."""
         return self.shelf.pointers()
 
     def current(self) -> str | None:
@@ -96,20 +96,20 @@ class Releases:
 
         Args:
             device: `gpu` searches flat and IVF indexes on the first visible GPU, one caller at a time.
-            towers: whether to read the towers, as `Bundle.load`.
-            state: a service's state directory: files that it has verified and that are unchanged are not read again.
+            towers: read the query and label towers too.
+            state: a service's state directory; files that it verified and that are unchanged are not read again.
 
         Raises:
-            LongtailIndexError, BundleError: no such release or device, or it is not what was built.
+            LongtailIndexError, BundleError: there is no such release or device, or the release is damaged.
         """
         return self._opened(name, partial(open_release, device=device, towers=towers, state=state, milvus=self.milvus))
 
     def verify(self, name: str) -> Release:
-        """`open`, but into memory of its own: every byte is read and compared, and FAISS parses the index whole."""
+        """Open a release without mapping its index: every byte is checked, and FAISS parses the whole index."""
         return self._opened(name, partial(open_release, mapped=False, milvus=self.milvus))
 
     def manifest(self, name: str) -> ReleaseManifest:
-        """Get release.json of one release, checked; no other file is read."""
+        """Get and check release.json of one release; reads no other file of it but the bundle's manifest."""
         with self.manifests(name) as path:
             return read_release_manifest(path)
 
@@ -124,14 +124,20 @@ class Releases:
         return BucketFloors.read(self.beside(FLOORS_FILE))
 
     def beside(self, file: str) -> Path:
-        """Get the path of a small file beside the releases, such as experiments.toml; at a URL, of its copy."""
+        """Get the path of a small file in the releases directory, such as experiments.toml.
+
+        Where the releases are at a URL, this is the path of a fresh copy.
+        """
         self.shelf.pull(file)
         return self.root / file
 
     def upload(self, release: Path) -> None:
-        """Verify a release and copy it to the object store, whole or not at all; goes on after a StorageError."""
+        """Verify a release and copy it to the object store, completely or not at all.
+
+        After a StorageError another call resumes the upload.
+        """
         opened = open_release(release.resolve(), mapped=False, towers=False, milvus=self.milvus)
-        # Held on if the upload fails: it goes on later, or there is such a release already.
+        # The collection stays held if the upload fails: a later call resumes it, or the release exists already.
         self.collections.hold(opened.name, opened.manifest.collection)
         self.shelf.upload(opened.path)
 
@@ -146,7 +152,7 @@ class Releases:
             move(now.model_copy(update={"staged": name}))
 
     def unstage(self) -> str | None:
-        """End shadow traffic; returns the release that got it."""
+        """End shadow traffic; returns the name of the release that received it."""
         with self.shelf.turn() as (now, move):
             if now.staged is not None:
                 move(now.model_copy(update={"staged": None}))
@@ -163,16 +169,17 @@ class Releases:
         """Verify a release and point CURRENT at it; a service that follows CURRENT then loads it.
 
         Args:
-            floors: what its buckets must be given; by default what `promise.toml` says.
-            force: publish a release that falls short of its floors, or takes something away from clients, too.
-            instead_of: what must be published still; PublishedMeanwhileError otherwise.
+            floors: least metrics of the buckets; None: those of `promise.toml`.
+            force: publish even if a bucket is below its floor, or the release refuses requests that CURRENT accepts.
+            instead_of: name of the release that must still be published; otherwise PublishedMeanwhileError.
 
         Returns:
-            The figures of its buckets, and by force what falls short.
+            The figures of the buckets, and, with `force`, the requirements that are not met.
 
         Raises:
-            NotPublishableError: a bucket gets less than its floor, or it refuses features or priors that CURRENT takes.
-            LongtailIndexError, BundleError: as `open`; CURRENT stays as it was.
+            NotPublishableError: a bucket is below its floor, or the release refuses features or priors that CURRENT
+                accepts.
+            LongtailIndexError, BundleError: there is no such release, or it is damaged; CURRENT is unchanged.
         """
         check_name(name)
         with self.shelf.turn() as (now, move):
@@ -202,13 +209,14 @@ class Releases:
             if name == now.staged:
                 update["staged"] = None
             move(now.model_copy(update=update))
+            # Points the alias again, in case the release was copied here by hand and nothing holds its collection.
             self.collections.hold(name, release.manifest.collection)
             return Report(report.lines, unmet)
 
     def rollback(self) -> str:
-        """Point CURRENT back at the release published before, skipping deleted ones; returns its name.
+        """Point CURRENT back at the last published release that still exists; returns its name.
 
-        It is held to no floors, and may refuse what clients have begun to send since.
+        Floors are not checked, and the release may refuse features that clients have begun to send since.
         """
         with self.shelf.turn() as (now, move):
             history = self._history_before(now)
@@ -227,12 +235,12 @@ class Releases:
     ) -> list[str]:
         """Delete all but the `keep` newest releases and those in use; returns the deleted names.
 
-        In use are the current, the staged, the one that `rollback` would go to, and those of arms in
-        `experiments.toml`, of which `say` gets a line. Unreadable releases count as oldest. Leftovers of killed builds
-        are deleted too. Raises LongtailIndexError where `experiments.toml` cannot be read; nothing is deleted then.
+        In use are the current release, the staged one, the one that `rollback` would choose, and the releases of arms
+        in `experiments.toml`; `say` reports the latter. Unreadable releases count as oldest. Leftovers of killed builds
+        are deleted too. Raises LongtailIndexError if `experiments.toml` cannot be read; then nothing is deleted.
 
         Args:
-            among: the releases that may be deleted; None: all.
+            among: names of the releases that may be deleted; None: all.
         """
         if keep < 1:
             raise LongtailIndexError(f"--keep: expected at least 1, received {keep}")
@@ -248,13 +256,14 @@ class Releases:
             gone = sorted({*old, *now.deleting, *self.shelf.abandoned()} - needed)
             collections = self.collections.named(gone, self.manifests)
             if collections:
-                self.milvus().version()  # before anything is begun
+                self.milvus().version()  # an unreachable server must fail before anything is deleted
             if gone:
-                # From now on nobody publishes one of them, or takes its name.
+                # Announced before the deletion: from here on no writer publishes these or reuses their names.
                 move(now.model_copy(update={"deleting": tuple(gone)}))
                 self.collections.drop_unheld(collections)
                 for name in gone:
                     self.shelf.delete(name)
+        # The announcement is withdrawn last; another writer may change CURRENT at the same time, hence the retries.
         while gone:
             with suppress(PublishedMeanwhileError), self.shelf.turn() as (now, move):
                 move(now.model_copy(update={"deleting": tuple(name for name in now.deleting if name not in gone)}))
@@ -262,7 +271,7 @@ class Releases:
         return gone
 
     def _in_arms(self) -> set[str]:
-        """Get the releases that arms of experiments name, whether they run or not."""
+        """Get the releases that arms of experiments name, of running experiments and of others."""
         path = self.beside(EXPERIMENTS_FILE)
         try:
             experiments = (
@@ -277,17 +286,17 @@ class Releases:
             ) from error
 
     def bytes(self, name: str) -> int:
-        """Compute the bytes of a release's files."""
+        """Compute the total size of a release's files, in bytes."""
         with self.manifests(name) as path:
             return sum(record.bytes for record in files_of(path).values())
 
     def _opened(self, name: str, open_: Callable[[Path], Release]) -> Release:
-        """Open a release; a damaged copy of one at an object store is downloaded again."""
+        """Open a release; a damaged copy of a remote release is downloaded again."""
         path = self.shelf.fetch(name)
         try:
             return open_(path)
         except BundleVersionError:
-            raise  # as it is at the store
+            raise  # the original at the store has the same version: downloading it again cannot help
         except (ReleaseCorruptError, ReleaseMismatchError, BundleError):
             if isinstance(self.shelf, LocalReleases):
                 raise
@@ -298,7 +307,10 @@ class Releases:
     def _manifests_of(
         self, current: str | None, *, force: bool
     ) -> tuple[Manifest, ReleaseManifest] | tuple[None, None]:
-        """Get CURRENT's bundle and release manifest; Nones if none can be read, by force also if the store fails."""
+        """Get CURRENT's bundle and release manifest; two Nones if they cannot be read.
+
+        Without `force`, StorageError passes through: a failing store must not switch the checks off.
+        """
         try:
             if current is not None:
                 with self.manifests(current) as path:
@@ -323,7 +335,7 @@ class Releases:
             return 0.0, name
 
     def _history_before(self, now: Pointers) -> list[str]:
-        """Get the names published before the current one, oldest first; the last is a release that is still there."""
+        """Get the names published before the current one, oldest first; the last one still exists."""
         history, there = list(now.history[:-1]), set(self.names())
         while history and history[-1] not in there:
             history.pop()
@@ -337,7 +349,7 @@ def publish(
     floors: BucketFloors | None = None,
     force: bool = False,
 ) -> Report:
-    """Verify a release in a directory or at a URL, and make it the one that serves, as `Releases.publish`.
+    """Verify a release in a directory or at a URL, and publish it; see `Releases.publish`.
 
     Example:
         >>> from longtail.index import BucketFloors, Releases, build, publish

@@ -1,4 +1,5 @@
 """Answer queries from an index under any filter.
 
-A `filters.Filter`, what one query asks for, becomes an `eligible.Eligible`, the bitmap of rows that FAISS reads.
+A `filters.Filter` states the conditions of one query. It becomes an `eligible.Eligible`, the bitmap of rows that FAISS
+reads.
 """

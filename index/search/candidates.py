@@ -1,4 +1,4 @@
-"""Candidates of a search, as scores and label rows, and the merging of several sources into the k best.
+"""Merge candidates of several sources, given as scores and label rows, into the k best.
 
 Legend: `B` queries, `C` candidates, `K` results.
 """
@@ -10,18 +10,19 @@ import numpy as np
 from longtail.bundle.arrays import Float32, Int64
 
 NO_ROW = -1
-"""The row where there are fewer candidates than asked for; its score is −inf."""
+"""Row that fills an answer with fewer candidates than requested; its score is −inf."""
 
 
 def no_results(queries: int, k: int) -> tuple[Float32, Int64]:
-    """The answer that holds nothing: scores −inf, float32 [queries, k], and rows −1, int64 [queries, k]."""
+    """Create an empty answer: scores −inf, float32 [queries, k], and rows −1, int64 [queries, k]."""
     return np.full((queries, k), -np.inf, np.float32), np.full((queries, k), NO_ROW, np.int64)
 
 
 def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, Int64]:
-    """Merge candidates of several sources, float32 and int64 [B, C_i], into the k best of each query, descending.
+    """Merge candidates of several sources, float32 and int64 [B, C_i], into each query's k best.
 
-    A score of −inf does not count. Returns scores float32 [B, k] and rows int64 [B, k]; −inf and −1 beyond.
+    A score of −inf does not count. Returns scores float32 [B, k], descending, and rows int64 [B, k]; −inf and −1 fill
+    the places of missing results.
     """
     scores_BC, rows_BC = scores[0], rows[0]
     if len(scores) > 1:
@@ -29,9 +30,11 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
     if scores_BC.shape[1] < k:
         blank_scores, blank_rows = no_results(len(scores_BC), k - scores_BC.shape[1])
         scores_BC, rows_BC = np.append(scores_BC, blank_scores, axis=1), np.append(rows_BC, blank_rows, axis=1)
+    # Of many candidates a partition finds the k best in linear time; only those k are then sorted.
     if scores_BC.shape[1] > 4 * k:
         kept_BK = np.argpartition(scores_BC, -k, axis=1)[:, -k:] + _offsets(*scores_BC.shape)
         scores_BC, rows_BC = scores_BC.take(kept_BK), rows_BC.take(kept_BK)
+    # FAISS's answer to a single query is usually sorted and complete: there is nothing to do.
     one = len(scores_BC) == 1 and scores_BC.shape[1] == k
     if one and scores_BC[0, -1] > -np.inf and (scores_BC[0, 1:] <= scores_BC[0, :-1]).all():
         return scores_BC, rows_BC
@@ -43,7 +46,7 @@ def top_k(scores: list[Float32], rows: list[Int64], k: int) -> tuple[Float32, In
 
 
 def kth_best(scores_BC: Float32, k: int) -> Float32:
-    """The k-th highest score of each query, float32 [B]; −inf where there are fewer candidates."""
+    """Compute the k-th highest score of each query, float32 [B]; −inf where candidates are fewer."""
     candidates = scores_BC.shape[1]
     if candidates < k:
         return np.full(len(scores_BC), -np.inf, np.float32)
@@ -53,5 +56,5 @@ def kth_best(scores_BC: Float32, k: int) -> Float32:
 
 
 def _offsets(rows: int, columns: int) -> Int64:
-    """Where each row of a [rows, columns] array begins in its flat view, int64 [rows, 1]."""
+    """Compute the flat position where each row of an array begins, int64 [rows, 1]."""
     return np.arange(0, rows * columns, columns)[:, None]

@@ -1,8 +1,8 @@
-"""Answer queries from a collection of a Milvus server, under any filter: it filters by what it knows of labels.
+"""Answer queries from a collection of a Milvus server, which filters by the scalar fields of the labels.
 
-Filters become Milvus's boolean expressions over scalar fields. A column is a field of its values and another that says
-whether a label has one: up to Milvus 2.4 no field may be null. Values are compared as `serving` compares them: integers
-as integers, whatever the number; float32 as float32.
+Filters become Milvus's boolean expressions over scalar fields. A display column takes two fields, its values and
+whether a label has one, because no field may be null up to Milvus 2.4. Values are compared as `serving` compares them:
+integers as integers, even with a fractional number; float32 as float32.
 
 Legend: `L` labels, `B` queries, `b` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates of an
 augmented row.
@@ -44,7 +44,7 @@ _ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}
 
 
 def both(*expressions: str) -> str:
-    """Create the conjunction of expressions; empty ones rule out nothing."""
+    """Create the conjunction of expressions; an empty expression admits every row."""
     given = [expression for expression in expressions if expression]
     return given[0] if len(given) == 1 else " and ".join(f"({expression})" for expression in given)
 
@@ -84,7 +84,7 @@ def _of(condition: Condition, column: CollectionColumn) -> str:
 
 
 def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
-    """Labels that have one of some values, of lists among others."""
+    """Create the expression of labels that have one of some values; a list matches if it contains one."""
     match column.type:
         case "bool":
             held = [f"{column.field} == {value}" for value in values]
@@ -99,7 +99,7 @@ def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
     if column.type == "int64":
         whole = sorted({int(value) for value in values if value == value // 1 and _LONG.min < value <= _LONG.max})
         equal = [f"{column.field} in {whole}"] if whole else []
-        if _LONG.min in values:  # of which Milvus reads no literal
+        if _LONG.min in values:  # Milvus cannot parse the literal −2^63
             equal.append(f"{column.field} < {_LONG.min + 1}")
     else:
         equal = [_compared_float(column, "eq", value) for value in dict.fromkeys(values)]
@@ -109,7 +109,7 @@ def _having(column: CollectionColumn, values: Sequence[Any]) -> str:
 
 
 def _compared_integer(column: CollectionColumn, operator: str, value: float) -> str:
-    # Of integers x <= 6.5 is x < 7, and x > 6.5 is x >= 7.
+    # For integers x <= 6.5 means x < 7, and x > 6.5 means x >= 7.
     bound = math.ceil(value) if operator in ("lt", "ge") else math.floor(value) + 1
     below = operator in ("lt", "le")
     if bound <= _LONG.min or bound > _LONG.max:
@@ -121,7 +121,7 @@ def _compared_float(column: CollectionColumn, operator: str, value: float) -> st
     number = _float(column, value)
     if math.isfinite(number):
         return f"{column.field} {_ORDER[operator]} {number!r}"
-    # A column may hold infinities, of which Milvus reads no literal: they are what lies beyond the largest number.
+    # A column may hold infinities, which Milvus has no literal for: they lie beyond the largest finite number.
     most = repr(float(np.finfo(np.float64).max))
     if number > 0:
         infinite, finite = f"{column.field} > {most}", f"{column.field} <= {most}"
@@ -131,7 +131,7 @@ def _compared_float(column: CollectionColumn, operator: str, value: float) -> st
 
 
 def _float(column: CollectionColumn, value: float) -> float:
-    """A number in the precision of the column; infinite where that has no room for it."""
+    """Round a number to the precision of the column; infinite where that overflows."""
     kind: Any = {"half": np.float16, "float": np.float32, "double": np.float64}[column.type]
     try:
         with np.errstate(over="ignore"):
@@ -141,7 +141,7 @@ def _float(column: CollectionColumn, value: float) -> float:
 
 
 def _is_text(value: str) -> bool:
-    """Whether a string can be in UTF-8; no label has one that cannot."""
+    """Compute whether UTF-8 can encode a string; no label holds a string that UTF-8 cannot encode."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -151,21 +151,21 @@ def _is_text(value: str) -> bool:
 
 VECTOR = "vector"
 HEAD, TAIL = "head", "tail"
-"""Partitions."""
+"""Names of the two partitions."""
 HELD_BY = "longtail_release_"
-"""How an alias begins that holds a collection for a release."""
+"""Prefix of the aliases by which releases keep their collections."""
 MOST_RESULTS = 16_384
-"""That Milvus gives a query."""
+"""Largest number of results that Milvus returns per query."""
 AT_ONCE = 256
-"""Queries of one request."""
+"""Queries in one request."""
 _AT_A_TIME = 16
-"""Requests of one release under way for batches of several filters."""
+"""Concurrent requests of one release for a batch with several filters."""
 WHOLE = 1 << 16
-"""Lists to visit for every list: the most that Milvus takes, and more than a segment has."""
+"""`nprobe` that visits every list: the largest that Milvus accepts, and more than a segment's lists."""
 
 
 class Collection:
-    """The rows of a release in a collection, which never change, and threads for searches side by side. Thread-safe."""
+    """The immutable rows of a release in a Milvus collection, with a thread pool for searches. Thread-safe."""
 
     def __init__(self, server: MilvusServer, record: CollectionRecord) -> None:
         self.server, self.record = server, record
@@ -174,7 +174,7 @@ class Collection:
         self.pool = ThreadPoolExecutor(_AT_A_TIME, "milvus")
 
     def open(self, labels: int, dim: int) -> None:
-        """Load it, and check that it is what the release says."""
+        """Load the collection, and check that its size and dimension match the release."""
         name = self.record.name
         described = self._ask(lambda client, seconds: client.describe_collection(name, timeout=seconds))
         self.server.wait_until(self._is_loaded, self.server.loading_seconds, self._about)
@@ -186,9 +186,10 @@ class Collection:
             )
 
     def search(self, queries_bE: Float32, k: int, probes: int, expression: str) -> tuple[Float32, Int64]:
-        """Find the k best rows that meet an expression: scores float32 [b, k], descending, and rows int64 [b, k].
+        """Find the k best rows that meet an expression.
 
-        −inf and −1 stand where fewer are found. Raises EngineUnavailableError.
+        Returns scores float32 [b, k], descending, and rows int64 [b, k]; −inf and −1 where fewer are found. Raises
+        EngineUnavailableError.
         """
         found = [
             self._ask(lambda client, seconds: self._asked(client, seconds, part_bE, k, probes, expression))  # noqa: B023
@@ -199,16 +200,16 @@ class Collection:
 
     @property
     def problem(self) -> str | None:
-        """Why the server does not answer from it now; None: it does."""
+        """Why the server cannot answer from the collection now; None: the server answers."""
         return self.server.problem(self._about)
 
     def probe(self) -> None:
-        """Check that the server has it in memory; one that has let go of it loads it again."""
+        """Check that the collection is loaded; a server that released the collection loads it again."""
 
         def look(client: MilvusClient, seconds: float) -> None:
             if not self._is_loaded(client, seconds):
                 raise EngineUnavailableError(
-                    f"{self.server}, {self._about}: expected it in memory, found it being loaded"
+                    f"{self.server}, {self._about}: the server is still loading the collection"
                 )
 
         self._ask(look)
@@ -229,7 +230,7 @@ class Collection:
         self._ask(flip)
 
     def _is_loaded(self, client: MilvusClient, seconds: float) -> bool:
-        """Whether it is in memory; if not, loading begins."""
+        """Compute whether the collection is in memory; if not, start loading it."""
         from pymilvus.client.types import LoadState
 
         state = client.get_load_state(self.record.name, timeout=seconds)["state"]
@@ -240,7 +241,7 @@ class Collection:
     def _asked(
         self, client: MilvusClient, seconds: float, queries_bE: Float32, k: int, probes: int, expression: str
     ) -> tuple[Float32, Int64]:
-        """Both partitions at once, each as hard as it takes."""
+        """Search both partitions at once, the head exactly and the tail with `probes`."""
         lists = self.record.lists
         asked: list[tuple[list[str] | None, int]] = [(None, min(probes, WHOLE))]
         if self.record.head and probes < lists:
@@ -282,11 +283,12 @@ class Collection:
 
 
 def drop(server: MilvusServer, names: Sequence[str]) -> None:
-    """Drop collections that no release holds any more."""
+    """Drop the collections that no release holds any more."""
 
     def forget(client: MilvusClient, seconds: float) -> None:
         for name in names:
             if client.has_collection(name, timeout=seconds):
+                # A copy of the release in another place may hold the collection by its own alias.
                 aliases = client.list_aliases(name, timeout=seconds)["aliases"]
                 if not any(alias.startswith(HELD_BY) for alias in aliases):
                     for alias in aliases:
@@ -298,20 +300,21 @@ def drop(server: MilvusServer, names: Sequence[str]) -> None:
 
 
 _MARGIN = 100
-"""Results fetched beyond those asked for, where hidden labels are dropped."""
+"""Extra results fetched where hidden labels are dropped afterwards."""
 _LEAST_VISIBLE, _MORE = 0.1, 4
-"""Share of the labels that are not hidden, at the least, that is made up for at once; then times as many results."""
+"""Smallest visible share that the first search compensates for by extra results, and the factor on the number of
+results of every further search."""
 _PATIENT_SECONDS = 60.0
-"""Of what a service measures before it answers by a release."""
+"""Limit for the measurements of a service before a release starts to answer."""
 _MOST_IN_EXPRESSION = 10_000
-"""Label rows that an expression rules out one by one: some five microseconds each."""
+"""Most label rows that an expression lists to exclude: each costs some five microseconds."""
 
 
 class CollectionSearcher(Searcher):
-    """Top k labels for augmented queries [METHODS §6], found by a Milvus server.
+    """Find the top k labels for augmented queries [METHODS §6] through a Milvus server.
 
-    Lists of labels are scored here, exactly, from the bundle's own rows, and so is what is asked for beyond Milvus's
-    16,384 results. Everything else the server finds, by its index and by expressions over its fields.
+    Short lists of allowed labels, and queries for more results than Milvus's 16,384, are scored here exactly from the
+    bundle's own rows. For all other queries the server searches, by its index and by expressions over its fields.
     """
 
     def __init__(self, bundle: Bundle, collection: Collection, effort: Effort) -> None:
@@ -321,25 +324,28 @@ class CollectionSearcher(Searcher):
 
     @property
     def problem(self) -> str | None:
-        """Why the server does not answer now; None: it does."""
+        """Why the server cannot answer now; None: the server answers."""
         return self.collection.problem
 
     def probe(self) -> None:
-        """Check as `Collection.probe`."""
+        """Check that the collection is loaded; raises EngineUnavailableError."""
         self.collection.probe()
 
     def patience(self) -> AbstractContextManager[None]:
-        """Enter a context in which no client waits for what is searched."""
+        """Enter a context for searches that no client waits for: their limit is a minute in all."""
         return self.collection.server.within(_PATIENT_SECONDS)
 
     def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
-        """Find as `Searcher.search`, all of it within the server's seconds for every 256 queries."""
+        """Find the k best eligible labels of every query, like `Searcher.search`.
+
+        The whole batch may take the server's seconds once per 256 queries.
+        """
         seconds = self.collection.server.seconds * max(1, math.ceil(len(queries_BE) / AT_ONCE))
         with self.collection.server.within(seconds):
             return super().search(queries_BE, k, filters)
 
     def at(self, effort: Effort) -> Self:
-        """Create a searcher over the same collection that searches as hard."""
+        """Create a searcher over the same collection with another effort."""
         searcher = copy.copy(self)
         searcher.effort = effort
         return searcher
@@ -347,6 +353,7 @@ class CollectionSearcher(Searcher):
     def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
         if len(searches) == 1:
             return [searches[0]()]
+        # A copied context per search: the threads share the time limit that `within` set.
         begun = [self.collection.pool.submit(copy_context().run, search) for search in searches]
         return [search.result() for search in begun]
 
@@ -366,6 +373,7 @@ class CollectionSearcher(Searcher):
         if not eligible.count:
             return no_results(len(queries_bE), k)
         share = eligible.share if self.collection.record.lists else 1.0
+        # Rows that the expression cannot rule out are fetched and dropped, so k results take more.
         visible = max(1 - len(eligible.but_R) / self.labels, _LEAST_VISIBLE)
         fetch = math.ceil(k / visible) + min(len(eligible.but_R), _MARGIN)
         if fetch > MOST_RESULTS:
@@ -387,7 +395,7 @@ class CollectionSearcher(Searcher):
         return self._exact.top(query_1E, eligible.rows, k)
 
     def _but(self, queries_bE: Float32, k: int, fetch: int, probes: int, eligible: Eligible) -> Found:
-        """The best k among so many of those that meet the expression."""
+        """Fetch results that meet the expression, and return the best k without the rows `but_R`."""
         scores_bC, rows_bC = self.collection.search(queries_bE, fetch, probes, eligible.expression)
         if not eligible.but_R.size:
             return scores_bC, rows_bC
@@ -395,7 +403,11 @@ class CollectionSearcher(Searcher):
         return top_k([scores_bC], [rows_bC], k)
 
     def _expression_of(self, selection: Selection) -> str:
-        """By its conditions; of a mask alone, or of columns that the collection has not, by the fewer rows."""
+        """Create the expression of a selection: by its conditions, otherwise by listing rows.
+
+        Rows are listed if the selection has no conditions, or the collection lacks one of their columns; the list names
+        the selected rows or the others, whichever are fewer.
+        """
         if selection.conditions is not None:
             expression = meeting(selection.conditions, self.collection.columns)
             if expression is not None:

@@ -1,10 +1,12 @@
-"""How hard to search for each query: what its own λ, μ and weights of priors take, at its own k.
+"""Choose the search effort of each query by its λ, μ, weights of priors, and k.
 
-How many lists hold the best depends on how much of the score the added coordinates decide. So a build measures the
-least effort of every place on the dials, and a query takes the hardest of the places around its own: the corners of the
-smallest box of measured places that holds it. Where one was not measured, it takes the effort that suffices everywhere.
+The number of lists that hold the best labels depends on how much of the score the added coordinates decide. So a build
+measures the least sufficient effort at several places on the dials. A query takes the hardest effort of the measured
+places around it: the corners of the smallest box of measured places that contains the query. Where a corner was not
+measured, the query takes the effort that suffices everywhere.
 
-Legend: `P` places on the dials, `X` added coordinates of an augmented row, `B` queries, `E` its coordinates.
+Legend: `P` places on the dials, `X` added coordinates of an augmented row, `B` queries, `E` coordinates of an augmented
+row.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index.manifests import Effort, EffortAt
 
 _REMEMBERED = 4_096
-"""Places of requests whose effort is known without looking at the box around them."""
+"""Number of places on the dials whose looked-up efforts are cached."""
 
 
 class DialEfforts:
-    """The effort of every query. Thread-safe."""
+    """Look up the search effort of every query. Thread-safe."""
 
     def __init__(self, bundle: Bundle, hardest: Effort, measured: Sequence[EffortAt] = ()) -> None:
         self._hardest = hardest
@@ -35,20 +37,24 @@ class DialEfforts:
         self._at = lru_cache(_REMEMBERED)(self._look_up)
 
     def all_at(self, effort: Effort) -> DialEfforts:
-        """The same effort for every query."""
+        """Return a copy that gives every query the same effort."""
         efforts = copy(self)
         efforts._hardest, efforts._depths = effort, []
         return efforts
 
     def of(self, query_E: Float32, k: int) -> Effort:
-        """The effort of one augmented query for k results."""
+        """Look up the effort of one augmented query for k results."""
         if not self._depths:
             return self._hardest
+        # The next larger measured depth is the safe choice; beyond the largest, the search adds probes by itself.
         depth = next((depth for depth in self._depths if depth >= k), self._depths[-1])
         return self._at(query_E[self._dim :].tobytes(), depth)
 
     def groups(self, queries_BE: Float32, k: int) -> list[tuple[Effort, Int64]]:
-        """Places of the queries that share an effort, int64, all of them once; one group if there are no queries."""
+        """Group the queries by effort: each effort with the positions of its queries, int64.
+
+        Without queries there is one empty group.
+        """
         if not self._depths or not len(queries_BE):
             return [(self._hardest, np.arange(len(queries_BE)))]
         if len(queries_BE) == 1:
@@ -71,18 +77,19 @@ class _Places:
         for at in measured:
             place_1E = bundle.augmentation.queries(nowhere, at.bias_removal, at.popularity, list(at.priors.values()))
             place = place_1E[0, nowhere.shape[1] :].tobytes()
-            # Where ν is π, several pairs of λ and μ are one place.
+            # Where ν is π, one coordinate holds λ + μ: several pairs of λ and μ are the same place.
             self._efforts[place] = self._efforts.get(place, at.effort).harder(at.effort)
         self._places_PX = np.array([np.frombuffer(place, np.float32) for place in self._efforts])
         self._values = [np.unique(values_P) for values_P in self._places_PX.T]
 
     def around(self, own_X: Float32) -> Effort | None:
-        """The hardest of the corners around a query; None where one of them was not measured."""
+        """Find the hardest effort of the corners around a query; None if a corner was not measured."""
         inside_P, corners = np.ones(len(self._places_PX), np.bool_), 1
         for values, places_P, own in zip(self._values, self._places_PX.T, own_X, strict=True):
             above = int(np.searchsorted(values, own))
             if above == len(values) or (above == 0 and values[0] != own):
-                return None
+                return None  # outside the measured range
+            # A coordinate that was measured exactly needs no second corner.
             least, most = values[above if values[above] == own else above - 1], values[above]
             inside_P &= (places_P >= least) & (places_P <= most)
             corners *= 1 + (least != most)

@@ -1,6 +1,6 @@
-"""Exact scores of label rows read from the bundle, for small candidate sets and for compressed indexes.
+"""Score label rows exactly from the bundle, for small candidate sets and for compressed indexes.
 
-The embeddings stay in the bundle's memory-mapped file: only the rows that are scored are read.
+The embeddings stay in the bundle's memory-mapped file: only the scored rows are read.
 
 Legend: `B` queries, `C` candidates, `R` rows, `K` results, `E` coordinates of an augmented row.
 """
@@ -14,29 +14,32 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index.search.candidates import NO_ROW, no_results, top_k
 
 _CHUNK_ROWS = 65_536
+"""Rows that `top` scores at once, which bounds its memory."""
 _CHUNK_FLOATS = 1 << 24
+"""Numbers of candidate rows that `rescore` holds at once: 64 MiB."""
 
 
 class ExactRows:
-    """Augmented rows of a bundle, by label row, and their exact scores."""
+    """Score a bundle's augmented rows exactly, by label row."""
 
     def __init__(self, bundle: Bundle) -> None:
         self.dim = bundle.embeddings.shape[1] + bundle.augmentation.extra_dims
         self._bundle = bundle
 
     def rescore(self, queries_BE: Float32, rows_BC: Int64) -> Float32:
-        """Exact scores of each query's own candidates, float32 [B, C]; −inf where the row is −1."""
+        """Compute exact scores of each query's own candidates, float32 [B, C]; −inf for row −1."""
         scores_BC = np.empty(rows_BC.shape, np.float32)
         step = max(1, _CHUNK_FLOATS // max(1, rows_BC.shape[1] * self.dim))
         for start in range(0, len(rows_BC), step):
             rows_bC = rows_BC[start : start + step]
+            # Row −1 reads row 0 here, and its score becomes −inf below.
             candidates_bCE = self._bundle.rows(np.maximum(rows_bC, 0).ravel()).reshape(*rows_bC.shape, self.dim)
             scores_BC[start : start + step] = (candidates_bCE @ queries_BE[start : start + step, :, None])[..., 0]
         scores_BC[rows_BC == NO_ROW] = -np.inf
         return scores_BC
 
     def top(self, queries_BE: Float32, rows_R: Int64, k: int) -> tuple[Float32, Int64]:
-        """The k best of `rows_R` for every query: scores float32 [B, k] and rows int64 [B, k]."""
+        """Find the k best of `rows_R` for every query: scores float32 [B, k] and rows int64 [B, k]."""
         scores_BK, rows_BK = no_results(len(queries_BE), k)
         for start in range(0, len(rows_R), _CHUNK_ROWS):
             rows_C = rows_R[start : start + _CHUNK_ROWS]

@@ -1,7 +1,7 @@
-"""A FAISS index over all labels, whose ids are catalogue rows, and the exact head: rows scored for every query.
+"""Search a FAISS index over all labels, whose ids are catalogue rows, together with an exact head.
 
-An approximate index alone loses recall as λ and μ grow, for log ν and log π then decide the score. So the labels of
-largest reach, the head, are multiplied with every query, and the index adds what it finds among all labels.
+An approximate index alone loses recall as λ and μ grow, because log ν and log π then decide the score. So the labels
+of largest reach, the head, are multiplied with every query, and the index adds candidates from all labels.
 
 Legend: `L` labels, `H` labels of the head, `B` queries, `C` candidates or inverted lists, `P` lists visited, `E`
 coordinates of an augmented row.
@@ -24,25 +24,26 @@ from longtail.index.search.eligible import Eligible
 from longtail.index.search.gpu import GPU_MAX_RESULTS, GpuIndex
 
 MEASURED_DEPTH = 100
-"""Results per query that recall is measured at; deeper searches look harder than the measured effort."""
+"""Results per query at which recall is measured; deeper searches use more than the measured effort."""
 _PROBES_PER_DEPTH = 1.5
-"""The k best of a share of the labels lie among about the k / share best of all, and those further out lie in ever more
-lists: the second table of benchmarks/index_recall.py shows what the exponent buys."""
+"""Exponent by which the visited lists grow with depth. The k best of a share of the labels lie among about the
+k / share best of all, and results further out spread over ever more lists: the second table of
+benchmarks/index_recall.py shows the gain of the exponent."""
 NEARLY_WHOLE = 0.98
-"""Share of the labels from which a search is one of all labels; the few others, above all hidden ones, are skipped."""
+"""Share of eligible labels from which a search counts as unfiltered; FAISS skips the few other labels."""
 _MARGIN = 100
-"""Results fetched beyond the share's, where what is ruled out is dropped afterwards: a few hidden labels are a
-share of nothing, but may all be the best of one query."""
+"""Extra results that the GPU fetches before ineligible ones are dropped: a few hidden labels are a negligible share of
+the catalogue, but may all be the best of one query."""
 _SCORES_AT_ONCE = 1 << 20
-"""Exact scores held at a time, at most: 4 MiB."""
+"""Largest number of exact scores held at once: 4 MiB."""
 _TOLERANCE = 1e-4
-"""Scores of the same label by FAISS and by NumPy differ by less, relative to 1 + the score."""
+"""Bound on the difference between FAISS's and NumPy's score of the same label, relative to 1 + |score|."""
 
 _CODED: tuple[Kind, ...] = ("ivf_sq", "ivf_fastscan")
-"""Kinds whose short answers have as many candidates as those of `MEASURED_DEPTH` results: codes confuse the ten best
-with more others than the factor counts."""
+"""Kinds that store rows as codes. Their short answers fetch the candidates of `MEASURED_DEPTH` results: codes confuse
+the ten best with more labels than a multiple of ten covers."""
 ON_GPU: tuple[Kind, ...] = ("flat", "ivf_flat")
-"""Kinds that are searched on a GPU."""
+"""Kinds that a GPU can search."""
 
 
 class Head:
@@ -58,7 +59,7 @@ class Head:
         return len(self.rows_H)
 
     def holds(self, rows_BC: Int64, size: int) -> Bools:
-        """Compute whether each row is among the first `size`, bool [B, C]."""
+        """Compute whether each row is among the first `size` labels of the head, bool [B, C]."""
         at_BC = np.minimum(np.searchsorted(self._ascending_H, rows_BC), len(self) - 1)
         held_BC: Bools = (self._ascending_H[at_BC] == rows_BC) & (self._order_H[at_BC] < size)
         return held_BC
@@ -79,12 +80,14 @@ class Head:
     ) -> tuple[Float32, Int64]:
         """Get the k best of an index's candidates and of the head: float32 and int64 [B, k]; −inf and −1 beyond.
 
-        What the index finds of the head itself counts once. The candidates' scores change.
+        A label that both the index and the head find counts once. `scores_BC` is overwritten.
         """
         if len(queries_BE) == 1:
             return self._merge_one(queries_BE[0], k, size, eligible, scores_BC, rows_BC)
+        # Head labels below the k-th candidate cannot be in the answer; the tolerance covers rounding.
         least_B = kth_best(scores_BC, k)
         least_B -= _TOLERANCE * (1 + np.abs(least_B))
+        # The index holds the head's labels too: only their exact score from the head counts.
         scores_BC[self.holds(rows_BC, size)] = -np.inf
         ruled_out_H = None if eligible.whole else ~eligible.in_head(self.rows_H)[:size]
         found_B, found_H, found = [], [], []
@@ -94,6 +97,7 @@ class Head:
             if ruled_out_H is not None:
                 scores_bH[:, ruled_out_H] = -np.inf
             least_b = least_B[start : start + step]
+            # Where the index found fewer than k, the head's own k-th best bounds the answer.
             if np.isneginf(least_b).any():
                 least_b = np.maximum(least_b, kth_best(scores_bH, k))
             at_b, at_H = np.nonzero(scores_bH >= least_b[:, None])
@@ -102,6 +106,7 @@ class Head:
             found.append(scores_bH[at_b, at_H])
         at_B, at_H = np.concatenate(found_B), np.concatenate(found_H)
         counts_B = np.bincount(at_B, minlength=len(queries_BE))
+        # `at_B` ascends: a hit's column is its position minus the position of its query's first hit.
         places = np.arange(len(at_B)) - np.repeat(np.cumsum(counts_B) - counts_B, counts_B)
         own_BC, own_rows_BC = no_results(len(queries_BE), int(counts_B.max()))
         own_BC[at_B, places], own_rows_BC[at_B, places] = np.concatenate(found), self.rows_H[at_H]
@@ -110,7 +115,7 @@ class Head:
     def _merge_one(
         self, query_E: Float32, k: int, size: int, eligible: Eligible, scores_1C: Float32, rows_1C: Int64
     ) -> tuple[Float32, Int64]:
-        """Merge for one query, in a third of the time that arrays of many take."""
+        """Merge for one query, in a third of the time that the batched code takes."""
         scores_H = self.vectors_HE[:size] @ query_E
         if not eligible.whole:
             scores_H[~eligible.in_head(self.rows_H)[:size]] = -np.inf
@@ -129,13 +134,13 @@ class Head:
 
 @dataclass(frozen=True)
 class FaissIndex:
-    """A FAISS index over all labels, and its exact head. Safe for concurrent searches.
+    """A FAISS index over all labels, with its exact head. Safe for concurrent searches.
 
     Attributes:
         index: the FAISS index; id i is label row i.
         head: labels scored for every query; None: the index alone answers.
-        stored_lists_L: int32, the inverted list of every row, if known; None: read from the index when needed.
-        gpu: a copy of the index that searches in its place where a GPU can.
+        stored_lists_L: int32, the inverted list of every row; None: read from the index when needed.
+        gpu: copy of the index on a GPU, which answers the searches that a GPU can do.
     """
 
     kind: Kind
@@ -157,7 +162,7 @@ class FaissIndex:
 
     @cached_property
     def has_lists(self) -> bool:
-        """Whether it is an inverted file."""
+        """Whether the index is an inverted file."""
         return self.kind != "flat"
 
     @cached_property
@@ -185,9 +190,9 @@ class FaissIndex:
     def search(
         self, queries_BE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0
     ) -> tuple[Float32, Int64]:
-        """Find the index's best candidates: scores float32 [B, C] and label rows int64 [B, C], C >= min(k, L).
+        """Find the index's best candidates: scores float32 [B, C] and label rows int64 [B, C].
 
-        Missing candidates are −inf / −1. An approximate index may miss some of the best k.
+        C >= min(k, L). Missing candidates are −inf / −1. An approximate index may miss some of the best k.
         """
         share = 1.0 if eligible.whole else self.share_outside_head(eligible)
         filtered = share < NEARLY_WHOLE
@@ -209,7 +214,7 @@ class FaissIndex:
         return scores_BC, rows_BC
 
     def share_outside_head(self, eligible: Eligible) -> float:
-        """Compute the share of the labels outside the head that are eligible: what the index has to find."""
+        """Compute which share of the labels outside the head is eligible; the index has to find those."""
         if self.head is None or eligible.whole:
             return eligible.share
         outside = eligible.count - eligible.count_in_head(self.head.rows_H)
@@ -218,11 +223,12 @@ class FaissIndex:
     def nearest_lists(
         self, queries_BE: Float32, k: int, probes: int, eligible: Eligible, boost: float
     ) -> tuple[Int64, Float32]:
-        """Choose the lists that each query visits under a filter, nearest first; int64 and products float32 [B, P].
+        """Choose the lists that each query visits under a filter, nearest first.
 
-        Lists without an eligible label are skipped, and of the others so many are visited that the eligible labels
-        seen are as many as the depth of the answer takes. That depth is estimated for each query by the share of
-        eligible labels in the lists nearest to it. −1 stands beyond a query's own.
+        Returns lists int64 and inner products with their centroids float32 [B, P]; −1 fills the rows of queries that
+        visit fewer lists. Lists without an eligible label are skipped. Each query visits lists until it has seen as
+        many eligible labels as the depth of its answer needs; that depth is estimated by the share of eligible labels
+        in the lists nearest to the query.
         """
         counts_C = eligible.per_list(self.lists, self.index.nlist)
         products_BC = queries_BE @ self.centroids.T
@@ -230,12 +236,13 @@ class FaissIndex:
         counts_BC = counts_C[order_BC]
         eligible_BC = np.cumsum(counts_BC, axis=1)
         labels_BC = np.cumsum(self._sizes[order_BC], axis=1)
+        # Labels that an unfiltered search of `probes` lists sees on average.
         seen = probes * self.labels / self.index.nlist
         share_B = _at(eligible_BC, eligible_BC, seen) / _at(labels_BC, eligible_BC, seen)
-        # The few best of a selection are no easier to find than its hundred best.
+        # The few best of a selection take as much effort to find as its hundred best.
         depth_B = max(k, MEASURED_DEPTH) / (MEASURED_DEPTH * share_B)
         wanted_B = boost * seen * share_B * depth_B**_PROBES_PER_DEPTH
-        # Up to the list that completes what is wanted.
+        # A list is visited if the lists before it hold fewer eligible labels than wanted.
         visited_BC = (eligible_BC - counts_BC < wanted_B[:, None]) & (counts_BC > 0)
         places_BC = np.cumsum(visited_BC, axis=1) - 1
         at_B, at_C = np.nonzero(visited_BC)
@@ -249,7 +256,7 @@ class FaissIndex:
         self, queries_BE: Float32, fetch: int, lists_BP: Int64, products_BP: Float32, eligible: Eligible
     ) -> tuple[Float32, Int64]:
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
-        # FAISS's Python method of this name takes no parameters, and so no selector.
+        # FAISS's Python method `search_preassigned` accepts no search parameters, hence no selector.
         self.index.search_preassigned_c(
             len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(lists_BP), faiss.swig_ptr(products_BP),
             faiss.swig_ptr(scores), faiss.swig_ptr(rows), False,
@@ -263,7 +270,7 @@ class FaissIndex:
         else:
             parameters = eligible.parameters(faiss.SearchParameters)
         scores, rows = np.empty((len(queries_BE), fetch), np.float32), np.empty((len(queries_BE), fetch), np.int64)
-        # FAISS's Python method looks at its arguments for as long as some 200 labels are scored.
+        # The checks in FAISS's Python method `search` take as long as scoring some 200 labels.
         queries_BE = np.ascontiguousarray(queries_BE)
         self.index.search_c(
             len(queries_BE), faiss.swig_ptr(queries_BE), fetch, faiss.swig_ptr(scores), faiss.swig_ptr(rows), parameters
@@ -273,7 +280,8 @@ class FaissIndex:
     def _search_gpu(
         self, gpu: GpuIndex, queries_BE: Float32, fetch: int, probes: int, eligible: Eligible
     ) -> tuple[Float32, Int64]:
-        """Fetch more than enough from the GPU and drop what is ruled out; the CPU answers queries that end short."""
+        """Fetch extra results from the GPU and drop ineligible ones; the CPU answers queries left short."""
+        # GPU indexes ignore `IDSelector`, so the filter is applied afterwards.
         lists = getattr(self.index, "nlist", 1)
         overfetch = self._overfetch(fetch, eligible)
         scores_BC, rows_BC = gpu.search(queries_BE, overfetch, min(probes, lists, GPU_MAX_RESULTS))
@@ -290,7 +298,7 @@ class FaissIndex:
         return scores_BC, rows_BC
 
     def _overfetch(self, fetch: int, eligible: Eligible) -> int:
-        """Results among which `fetch` eligible ones are likely to be."""
+        """Estimate how many results are likely to contain `fetch` eligible ones."""
         if eligible.whole:
             return fetch
         ruled_out = self.labels - eligible.count
@@ -298,14 +306,14 @@ class FaissIndex:
 
 
 def probes_for(effort: Effort, k: int, share: float) -> int:
-    """Compute the lists that a search for k of a share of the labels visits."""
+    """Compute the number of lists to visit for k results where a share of labels is eligible."""
     depth = max(1.0, k / (MEASURED_DEPTH * share))
     probes: int = math.ceil(effort.probes * depth**_PROBES_PER_DEPTH)
     return probes
 
 
 def pad(rows_LE: Float32, width: int) -> Float32:
-    """Return contiguous float32 [L, width]: the rows, with zeros in the coordinates beyond them."""
+    """Pad rows with zero coordinates to contiguous float32 [L, width]."""
     if rows_LE.shape[1] == width:
         return np.ascontiguousarray(rows_LE, np.float32)
     padded = np.zeros((len(rows_LE), width), np.float32)
@@ -314,7 +322,10 @@ def pad(rows_LE: Float32, width: int) -> Float32:
 
 
 def _at(values_BC: Int64, eligible_BC: Int64, seen: float) -> Int64:
-    """Each query's value at the first list by which so many eligible labels are seen, or all; at least 1."""
+    """Return each query's value at the list that completes `seen` eligible labels, or all.
+
+    Values are at least 1, so that they can be divided by.
+    """
     enough_BC = eligible_BC >= np.minimum(seen, eligible_BC[:, -1:])
     at_B: Int64 = values_BC[np.arange(len(values_BC)), enough_BC.argmax(axis=1)]
     return np.maximum(at_B, 1)

@@ -1,4 +1,4 @@
-"""Filter of one query: label rows to exclude or allow, buckets, and a set of labels that other queries may share.
+"""Describe the filter of one query: rows to exclude or allow, buckets, and a set that queries may share.
 
 Legend: `L` labels, `R` label rows.
 """
@@ -21,7 +21,7 @@ _NO_ROWS = np.empty(0, np.int64)
 
 
 def check_rows(where: str, rows_R: Int64, labels: int) -> None:
-    """Refuse anything but an array of existing label rows, of any integer type [R]; it may be empty."""
+    """Refuse anything but an array of existing label rows, any integer type [R]; an empty array passes."""
     if rows_R.size == 0:
         return
     if rows_R.dtype.kind not in "iu" or rows_R.ndim != 1:
@@ -33,12 +33,12 @@ def check_rows(where: str, rows_R: Int64, labels: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One operator on one display column, as a request's `filter` has it.
+    """One operator on one display column, from a request's `filter`.
 
     Attributes:
         operator: eq, ne, in, not_in, lt, le, gt, ge or exists.
-        values: what it compares with: strings, numbers, dates as microseconds since 1970, `"true"` and `"false"` for
-            booleans; of exists True or False.
+        values: operands: strings, numbers, dates as microseconds since 1970, `"true"` and `"false"` for booleans; for
+            `exists`, True or False.
     """
 
     column: str
@@ -47,15 +47,17 @@ class Condition:
 
 
 class Selection:
-    """Some of an index's labels, for any number of queries. Immutable, and known by identity: queries whose filters
-    have the same one share a search, and its `Eligible` is kept as long as it lives.
+    """Immutable set of an index's labels that any number of queries may share.
+
+    Selections are compared by identity: queries whose filters hold the same `Selection` share a search, and the
+    searcher caches its `Eligible` while the selection lives.
 
     Args:
-        mask_L: bool [L], true for its labels.
+        mask_L: bool [L], true for the labels of the set.
 
     Attributes:
         labels: L.
-        conditions: all conditions together, for an engine that has the columns itself; None of a mask alone.
+        conditions: conditions that all hold, for an engine that stores the columns; None if only the mask is known.
     """
 
     def __init__(self, mask_L: Bools) -> None:
@@ -66,7 +68,7 @@ class Selection:
 
     @classmethod
     def of(cls, conditions: Sequence[Condition], labels: int, read: Callable[[], Bools]) -> Selection:
-        """Create the selection of labels that meet conditions; `read` returns its mask, bool [L], when needed."""
+        """Create the selection of labels that meet conditions; `read` computes the mask, bool [L], when needed."""
         selection = cls.__new__(cls)
         selection.labels, selection.conditions = labels, tuple(conditions)
         selection._read, selection._bits = read, None
@@ -74,7 +76,7 @@ class Selection:
 
     @property
     def mask(self) -> Bools:
-        """Get its labels, bool [L]."""
+        """Get the mask of the selected labels, bool [L]."""
         bits = self._bits
         if bits is None:
             assert self._read is not None
@@ -84,14 +86,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Filter:
-    """Labels that one query excludes or wants; all conditions hold together, and none rules out nothing.
+    """Labels that one query excludes or wants; all given conditions must hold.
 
     Args:
         exclude: int64 label rows that must not be returned.
         allow: int64 label rows; only these may be returned.
-        buckets: only labels in these buckets: 0 head, 1 torso, 2 tail, 3 new.
-        selection: only labels of this set, which other queries may share.
-        beyond: the same for labels that stand beyond the index's, counted from the first of them.
+        buckets: only labels in these buckets may be returned: 0 head, 1 torso, 2 tail, 3 new.
+        selection: only labels of this set may be returned.
+        beyond: like `selection`, for labels added after the build; row 0 is the first added label.
     """
 
     exclude: Int64 | None = None
@@ -102,7 +104,7 @@ class Filter:
 
     @property
     def excluded(self) -> Int64:
-        """Label rows that must not be returned, possibly none."""
+        """Return the label rows that must not be returned, possibly none."""
         return _NO_ROWS if self.exclude is None else self.exclude
 
     def check(self, labels: int, query: int) -> None:
@@ -132,7 +134,10 @@ class Filter:
         return mask_L
 
     def allowed(self, buckets_L: Int8) -> Int64:
-        """Get the labels that pass a filter with `allow`, int64, ascending; the work is the lists' alone."""
+        """Get the labels that pass a filter with `allow`, int64, ascending.
+
+        The cost grows with the lists of the filter, not with the catalogue.
+        """
         rows_R = without_rows(_NO_ROWS if self.allow is None else self.allow, self.excluded)
         if self.selection is not None:
             rows_R = rows_R[self.selection.mask[rows_R]]
@@ -146,6 +151,6 @@ NO_FILTER = Filter()
 
 
 def without_rows(rows_R: Int64, excluded: Int64) -> Int64:
-    """Get the rows, int64 [R], ascending and each once, that are not in `excluded`, int64 of any length."""
+    """Get the distinct rows of int64 [R], ascending, that are not in `excluded`, int64 of any length."""
     rows_R = distinct(rows_R).astype(np.int64, copy=False)
     return rows_R[~is_among(rows_R, np.sort(excluded))] if rows_R.size and excluded.size else rows_R

@@ -1,4 +1,4 @@
-"""An index on a GPU: one search at a time, no selectors, bounded depth.
+"""Search an index on a GPU: one search at a time, no selectors, bounded depth.
 
 FAISS's classic GPU backend is not safe for concurrent searches, not even of different indexes that share their
 scratch memory; it ignores `IDSelector`; and it returns at most 2,048 results.
@@ -19,8 +19,9 @@ from longtail.index.errors import DeviceError
 from longtail.index.manifests import Device
 
 GPU_MAX_RESULTS = 2_048
-"""Results, and IVF lists, that one search may ask for."""
+"""Largest number of results, and of visited lists, of one search."""
 
+# One lock for the process: GPU indexes share scratch memory, and `nprobe` is an attribute of the index.
 _searching = threading.Lock()
 
 
@@ -38,7 +39,7 @@ def check_device(device: Device) -> None:
 
 
 class GpuIndex:
-    """The copy of a CPU index on the first visible GPU; safe for concurrent callers, who take turns."""
+    """Copy of a CPU index on the first visible GPU. Concurrent callers take turns."""
 
     def __init__(self, index: Any) -> None:
         try:
@@ -62,7 +63,10 @@ class GpuIndex:
 
 @contextmanager
 def _plain_lists(index: Any) -> Iterator[None]:
-    """An inverted file without the codes of its centroids, which FAISS moves to no GPU; nobody searches it yet."""
+    """Replace the coded centroids of an inverted file by plain ones inside the block.
+
+    FAISS cannot copy coded centroids to a GPU. The index must not be searched meanwhile.
+    """
     lists = faiss.downcast_index(index.quantizer) if isinstance(index, faiss.IndexIVF) else None
     if not isinstance(lists, faiss.IndexRefine):
         yield
@@ -76,5 +80,5 @@ def _plain_lists(index: Any) -> Iterator[None]:
 
 @cache
 def _resources() -> Any:
-    """One scratch memory for the process: two releases share it while one takes over from the other."""
+    """Create the process's scratch memory once; two releases share it while one replaces the other."""
     return faiss.StandardGpuResources()

@@ -1,6 +1,6 @@
-"""A Milvus server or cluster: requests with a deadline, retries and a circuit breaker, its errors ours.
+"""Call a Milvus server or cluster with a deadline, retries and a circuit breaker, and translate its errors.
 
-`LONGTAIL_MILVUS` names the proxy of a cluster. The calls are those that versions 2.3 to 2.6 have in common.
+`LONGTAIL_MILVUS` names the server, or the proxy of a cluster. Only calls common to versions 2.3 to 2.6 are used.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from pymilvus import MilvusClient
 
 _FAILURES = 3
-"""In a row, after which the circuit opens."""
+"""Consecutive failures after which the circuit opens."""
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 5.0
-"""For which it stays open; twice as long after every trial that fails."""
+"""Shortest and longest time that the circuit stays open; it doubles after every failed trial request."""
 
 
 class Circuit:
     """A circuit breaker. Thread-safe.
 
-    After some failures in a row no request is sent for a while; then one tries, and the others once it succeeds. A
-    request that fails may be tried again until then, so that retries never add to an overload.
+    After some consecutive failures the circuit opens, and no request is sent for a while. Then one trial request goes
+    through, and the circuit closes if it succeeds. Failed requests are retried only while the circuit is closed, so
+    that retries never add to an overload.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -42,13 +43,15 @@ class Circuit:
         self._open_seconds = _FIRST_SECONDS
 
     def admit(self, seconds: float) -> tuple[float, float]:
-        """Begin a request of at most so many seconds, if the circuit is closed or this one is to try.
+        """Begin a request of at most `seconds`, if the circuit is closed or a trial is due.
 
-        Returns seconds until the next may try, 0 if this one may; and when the request began, for `failed`.
+        Returns the seconds to wait before the next trial, 0 if the request may be sent, and the time when the request
+        began, for `failed`.
         """
         with self._lock:
             now = self._clock()
             wait = max(0.0, self._open_until - now)
+            # This request is the trial: others wait as long as it may take.
             if self._failures >= _FAILURES and not wait:
                 self._open_until = now + seconds
             return wait, now
@@ -59,7 +62,7 @@ class Circuit:
             self._failures, self._open_seconds, self._open_until = 0, _FIRST_SECONDS, -inf
 
     def failed(self, began: float) -> None:
-        """Count a request without an answer; one that `began` before the circuit opened says nothing new."""
+        """Count a failed request, unless the request `began` before the circuit opened."""
         with self._lock:
             if self._failures >= _FAILURES and began <= self._opened_at:
                 return
@@ -71,7 +74,7 @@ class Circuit:
 
     @property
     def open(self) -> bool:
-        """Whether no request is sent now, except the one that tries."""
+        """Whether the circuit is open: no request is sent, except a trial."""
         with self._lock:
             return self._failures >= _FAILURES
 
@@ -81,25 +84,25 @@ _PATIENT_SECONDS, _PATIENT_LOADING_SECONDS = 60.0, 3_600.0
 """Limits of commands that no client waits for."""
 _BACK_OFF_SECONDS, _LONGEST_BACK_OFF_SECONDS, _LEAST_SECONDS = 0.05, 1.0, 0.01
 _TRANSPORT, _NOT_FOUND, _NOT_LOADED = -1, 100, 101
-"""Our code of an error on the way, and Milvus's of a collection that is not there, or not in memory."""
+"""Our code of a transport error, and Milvus's codes of a collection that does not exist or is not loaded."""
 _REFUSED = (
     "cannot parse expression", "invalid parameter", "is invalid", "duplicated", "message larger than max",
     "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED", "UNIMPLEMENTED", "auth check failure",
 )  # fmt: skip
-"""Answers that refuse a request: a retry is no use."""
+"""Parts of the answers that refuse a request for good: a retry would fail as well."""
 
 Answer = TypeVar("Answer")
 _until: ContextVar[float | None] = ContextVar("until", default=None)
 
 
 class MilvusServer:
-    """A Milvus server, which is connected to when it is first asked. Thread-safe.
+    """A Milvus server; the first request connects to it. Thread-safe.
 
     Args:
         uri: `http://HOST:PORT/DATABASE`, or https://; without a database the default one.
         token: `USER:PASSWORD` or a key; empty for a server without authentication.
-        seconds: the longest that one request may take, retries among them.
-        loading_seconds: the longest that is waited for a collection to be loaded.
+        seconds: longest duration of one request, retries included.
+        loading_seconds: longest wait for a collection to be loaded.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class MilvusServer:
 
     @classmethod
     def named(cls) -> MilvusServer:
-        """The server that the environment names, `LONGTAIL_MILVUS` and `LONGTAIL_MILVUS_TOKEN`."""
+        """Create the server that `LONGTAIL_MILVUS` and `LONGTAIL_MILVUS_TOKEN` name; raises SpecError."""
         uri = os.environ.get(VARIABLE)
         if not uri:
             raise SpecError(
@@ -138,21 +141,23 @@ class MilvusServer:
         return cls(uri, os.environ.get(TOKEN_VARIABLE, ""))
 
     def __str__(self) -> str:
-        """Its address."""
+        """Return the server's address, without the token."""
         return f"Milvus at {self._uri}" + (f", database {self._database}" if self._database else "")
 
     def problem(self, about: str) -> str | None:
-        """Get the last failure while the circuit is open or a collection is missing; None if the server answers."""
+        """Get the last failure while the circuit is open or a collection is missing; None otherwise."""
         return self._last if self._circuit.open else self._lacks.get(about)
 
     def afresh(self) -> MilvusServer:
-        """The same server, to be asked whatever it did before."""
+        """Create a client of the same server with a closed circuit and no remembered failures."""
         return MilvusServer(f"{self._uri}/{self._database}", self._token, self.seconds, self.loading_seconds)
 
     @contextmanager
     def within(self, seconds: float) -> Iterator[None]:
-        """Have all that is asked in here, and in copies of this context, answered in so many seconds together, rather
-        than each in the server's; of one in another the outer's count."""
+        """Enter a context whose requests share one limit of seconds, instead of `self.seconds` each.
+
+        Threads that run in a copy of this context share the limit too. Inside another `within` the outer limit holds.
+        """
         if _until.get() is not None:
             yield
             return
@@ -165,16 +170,17 @@ class MilvusServer:
     def ask(
         self, work: Callable[[MilvusClient, float], Answer], *, about: str = "", seconds: float | None = None
     ) -> Answer:
-        """What the server answers.
+        """Send a request, with retries, and return the server's answer.
 
         Args:
-            work: asks by a client, within so many seconds; may be called again.
-            about: what is asked about, for the errors, such as `collection NAME`.
-            seconds: for it all; None: the server's.
+            work: sends the request by a client within the given seconds; retries call it again.
+            about: subject of the request for error messages, such as `collection NAME`.
+            seconds: limit for all attempts together; None: the server's.
 
         Raises:
-            EngineUnavailableError: it does not answer in time, or has not lately, or lacks the collection.
-            LongtailIndexError: it refuses.
+            EngineUnavailableError: the server does not answer in time, the circuit is open, or the server lacks the
+                collection.
+            LongtailIndexError: the server refuses the request.
         """
         began = monotonic()
         until = began + (seconds or self.seconds)
@@ -183,18 +189,19 @@ class MilvusServer:
         allowed, back_off = until - began, _BACK_OFF_SECONDS
         where = ", ".join(filter(None, [str(self), about]))
         if allowed < _LEAST_SECONDS:
-            raise EngineUnavailableError(f"{where}: expected answers in time, found them too slow")
+            raise EngineUnavailableError(f"{where}: the time limit has passed before this request could be sent")
         wait, admitted = self._circuit.admit(allowed)
         if wait > 0:
             raise EngineUnavailableError(
-                f"{where}: expected a server that answers, found one that has not lately ({self._last}); it is asked "
-                f"again in {wait:.1f} s",
+                f"{where}: the server did not answer the last requests ({self._last}); the next trial is in "
+                f"{wait:.1f} s",
                 seconds=wait,
             )
         while True:
             try:
                 answer = work(self._connected(until), until - monotonic())
             except EngineUnavailableError as error:
+                # The server answered, so the circuit closes: only this collection is not ready.
                 self._lacks[about] = str(error)
                 self._circuit.succeeded()
                 raise
@@ -212,7 +219,7 @@ class MilvusServer:
                 self._last = said
                 self._circuit.failed(admitted)
                 if until - monotonic() < back_off + _LEAST_SECONDS or self._circuit.open:
-                    raise EngineUnavailableError(f"{where}: expected an answer, found none: {said}") from error
+                    raise EngineUnavailableError(f"{where}: the server did not answer: {said}") from error
                 sleep(back_off)
                 back_off *= 2
             else:
@@ -221,12 +228,12 @@ class MilvusServer:
                 return answer
 
     def wait_until(self, done: Callable[[MilvusClient, float], bool], seconds: float, about: str) -> None:
-        """Poll the server until a long operation is done; raises EngineUnavailableError after some seconds."""
+        """Poll the server until a long operation is done; raises EngineUnavailableError after `seconds`."""
         until, pause = monotonic() + seconds, _BACK_OFF_SECONDS
         while not self.ask(done, about=about):
             if monotonic() > until:
                 raise EngineUnavailableError(
-                    f"{self}, {about}: expected what was begun to be done within {seconds:g} s, found it under way"
+                    f"{self}, {about}: expected the operation to end within {seconds:g} s, but it is still running"
                 )
             sleep(pause)
             pause = min(2 * pause, _LONGEST_BACK_OFF_SECONDS)
@@ -238,6 +245,7 @@ class MilvusServer:
     def _connected(self, until: float) -> MilvusClient:
         if self._client is not None:
             return self._client
+        # One thread connects; the others wait, but only as long as their own request may take.
         if not self._connecting.acquire(timeout=max(0.0, until - monotonic())):
             raise TimeoutError("another request connects")
         try:
@@ -252,14 +260,14 @@ class MilvusServer:
             from pymilvus import MilvusClient
         except ModuleNotFoundError as error:
             raise SpecError("expected pymilvus for Milvus, found none: pip install 'longtail[milvus]'") from error
-        # What it says of an error is in the error.
+        # pymilvus logs every failure, although the exception says the same.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         given: dict[str, Any] = {"db_name": self._database} if self._database else {}
         return MilvusClient(uri=self._uri, token=self._token, timeout=seconds, **given)
 
 
 def _told(error: Exception) -> tuple[int | None, str]:
-    """The code of an error of Milvus or on the way to it, and what it says; None of any other error."""
+    """Return the code and message of a Milvus or transport error; code None for any other error."""
     import grpc
     from pymilvus.exceptions import MilvusException
 

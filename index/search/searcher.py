@@ -1,7 +1,7 @@
 """Answer queries from a FAISS index and its exact head, under any filter; labels can be hidden.
 
-A `filters.Filter` says what one query may get. It becomes an `Eligible`, a bitmap over label rows, which FAISS reads
-while it searches; those of buckets and selections are kept for later queries.
+A `filters.Filter` states which labels one query may get. It becomes an `Eligible`, a bitmap over label rows, which
+FAISS reads during the search; the bitmaps of buckets and selections are cached for later queries.
 
 Legend: `L` labels, `B` queries, `b` some of them, `C` candidates, `K` results, `R` label rows, `E` coordinates of an
 augmented row.
@@ -33,29 +33,29 @@ from longtail.index.search.faiss_index import NEARLY_WHOLE, FaissIndex
 from longtail.index.search.filters import NO_FILTER, Filter, Selection, check_rows, without_rows
 
 _SCORE_EXACTLY_SHARE = 0.02
-"""Share of the labels below which the eligible ones are scored one by one: quicker than a search that skips
-the other 98 in a hundred, and exact."""
+"""Share of eligible labels below which all of them are scored exactly: quicker than a search that skips the other 98
+in a hundred."""
 _EXCLUDE_BY_OVERFETCH_UP_TO = 256
-"""Excluded labels that are fetched and dropped, in one search for many queries; longer lists become an `Eligible` of
-their own, which costs less than to fetch so many."""
+"""Longest list of excluded labels that is handled by fetching extra results and dropping the excluded ones, in one
+search for many queries. For a longer list an `Eligible` of its own costs less than the extra results."""
 _HARDER = 8
-"""Times as many lists, where those of a query hold too few labels."""
+"""Factor on the visited lists when a query's lists hold too few labels."""
 EVERYTHING = frozenset(range(len(BUCKET_NAMES)))
 Found = tuple[Float32, Int64]
 
 
 class Searcher:
-    """Top k labels for augmented queries [METHODS §6] under a filter for each. Concurrent searches are safe.
+    """Find the top k labels for augmented queries [METHODS §6], each with its own filter. Thread-safe.
 
-    A batch of one runs on the calling thread, as far as NumPy's BLAS does; larger batches use OpenMP's.
+    A batch of one runs on the calling thread, except for threads of NumPy's BLAS; larger batches use OpenMP's threads.
 
     Args:
-        effort: how hard an approximate index is searched, wherever the dials stand.
-        filtered: how much harder, where only a share of the labels may be answered.
-        efforts: the less that suffices at each place on the dials, where nearly all labels may be answered.
+        effort: effort for an approximate index that suffices at every setting of the dials.
+        filtered: extra effort where only a share of the labels is eligible.
+        efforts: lesser efforts that suffice at single places on the dials, where nearly all labels are eligible.
 
     Example:
-        An opened release has one; every query may have a λ and a filter of its own.
+        An opened release has a searcher; every query may have its own λ and filter.
 
         >>> from longtail.index import Filter, Releases, build
         >>> manifest = build("runs/model", "releases", name="first")
@@ -93,30 +93,31 @@ class Searcher:
         self._buckets_L = bundle.labels.buckets
         self._hidden_R: Int64 = np.empty(0, np.int64)
         self._all_of_buckets: dict[frozenset[int], Eligible] = {}
-        """Hidden labels included: shared by searchers of the same index."""
+        """Sets by buckets, hidden labels included; `without` shares this dictionary between searchers of one index."""
         self._of_buckets: dict[frozenset[int], Eligible] = {}
         self._of_selection: WeakKeyDictionary[Selection, dict[frozenset[int], Eligible]] = WeakKeyDictionary()
 
     def at(self, effort: Effort) -> Self:
-        """Create a searcher over the same index with one effort for every query where nearly all are eligible."""
+        """Create a searcher over the same index with one effort for all unfiltered queries."""
         searcher = copy.copy(self)
         searcher.efforts = self.efforts.all_at(effort)
         return searcher
 
     def without(self, rows_R: Int64) -> Self:
-        """Create a searcher over the same index that never answers some label rows, nor those that this one hides.
+        """Create a searcher over the same index that also hides some label rows.
 
-        Takes milliseconds, for a catalogue of a million labels, and microseconds more for every search.
+        Creation takes milliseconds for a million labels, and every later search takes microseconds more.
         """
         check_rows("hidden labels", rows_R, self.labels)
         searcher = copy.copy(self)
+        # The copy needs its own caches: their sets exclude the hidden labels.
         searcher._hidden_R = np.union1d(self._hidden_R, rows_R.astype(np.int64))
         searcher._of_buckets = {}
         searcher._of_selection = WeakKeyDictionary()
         return searcher
 
     def patience(self) -> AbstractContextManager[None]:
-        """Enter a context in which no client waits for what is searched."""
+        """Enter a context for searches that no client waits for, such as warming up."""
         return nullcontext()
 
     def search(self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None) -> Found:
@@ -129,7 +130,7 @@ class Searcher:
 
         Returns:
             scores float32 [B, k] (row · query) and label rows int64 [B, k]; −inf and −1 where fewer than k labels
-            are eligible. On an approximate index the best may be missed, but k are found when k are eligible.
+            are eligible. An approximate index may miss some of the best, but returns k labels if k are eligible.
 
         Raises:
             QueryError: a wrong shape or type, k < 1, a value that is not finite, or a filter that does not fit.
@@ -140,6 +141,7 @@ class Searcher:
             return no_results(0, k)
         if filters is None:
             return self._answer(queries_BE, k, None)
+        # One search per group: FAISS takes one selector for a whole batch.
         groups: dict[Hashable, list[int]] = defaultdict(list)
         for query, filter_ in enumerate(filters):
             groups[_group(filter_ or NO_FILTER, query)].append(query)
@@ -158,14 +160,14 @@ class Searcher:
         return scores_BK, rows_BK
 
     def found(self, queries_BE: Float32, k: int) -> Found:
-        """Find what the index finds by itself: a query that ends up short is not answered again exactly."""
+        """Search the index without filling up queries left short, to measure the index alone."""
         return self._best(queries_BE, k, self._eligible(EVERYTHING, None))
 
     def _run(self, searches: Sequence[Callable[[], Found]]) -> Iterable[Found]:
         return (search() for search in searches)
 
     def _answer(self, queries_bE: Float32, k: int, filters_b: Sequence[Filter] | None) -> Found:
-        """Answer queries whose filters differ in short lists of excluded labels only, or one query."""
+        """Answer one query, or queries whose filters differ only in short lists of excluded labels."""
         first = filters_b[0] if filters_b else NO_FILTER
         excludes: list[Int64] = []
         if first.allow is not None:
@@ -179,11 +181,13 @@ class Searcher:
                 eligible = eligible.without(first.excluded)
             elif filters_b and len(first.excluded):
                 excludes = [filter_.excluded for filter_ in filters_b]
+        # Fetching one more result per excluded label leaves k; all queries of a group round to the same number.
         more = _next_power_of_two(max(map(len, excludes))) if excludes else 0
         scores_bK, rows_bK = self._best(queries_bE, k + more, eligible)
         if excludes:
             scores_bK[self._is_excluded(rows_bK, excludes)] = -np.inf
             scores_bK, rows_bK = top_k([scores_bK], [rows_bK], k)
+        # Results are sorted: a query is short if the last place that eligible labels could fill is empty.
         last_b = rows_bK[:, min(k, max(eligible.count, 1)) - 1]
         for query in np.flatnonzero(last_b < 0).tolist() if last_b.min() < 0 else ():
             own = eligible.without(excludes[query]) if excludes else eligible
@@ -193,7 +197,7 @@ class Searcher:
         return scores_bK, rows_bK
 
     def _best(self, queries_bE: Float32, k: int, eligible: Eligible) -> Found:
-        """Find the best k of some labels, descending, as hard as was measured; −inf and −1 beyond what is found."""
+        """Find the best k eligible labels, descending, with the measured effort; −inf and −1 beyond."""
         if not eligible.count:
             return no_results(len(queries_bE), k)
         if eligible.share >= NEARLY_WHOLE:
@@ -204,7 +208,7 @@ class Searcher:
             for effort, queries in groups:
                 scores_bK[queries], rows_bK[queries] = self._candidates(queries_bE[queries], k, effort, eligible)
             return scores_bK, rows_bK
-        # The efforts of the shares next to this one, above and below.
+        # The selectivities were measured at a few shares: take the neighbours above and below this one.
         place = bisect_left(self.filtered, eligible.share, key=lambda effort: effort.selectivity)
         measured = self.filtered[max(0, place - 1) : place + 1]
         exactly = eligible.share <= _SCORE_EXACTLY_SHARE or any(effort.exact for effort in measured)
@@ -214,7 +218,8 @@ class Searcher:
         return self._candidates(queries_bE, k, self.effort, eligible, boost)
 
     def _candidates(self, queries_bE: Float32, k: int, effort: Effort, eligible: Eligible, boost: float = 1.0) -> Found:
-        """Find the best k of the index and its head with exact scores; −inf and −1 beyond what they find."""
+        """Find the best k of the index and its head with exact scores; −inf and −1 beyond."""
+        # If every eligible label is in the head, the head alone answers exactly.
         if self.index.head is not None and not self.index.share_outside_head(eligible):
             return self.index.head.best(queries_bE, k, eligible)
         scores_bC, rows_bC = self.index.search(queries_bE, k, effort, eligible, boost)
@@ -229,7 +234,7 @@ class Searcher:
         return top_k([scores_bC], [rows_bC], k)
 
     def _fill(self, query_1E: Float32, k: int, eligible: Eligible) -> Found:
-        """Answer a query whose lists hold fewer than k: by ever more lists, by every label if need be."""
+        """Answer a query whose lists hold fewer than k labels: visit more lists, finally score every label."""
         if self.index.has_lists and eligible.share >= NEARLY_WHOLE:
             effort = self.effort
             while effort.probes < self.index.index.nlist:
@@ -240,8 +245,9 @@ class Searcher:
         return self._exact.top(query_1E, eligible.rows, k)
 
     def _eligible(self, buckets: frozenset[int] | None, selection: Selection | None) -> Eligible:
-        """Get the labels of some buckets and a selection that are not hidden; kept as long as the selection lives."""
+        """Get the visible labels of some buckets and a selection; cached while the selection lives."""
         buckets = EVERYTHING if buckets is None else buckets
+        # Two threads may build the same set at once; both are equal, and the last one stays cached.
         kept = self._of_buckets if selection is None else self._of_selection.setdefault(selection, {})
         eligible = kept.get(buckets)
         if eligible is None:
@@ -263,7 +269,8 @@ class Searcher:
         return eligible.where(filter_.mask(self._buckets_L))
 
     def _is_excluded(self, rows_bC: Int64, excludes: Sequence[Int64]) -> Bools:
-        """Which candidates stand in their query's own list, bool [b, C]."""
+        """Compute which candidates are in their own query's list of excluded labels, bool [b, C]."""
+        # The key `query · L + row` is unique over all lists, so one sorted array serves the whole batch.
         places = [np.full(len(rows), query * self.labels) for query, rows in enumerate(excludes)]
         keys = np.sort(np.concatenate(places) + np.concatenate(excludes, dtype=np.int64, casting="same_kind"))
         excluded_bC: Bools = is_among(rows_bC + np.arange(len(rows_bC))[:, None] * self.labels, keys) & (rows_bC >= 0)
@@ -277,6 +284,7 @@ class Searcher:
             )
         if k < 1:
             raise QueryError(f"k: expected at least 1, received {k}")
+        # One sum of squares is cheap and is not finite if any value is not; only then every value is checked.
         if not np.isfinite(np.vdot(queries_BE, queries_BE)) and not np.isfinite(queries_BE).all():
             first = np.isfinite(queries_BE).all(axis=1).argmin()
             raise QueryError(f"queries: expected finite values, received NaN or infinity in query {first}")
@@ -293,7 +301,10 @@ class Searcher:
 
 
 def _group(filter_: Filter, query: int) -> Hashable:
-    """Key of the queries that share one search: like numbers of excluded labels, and no list of their own."""
+    """Return a key that is equal for queries that can share one search.
+
+    They have the same buckets and selection, and about the same number of excluded labels.
+    """
     if filter_.allow is not None or len(filter_.excluded) > _EXCLUDE_BY_OVERFETCH_UP_TO:
         return query
     buckets = EVERYTHING if filter_.buckets is None else filter_.buckets

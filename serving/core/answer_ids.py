@@ -1,11 +1,11 @@
-"""Answer ids: signed tokens that hold what feedback on an answer must know, so that no answer is stored.
+"""Create and read answer ids: signed tokens with all that feedback on an answer needs, so no answer is stored.
 
-A token is URL-safe text: base64 of a fixed head, the release's name, what the answer was made with, its first 100
-labels as 16 bits each, the propensities of those drawn by chance, and the first 10 bytes of an HMAC-SHA256. Twenty
-labels take 100 characters, and each 3 bytes of the release's name 4 more.
+A token is URL-safe text: base64 of a fixed head, the release's name, the dials of the answer, its first 100 labels as
+16 bits each, the propensities of drawn labels, and the first 10 bytes of an HMAC-SHA256. Twenty labels take 100
+characters, and each 3 bytes of the release's name 4 more.
 
-The 16 bits of a label depend on the token's own random odd number. So a label that was not answered passes for one of k
-labels with a probability of k / 65,536, independently for every answer.
+The 16 bits of a label depend on the token's own random odd number. So a label that was not in an answer of k labels
+passes for one of them with probability k / 65,536, independently for every answer.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from longtail.bundle.arrays import Float32
 from longtail.serving.monitoring import ArmAnswer
 
 MAX_LABELS = 100
-"""Labels of an answer that its id holds: those after the hundredth count as not answered."""
+"""Labels of an answer that its id holds; labels after the hundredth count as not answered."""
 _HEAD = struct.Struct("<BBIIffB")
-"""Format, key, time in seconds since 1970, random number, λ, μ, flags."""
+"""Head of a token: format, key number, time in seconds since 1970, random number, λ, μ, flags."""
 _FORMAT = 1
 _RESTRICTED, _IN_ARM = 1, 2
 _SIGNATURE_BYTES = 10
 _UNIT = struct.Struct("<Q")
 _DRAWN = struct.Struct("<BH")
 _STEPS = 1024
-"""Of a propensity's code in one power of 2: it is off by 0.04 % at most."""
+"""Steps of a propensity's logarithmic code per power of 2: the relative error is at most 0.04 %."""
 Refusal = Literal["malformed", "forged", "expired"]
 
 
 class AnswerIdError(Exception):
-    """An answer id that is none of this service's, or too old."""
+    """An answer id that this service did not create, or that is too old."""
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)
@@ -50,16 +50,16 @@ class AnswerIdError(Exception):
 
 @dataclass(slots=True)
 class AnswerRecord:
-    """What an answer id says of an answer.
+    """The content of an answer id.
 
     Attributes:
-        name: of the answer, no other has it.
-        at: when, in whole seconds since 1970.
-        arm: of an experiment, where arms are compared by the answer.
-        restricted: whether the client said which labels may be answered.
-        codes: of the first 100 labels in order, 16 bits each.
-        propensities: P(shown) by place, of labels that were drawn.
-        nonce: the number that labels are coded with.
+        name: unique name of the answer.
+        at: time of the answer in whole seconds since 1970.
+        arm: arm of an experiment, if the answer counts in the comparison of arms.
+        restricted: whether the client restricted the eligible labels.
+        codes: codes of the first 100 labels in order, 16 bits each.
+        propensities: P(shown) of drawn labels, by position.
+        nonce: random odd number of the labels' codes.
     """
 
     name: str
@@ -75,7 +75,7 @@ class AnswerRecord:
     nonce: int
 
     def positions(self, labels: Sequence[str]) -> list[int | None]:
-        """Find the places of labels in the answer, from 0, by their ids; None: not among the first 100."""
+        """Find the positions of labels in the answer, from 0; None: not among the first 100."""
         codes = _codes(labels, self.nonce)
         return [self.codes.index(code) if code in self.codes else None for code in codes]
 
@@ -92,18 +92,21 @@ def sign_answer(
     restricted: bool = False,
     propensities_K: Float32 | None = None,
 ) -> tuple[str, str]:
-    """Make the id of an answer, and its name: the signature, which no other answer has.
+    """Create the id and the name of an answer; the name is the signature, which is unique.
 
     Args:
-        key: number and secret to sign with.
-        at: when it was given, in seconds since 1970.
+        key: number and secret of the signing key.
+        at: time of the answer in seconds since 1970.
         release: name of the release that answered, UTF-8, at most 255 bytes.
+        dials: λ and μ.
         labels: ids of the answered labels, in order, K.
-        arm: in which it was answered; kept where arms are compared by it.
+        priors: weights of the release's priors.
+        arm: arm of the answer; recorded only if the answer counts in the comparison of arms.
+        restricted: whether the client restricted the eligible labels.
         propensities_K: P(shown) of each label, float32 [K]; None: all are 1.
     """
     number, secret = key
-    nonce = random.getrandbits(32) | 1
+    nonce = random.getrandbits(32) | 1  # odd, so that multiplying by it modulo 2^32 is a bijection
     counted = arm if arm is not None and arm.counted else None
     flags = (_RESTRICTED if restricted else 0) | (_IN_ARM if counted else 0)
     codes = _codes(labels[:MAX_LABELS], nonce)
@@ -125,19 +128,21 @@ def sign_answer(
 
 
 def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> AnswerRecord:
-    """Check an answer id and return what it says.
+    """Check an answer id and return its content.
 
     Args:
-        oldest: answers from before then are expired; in seconds since 1970.
+        keys: secrets by key number.
+        oldest: time before which answers are expired, in seconds since 1970.
 
     Raises:
-        AnswerIdError: malformed, forged or expired.
+        AnswerIdError: the id is malformed, forged or expired.
     """
     try:
         token = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     except (Base64Error, ValueError):
         raise AnswerIdError("malformed", "found one that was cut, or text that is no answer id") from None
     content, signature = token[:-_SIGNATURE_BYTES], token[-_SIGNATURE_BYTES:]
+    # Base64 ignores unused bits and foreign characters, so only the canonical text of a token is accepted.
     if len(content) < _HEAD.size or content[0] != _FORMAT or urlsafe_b64encode(token).rstrip(b"=").decode() != text:
         raise AnswerIdError("malformed", "found one that was cut, or text that is no answer id")
     _, number, at, nonce, bias_removal, popularity, flags = _HEAD.unpack_from(content)
@@ -148,7 +153,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         raise AnswerIdError("forged", "found one that was changed or cut, or that another service gave")
     if at < oldest:
         raise AnswerIdError("expired", "found one of an answer that is too old")
-    # Signed by this service: what follows is whole.
+    # The signature is ours, so the content is complete and needs no further checks.
     release, rest = _text(content, _HEAD.size)
     priors = struct.unpack_from(f"<{content[rest]}f", content, rest + 1)
     rest += 1 + 4 * len(priors)
@@ -185,6 +190,6 @@ def _code_of(propensity: float) -> int:
 
 
 def _text(content: bytes, start: int) -> tuple[str, int]:
-    """Return a text that follows its length, and the offset after the text."""
+    """Read a text preceded by its length; returns the text and the offset after it."""
     end = start + 1 + content[start]
     return content[start + 1 : end].decode(), end

@@ -1,9 +1,10 @@
-"""Filters by attribute, `{"category": {"in": ["a", "b"]}, "price": {"lt": 20}, "in_stock": true}`, as sets of labels.
+"""Turn filters by attribute into sets of labels, such as `{"category": {"in": ["a", "b"]}, "price": {"lt": 20}}`.
 
-All columns and all operators of a filter hold together. `ne` and `not_in` are all that `eq` and `in` are not, labels
-without a value among them; `exists` asks for one. Of lists, `eq` and `in` want the value among the list's.
+All conditions on all columns must hold. `ne` and `not_in` match every label that `eq` and `in` do not, including labels
+without a value; `exists` tests whether a label has a value. In a column of lists, `eq` and `in` match if the list
+contains the value.
 
-What a filter comes to is kept, for most filters come again and again, and queries that share it share a search.
+The sets are cached, because most filters recur, and queries with the same set share a search.
 
 Legend: `L` labels of the release, `M` of the overlay.
 """
@@ -37,9 +38,9 @@ from longtail.index import Condition, Selection
 from longtail.serving.errors import InvalidRequestError
 
 _DISTINCT = 1 << 16
-"""Strings of a column up to which it can be filtered by without being declared: names and titles have more."""
+"""Most distinct strings of a column that can be filtered by without being declared; names and titles have more."""
 _ENTRIES = 32
-"""Strings of the lists of such a column, for each label."""
+"""Most list entries per label of such a column, on average."""
 _LONGEST_NAME = 100
 _KEPT_BYTES, _MOST_KEPT = 1 << 25, 1_024
 _COMPARE: dict[str, Callable[[Any, float], Any]] = {
@@ -57,12 +58,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def operators(kind: FilterKind) -> list[str]:
-    """Names of the operators that a column of a kind takes."""
+    """List the operators that a column of a kind supports."""
     return [*_EQUAL, *(_COMPARE if kind in ("number", "date") else ()), "exists"]
 
 
 class ValueColumn:
-    """Strings, booleans or lists of strings, as codes: 4 bytes for each value.
+    """A column of strings, booleans or lists of strings, stored as codes of 4 bytes.
 
     Args:
         column: string, boolean or list of strings, [L]; null for a label without a value.
@@ -79,7 +80,7 @@ class ValueColumn:
             whole = pc.cast(whole, pa.string())
         encoded = whole.dictionary_encode()
         self._values = encoded.dictionary
-        # The last code stands for null.
+        # Null gets a code of its own, one beyond the values.
         self._codes = pc.fill_null(encoded.indices, len(self._values)).to_numpy(zero_copy_only=False)
 
     @property
@@ -88,7 +89,7 @@ class ValueColumn:
         return self._mask(self._codes < len(self._values))
 
     def having(self, values: Iterable[str]) -> Bools:
-        """Return the labels that have one of these values, of lists among others, bool [L]."""
+        """Compute which labels have one of some values, alone or in a list, bool [L]."""
         wanted = pc.is_in(self._values, value_set=pa.array(values, self._values.type)).to_numpy(zero_copy_only=False)
         return self._mask(np.append(wanted, False)[self._codes])
 
@@ -101,7 +102,7 @@ class ValueColumn:
 
 
 class NumberColumn:
-    """Numbers as they lie in the label table, which takes no memory; decimals, and dates as microseconds, take 8 bytes.
+    """A column of numbers, read from the label table without a copy; decimals and dates take 8 bytes each.
 
     Args:
         column: integers, floats, decimals, dates or times, [L]; null or NaN for a label without a value.
@@ -112,7 +113,7 @@ class NumberColumn:
         if pa.types.is_date(whole.type) or pa.types.is_timestamp(whole.type):
             whole = pc.cast(pc.cast(whole, pa.timestamp("us"), safe=False), pa.int64())
         elif pa.types.is_decimal(whole.type):
-            # By way of their digits: 3.30 is then the float that JSON's 3.3 is, which Arrow's own cast may miss.
+            # Through decimal digits: 3.30 becomes the same float as JSON's 3.3, which Arrow's direct cast may miss.
             whole = pc.cast(pc.cast(whole, pa.string()), pa.float64())
         self._whole = whole
         type_ = np.dtype(whole.type.to_pandas_dtype())
@@ -125,7 +126,7 @@ class NumberColumn:
         return known_L & ~np.isnan(self._values_L) if self._values_L.dtype.kind == "f" else known_L
 
     def having(self, values: Iterable[float]) -> Bools:
-        """Labels whose number is one of these, bool [L]."""
+        """Compute which labels have one of some numbers, bool [L]."""
         type_ = self._values_L.dtype
         if type_.kind == "f":
             asked = [_as_float(value) for value in values]
@@ -137,10 +138,10 @@ class NumberColumn:
         return found_L & self.present
 
     def compare(self, sign: str, value: float) -> Bools:
-        """Labels whose number is less (lt), at most (le), more (gt) or at least (ge) a value, bool [L]."""
+        """Compare the labels' numbers with a value by `lt`, `le`, `gt` or `ge`, bool [L]."""
         limit: float = _as_float(value)
         if self._values_L.dtype.kind != "f":
-            # Integers are compared as such: a float has not room for all of them.
+            # Integers are compared as integers, because a float cannot represent all of them.
             limit = int(-(-value // 1) if sign in ("lt", "ge") else value // 1)
         with np.errstate(over="ignore"):
             found_L: Bools = _COMPARE[sign](self._values_L, limit)
@@ -148,7 +149,7 @@ class NumberColumn:
 
 
 class Attributes:
-    """Columns that labels may be filtered by. Thread-safe; a column is read with its first filter."""
+    """Columns that labels may be filtered by, each read when it is first used. Thread-safe."""
 
     def __init__(self, kinds: Mapping[str, FilterKind], labels: int, column: Callable[[str], pa.ChunkedArray]) -> None:
         self._kinds = kinds
@@ -158,7 +159,7 @@ class Attributes:
         self._reading = threading.Lock()
 
     def mask(self, conditions: Sequence[Condition]) -> Bools:
-        """The labels that meet all conditions, bool."""
+        """Compute which labels meet all conditions, bool."""
         mask = np.ones(self._labels, np.bool_)
         for condition in conditions:
             column, values = self.column(condition.column), condition.values
@@ -175,7 +176,7 @@ class Attributes:
         return mask
 
     def column(self, name: str) -> ValueColumn | NumberColumn:
-        """Get a column, which is read once."""
+        """Get a column, reading it at the first call."""
         if (found := self._read.get(name)) is not None:
             return found
         with self._reading:
@@ -185,20 +186,21 @@ class Attributes:
             return self._read[name]
 
     def forget(self) -> None:
-        """Let go of the columns that were read."""
+        """Drop the columns read so far."""
         with self._reading:
             self._read = {}
 
 
 class LabelAttributes:
-    """The attributes of a release's labels, and of those of an overlay on it.
+    """The attributes of a release's labels and of an overlay's labels.
 
     Args:
         display: `Labels.display`, L rows.
-        declared: columns that may be filtered by; None: all that filters are for, but for strings of very many values.
+        declared: columns that may be filtered by; None: all columns of supported types, except strings with very many
+            values.
 
     Attributes:
-        kinds: of the columns that may be filtered by, by name.
+        kinds: kinds of the columns that may be filtered by, by name.
     """
 
     def __init__(self, display: pa.Table, declared: Sequence[str] | None = None) -> None:
@@ -214,7 +216,7 @@ class LabelAttributes:
         self._added: Callable[[tuple[Condition, ...]], Selection] | None = None
 
     def with_added(self, added: AddedLabels) -> LabelAttributes:
-        """These labels and those of an overlay; what filters come to among these stays known."""
+        """Return the attributes with an overlay's labels; cached sets of the release's labels stay."""
         attributes = copy.copy(self)
         attributes._added = None
         if len(added):
@@ -228,15 +230,16 @@ class LabelAttributes:
         return attributes
 
     def select(self, filter_: Mapping[str, JsonValue], where: str) -> tuple[Selection, Selection | None]:
-        """The rows of the release that pass, and the overlay's, counted from its first; None without one.
+        """Select the labels that pass a filter: of the release, and of the overlay (None without an overlay).
 
-        The same filter is answered with the same objects.
+        The overlay's rows count from its first label. Equal filters get the same objects, so that their queries share a
+        search.
 
         Args:
-            where: leads the fields of errors, such as `queries.0.filter`.
+            where: prefix of the field in errors, such as `queries.0.filter`.
 
         Raises:
-            InvalidRequestError: a column that cannot be filtered by, an operator or a value that does not fit it.
+            InvalidRequestError: a column cannot be filtered by, or an operator or value does not fit the column.
         """
         conditions = tuple(self.read(filter_, where))
         return self._selected(conditions), None if self._added is None else self._added(conditions)
@@ -245,12 +248,12 @@ class LabelAttributes:
         return Selection.of(conditions, len(self._display), lambda: self._of_labels.mask(conditions))
 
     def read_columns(self, names: Iterable[str]) -> None:
-        """Read columns now, and not with the first filter by them."""
+        """Read columns in advance, before the first filter by them."""
         for name in names:
             self._of_labels.column(name)
 
     def forget(self) -> None:
-        """Let go of the columns that were read, and of what filters came to."""
+        """Drop the columns read so far and the cached sets."""
         self._of_labels.forget()
         self._selected.cache_clear()
 
@@ -277,19 +280,19 @@ class LabelAttributes:
 
 
 def _bounded(kind: FilterKind, column: pa.ChunkedArray) -> bool:
-    """Whether a column may be filtered by although nobody declared it."""
+    """Return whether a column may be filtered by without being declared."""
     if kind == "strings":
         flat = pc.list_flatten(column)
         return len(flat) <= _ENTRIES * len(column) and _bounded("string", flat)
     if kind != "string":
         return True
     column = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-    # Of names a part tells, and is counted in less time.
+    # A column of names exceeds the limit in its first part already, which is counted faster than the whole.
     return all(int(pc.count_distinct(part).as_py()) <= _DISTINCT for part in (column.slice(0, 2 * _DISTINCT), column))
 
 
 def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[Any, ...]:
-    """What an operator compares with, by the kind of its column."""
+    """Check and convert the operand of an operator for a kind of column; raises InvalidRequestError."""
     if sign not in operators(kind):
         raise InvalidRequestError(
             f"expected one of the operators {operators(kind)} of a column of kind {kind}, received {describe(sign)}",
@@ -307,7 +310,7 @@ def _values(kind: FilterKind, sign: str, value: JsonValue, field: str) -> tuple[
 
 
 def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
-    """A value as the columns of a kind compare it."""
+    """Check and convert one value for a kind of column; raises InvalidRequestError."""
     match kind, value:
         case "string" | "strings", str():
             return value
@@ -330,7 +333,7 @@ def _value(kind: FilterKind, value: JsonValue, field: str) -> Any:
 
 
 def _as_float(value: float) -> float:
-    """Return a number as a float; infinite where that has no room for an integer."""
+    """Convert a number to a float; an integer beyond its range becomes infinite."""
     try:
         return float(value)
     except OverflowError:

@@ -1,9 +1,9 @@
-"""The label table as answers need it: ids to rows on the way in, rows to ids and display columns on the way out.
+"""Look up labels for answers: ids to rows in requests, rows to ids and display columns in answers.
 
 Legend: `L` labels, `N` answered labels of a whole batch.
 
-Ids and display columns stay in Arrow until they are shown or asked for: a label costs bytes, not Python objects. What
-was shown lately is kept as Python objects, for the head is shown again and again.
+Ids and display columns stay in Arrow until they are shown, so that a label costs bytes, not Python objects. Recently
+shown labels are cached as Python objects, because the head is shown again and again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import UnknownLabelError
 
 _LABEL_BYTES, _PUNCTUATION = 80, 6
-"""Of a label's JSON without columns; of a column, beside its name and value."""
+"""Bytes of a label's JSON without columns, and bytes of a column in addition to its name and value."""
 _MAX_KEPT = 1 << 14
-"""Labels whose display is kept as Python objects, about 1 kB each; beyond that all are forgotten."""
+"""Most labels in the cache of shown labels, about 1 kB each; a full cache is emptied."""
 
 
 class Catalogue:
-    """Labels of one release, and those of an overlay on it.
+    """Labels of one release and of an overlay on it.
 
     Raises:
-        BundleInvariantError: a display column that JSON cannot hold.
+        BundleInvariantError: JSON cannot represent a display column.
     """
 
     def __init__(
@@ -64,40 +64,40 @@ class Catalogue:
         self.row_of = labels.row_of
 
     def with_overlay(self, overlay: Overlay) -> Catalogue:
-        """A catalogue of these labels and those of an overlay, which shares all memory with this one."""
+        """Return a catalogue with an overlay's labels that shares memory with this one."""
         catalogue = copy.copy(self)
         catalogue._overlay, catalogue.labels = overlay, overlay.labels
         catalogue.attributes = self.attributes.with_added(overlay.added)
         return catalogue
 
     def forget(self) -> None:
-        """Let go of what was shown, asked for and filtered by lately; it is made again where it is asked for again."""
+        """Empty the caches of shown labels, ids and filters; they fill again when needed."""
         self._shown_of_row = {}
         self.row_of.forget()
         self.attributes.forget()
 
     def mean_bytes(self, display: bool | Sequence[str]) -> float:
-        """About how many bytes of JSON a label takes on average that shows all columns, none, or these."""
+        """Estimate the mean JSON size of a label, in bytes, with all, none or some display columns."""
         if isinstance(display, bool):
             return _LABEL_BYTES + (self._columns_bytes if display else 0)
         return _LABEL_BYTES + sum(self._column_bytes.get(name, 0) for name in set(display))
 
     def id_of(self, row: int) -> str:
-        """The id of a row's label."""
+        """Get the id of a row's label."""
         first = len(self._ids)
         if row < first:
             return str(self._ids[row].as_py())
         return self._overlay.added.ids[row - first]  # type: ignore[union-attr]
 
     def ids_of(self, rows_N: Int64) -> pa.Array:
-        """The ids of rows' labels, strings [N]."""
+        """Get the ids of rows' labels, strings [N]."""
         above_N = rows_N >= len(self._ids)
         if not above_N.any():
             return self._ids.take(pa.array(rows_N))
         return pa.array([self.id_of(row) for row in rows_N.tolist()], pa.string())
 
     def row(self, id_: str | int, *, field: str | None = None) -> int:
-        """The row of a label that is answered; raises UnknownLabelError."""
+        """Get the row of a label that is not hidden; raises UnknownLabelError."""
         row = self._row(str(id_))
         if row is None or (self._overlay is not None and self._overlay.hides(row)):
             raise UnknownLabelError(
@@ -106,7 +106,7 @@ class Catalogue:
         return row
 
     def rows(self, ids: Sequence[str | int]) -> tuple[Int64, int]:
-        """The distinct rows of the ids that this release has, int64, ascending; and how many ids it has not."""
+        """Look up ids: the distinct rows, int64, ascending, and the number of unknown ids."""
         if not ids:
             return NO_ROWS, 0
         if self._overlay is None or not self._overlay.row_of:
@@ -118,13 +118,13 @@ class Catalogue:
         return distinct(np.fromiter(known, np.int64, len(known))), len(rows) - len(known)
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
-        """Label embeddings of some rows, float32 [N, D]."""
+        """Get the label embeddings of some rows, float32 [N, D]."""
         return self._gather(
             self._embeddings_LD, lambda added, places: added.embeddings[places], np.array(rows, np.int64)
         )
 
     def values(self, column: str, rows_N: Int64) -> list[list[Hashable]]:
-        """The values of every row in a display column, N; none of a label without one, of lists theirs."""
+        """Get the values of every row in a display column, [N]: all entries of a list, none for null."""
         first, shown = len(self._ids), list[Any]([None] * len(rows_N))
         below = np.flatnonzero(rows_N < first)
         for place, value in zip(below.tolist(), self._display[column].take(pa.array(rows_N[below])), strict=True):
@@ -132,11 +132,11 @@ class Catalogue:
         for place in np.flatnonzero(rows_N >= first).tolist():
             shown[place] = self._overlay.added.display[rows_N[place] - first][column]  # type: ignore[union-attr]
         several = [value if isinstance(value, list) else [value] for value in shown]
-        # NaN, which is no number, is not itself either.
+        # NaN != NaN, so the comparison drops NaN.
         return [list(dict.fromkeys(one for one in values if one is not None and one == one)) for values in several]
 
     def buckets(self, rows_N: Int64) -> Int8:
-        """0 head, 1 torso, 2 tail or 3 new of every row, int8 [N]."""
+        """Get the bucket of every row, int8 [N]: 0 head, 1 torso, 2 tail, 3 new."""
         return self._gather(self._labels.buckets, lambda added, places: added.buckets[places], rows_N)
 
     def priors(self, rows_N: Int64, priors: Priors) -> Float32:
@@ -144,7 +144,7 @@ class Catalogue:
         return self._gather(priors.values_LP, lambda added, places: added.priors[places], rows_N)  # type: ignore[index]
 
     def buckets_of(self, ids: Sequence[str]) -> list[int]:
-        """The bucket of every label, −1 for ids that this release does not have."""
+        """Get the bucket of every label, −1 for ids that this release lacks."""
         if self._overlay is None or not self._overlay.row_of:
             rows: Sequence[int | None] = self.row_of.of(list(ids))
         else:
@@ -152,13 +152,16 @@ class Catalogue:
         return [-1 if row is None else self._bucket(row) for row in rows]
 
     def _bucket(self, row: int) -> int:
-        # An array of one row would take thirty times as long.
+        # One row at a time, as an array of one row takes thirty times as long.
         if row < len(self._ids):
             return int(self._labels.buckets[row])
         return int(self.buckets(np.array([row]))[0])
 
     def recorded(self, rows_N: Int64) -> tuple[Int64, Int8, Int64]:
-        """Return rows as the release has them, buckets and training pairs of rows, [N] each."""
+        """Return rows, buckets and training pairs, [N] each, for counting.
+
+        A label that was embedded again counts by its row in the release.
+        """
         first = len(self._ids)
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return rows_N, self._labels.buckets[rows_N], self._labels.counts[rows_N]
@@ -169,7 +172,10 @@ class Catalogue:
         return known_N, self.buckets(rows_N), counts_N
 
     def shown(self, rows_N: Int64) -> list[dict[str, Any]]:
-        """Return `RankedLabel` of the HTTP API for rows, [N], without the score; only copies may be changed."""
+        """Create `RankedLabel` of the HTTP API for rows, [N], without the score.
+
+        The dictionaries are cached: callers must not change them.
+        """
         kept, rows, first = self._shown_of_row, rows_N.tolist(), len(self._ids)
         missing = [row for row in rows if row not in kept and row < first]
         if missing:
@@ -190,7 +196,7 @@ class Catalogue:
     def _gather(
         self, of_catalogue: npt.NDArray[Any], of_added: Callable[[AddedLabels, Int64], npt.NDArray[Any]], rows_N: Int64
     ) -> npt.NDArray[Any]:
-        """The values of one column at some rows, which may be of the catalogue or of the overlay."""
+        """Gather one column at rows of the catalogue and of the overlay."""
         first = len(self._ids)
         if self._overlay is None or not rows_N.size or rows_N.max() < first:
             return of_catalogue[rows_N]
@@ -204,7 +210,7 @@ class Catalogue:
         return {"id": added.ids[place], "bucket": BUCKET_NAMES[added.buckets[place]], "display": added.display[place]}
 
     def labels_json(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """Return `LabelAnswer` of the HTTP API for some rows, without the release and the request's id."""
+        """Create `LabelAnswer` of the HTTP API for rows, without release and request id."""
         first = len(self._ids)
         of_catalogue = np.array([row for row in rows if row < first], np.int64)
         shown = dict(zip(of_catalogue.tolist(), self._display_of(of_catalogue), strict=True))

@@ -1,14 +1,15 @@
-"""Answers of which not all is alike: few labels per value of a column (`max_per`), and maximal marginal relevance.
+"""Diversify answers: few labels per value of a column (`max_per`), and maximal marginal relevance (MMR).
 
-Both choose from a pool, the best eligible labels by score, from the best one down.
+Both choose from a pool, the best eligible labels by score, in descending order.
 
-**Crowding.** A label is taken unless a value of its column has as many labels as it may have. Labels without a value
-are taken, a label of several values counts for each. What is taken is the same for any pool that k labels are taken
-from, so a pool that ends before is searched twice as deep, until it holds every eligible label or `MOST_POOL` of them.
+**`max_per`** takes a label unless a value of its column already has the maximum number of labels. Labels without a
+value are always taken; a label with several values counts for each. The choice does not depend on the size of the pool
+if k labels can be taken. If the pool is too small, the search is repeated with a pool of twice the size, until the pool
+holds every eligible label or `MOST_POOL` of them.
 
-**MMR** takes the label of largest `(1 − w)·r − w·c`: r is its score, from 0 of the pool's last label to 1 of its first,
-c the largest cosine of its embedding with those taken so far; the first is the best by score. Of equals the better by
-score is taken. r depends on the pool, so the same pool gives the same answer, another may not.
+**MMR** takes the label of largest `(1 − w)·r − w·c`. r is the score, scaled from 0 for the pool's last label to 1 for
+its first; c is the largest cosine of the label's embedding with the labels taken so far. The first label is the best by
+score, and so is the first of several equal ones. As r depends on the pool, another pool may give another answer.
 
 Carbonell, Goldstein, "The use of MMR, diversity-based reranking for reordering documents and producing summaries",
 SIGIR 1998.
@@ -36,14 +37,14 @@ def diversify_each(
     best: tuple[list[Int64], list[Float32]],
     catalogue: Catalogue,
 ) -> dict[int, int]:
-    """Choose the labels of the queries that want them apart.
+    """Choose the labels of queries that want diverse answers.
 
     Args:
-        best: rows, int64 [P], and scores, float32 [P], of every query, of these their pools; these become what is
-            answered.
+        best: rows, int64 [P], and scores, float32 [P], of every query. For diverse queries these are the pools, and are
+            replaced by the chosen labels.
 
     Returns:
-        The size of the pool that each of these was chosen from, by the place of the query.
+        Size of the pool of each diverse query, by the query's position.
     """
     pools: dict[int, int] = {}
     left = {place: query.diversity.pool for place, query in enumerate(queries) if query.diversity is not None}
@@ -68,7 +69,7 @@ def diversify_each(
 
 
 def choose(rows_P: Int64, scores_P: Float32, k: int, diversity: Diversity, catalogue: Catalogue) -> Int64:
-    """Choose places in the pool, int64, in the order in which labels are taken: k, or fewer where no more may be."""
+    """Choose at most k positions in the pool, int64, in the order in which labels are taken."""
     crowds = _Crowds(rows_P, diversity.max_per, catalogue)
     if diversity.weight > 0:
         return _marginal(rows_P, scores_P, k, diversity.weight, crowds, catalogue)
@@ -86,6 +87,7 @@ def _marginal(rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: _
     vectors_PD = catalogue.embeddings(rows_P.tolist())
     norms_P = np.linalg.norm(vectors_PD, axis=1, keepdims=True)
     vectors_PD = vectors_PD / np.maximum(norms_P, np.finfo(np.float32).tiny)
+    # Scores are scaled to [0, 1]; if all are equal, `spread` is 0, and only the cosines decide.
     spread = float(scores_P[0] - scores_P[-1]) if len(scores_P) else 0.0
     worth_P = (1 - weight) * (scores_P - scores_P[-1:]).astype(np.float64) / (spread or 1.0)
     nearest_P = np.zeros(len(rows_P), np.float32)
@@ -94,7 +96,7 @@ def _marginal(rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: _
         place = int(np.argmax(worth_P - weight * nearest_P))
         if worth_P[place] == -np.inf:
             break
-        worth_P[place] = -np.inf
+        worth_P[place] = -np.inf  # taken or ruled out: never looked at again
         if not crowds.has_room(place):
             continue
         crowds.take(place)
@@ -105,14 +107,14 @@ def _marginal(rows_P: Int64, scores_P: Float32, k: int, weight: float, crowds: _
 
 
 class _Crowds:
-    """How many labels of each value of the columns are taken."""
+    """Count the taken labels by the values of the columns."""
 
     def __init__(self, rows_P: Int64, max_per: Mapping[str, int], catalogue: Catalogue) -> None:
         self._columns = [(most, catalogue.values(name, rows_P)) for name, most in max_per.items()]
         self._taken: dict[int, Counter[Hashable]] = defaultdict(Counter)
 
     def has_room(self, place: int) -> bool:
-        """Whether no value of this label has as many as it may have."""
+        """Return whether every value of this label may have another label."""
         return all(
             self._taken[column][value] < most
             for column, (most, values_P) in enumerate(self._columns)
@@ -120,6 +122,6 @@ class _Crowds:
         )
 
     def take(self, place: int) -> None:
-        """Count a label."""
+        """Count a label as taken."""
         for column, (_, values_P) in enumerate(self._columns):
             self._taken[column].update(values_P[place])

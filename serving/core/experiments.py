@@ -1,9 +1,10 @@
-"""`experiments.toml` in the directory of releases: arms with shares and settings, and the arm of every unit.
+"""Read `experiments.toml`, which defines arms with shares and settings, and assign an arm to every unit.
 
 A unit (a user) is in the arm with the least −ln(u) / share, where u in (0, 1) is a hash of the experiment's name, the
 arm's name and the unit: weighted rendezvous hashing [Schindelhauer, Schomaker 2005, "Weighted distributed hash
-tables"]. Every worker, machine and restart finds the same arm, in any order of the file. When shares change, only as
-many units move as the shares say; an arm that is added only gains units, one that is taken out only gives them away.
+tables"]. Every worker, machine and restart finds the same arm, independent of the order in the file. When shares
+change, only the fraction of units by which the shares differ moves; an added arm only gains units, and the units of a
+removed arm are distributed over the others.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from longtail.serving.settings import Settings, explain
 
 _ELIGIBLE = ("exclude", "allow", "buckets", "filter")
 _TOGETHER = {"bias_removal": {"popularity"}, "popularity": {"bias_removal"}}
-"""λ + μ has limits: a request that sets one of them is left alone where an arm sets the other."""
+"""Options that count as set together: λ + μ has limits, so an arm must not set one where the request sets the other."""
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class ExperimentsError(ServingError):
-    """An experiments.toml that cannot be used; seen by the operator, never by a client."""
+    """An experiments.toml that cannot be used; only the operator sees this error, never a client."""
 
 
 class Arm(SearchOptions):
-    """One way to answer: fields of a query, for requests that leave them open."""
+    """Settings for queries of requests that do not set the same fields."""
 
     share: float = Field(ge=0, le=1, allow_inf_nan=False)
     """Share of the experiment's units."""
@@ -44,7 +45,7 @@ class Arm(SearchOptions):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The fields of a query that the arm sets."""
+        """Return the fields of a query that the arm sets."""
         return {name: getattr(self, name) for name in SearchOptions.model_fields if name in self.model_fields_set}
 
     @model_validator(mode="after")
@@ -55,10 +56,10 @@ class Arm(SearchOptions):
 
 
 class Experiment(RequestModel):
-    """Arms, and which units are in them; the first arm is the control, which the others are compared with."""
+    """Arms with their shares of the units; the first arm is the control of all comparisons."""
 
     unit: str | None = Field(default=None, min_length=1, max_length=256)
-    """Feature of a query whose value is the unit; None: only the request's `unit` is."""
+    """Query feature whose value is the unit; None: only the request's `unit` counts."""
     arms: dict[_Name, Arm] = Field(min_length=2, max_length=8)
     _name: str = PrivateAttr("")
     _unavailable: frozenset[str] = PrivateAttr(frozenset())
@@ -72,25 +73,25 @@ class Experiment(RequestModel):
 
     @property
     def name(self) -> str:
-        """Its key in the file."""
+        """Return the experiment's key in the file."""
         return self._name
 
     def without(self, unavailable: frozenset[str]) -> Experiment:
-        """Return the experiment where these arms cannot answer: their units get the default."""
+        """Return the experiment with some arms unavailable: their units get the default."""
         experiment = self.model_copy()
         experiment._unavailable = unavailable
         return experiment
 
     @cached_property
     def run(self) -> str:
-        """Name what is compared: the experiment with a hash of its unit, arms, shares and settings."""
+        """Return a name of this run: the experiment's name and a hash of its unit, arms, shares and settings."""
         arms = {name: [arm.share, arm.release, arm.settings] for name, arm in self.arms.items()}
         definition = json.dumps([self._name, self.unit, arms], sort_keys=True, default=str)
         return f"{self._name}-{sha256(definition.encode('utf-8', 'surrogatepass')).hexdigest()[:12]}"
 
     @cached_property
     def _keys(self) -> dict[str, bytes]:
-        """Keys of the hashes, by arm."""
+        """Return the keys of the hashes, by arm."""
         return {arm: sha256(f"arm {arm}\0{self._name}".encode()).digest() for arm in self.arms}
 
     @cached_property
@@ -99,7 +100,7 @@ class Experiment(RequestModel):
         return names.union(*(_TOGETHER.get(name, ()) for name in names))
 
     def leaves_open(self, options: SearchOptions) -> bool:
-        """Return whether a request sets nothing that any arm sets, so that each arm could answer it."""
+        """Return whether a request sets no field of any arm, so that every arm could answer."""
         explored = [arm.explore for arm in self.arms.values() if arm.explore]
         slots = max((sum(of.values()) for of in explored), default=0)
         if not self._set_by_arms.isdisjoint(options.model_fields_set) or (
@@ -109,11 +110,12 @@ class Experiment(RequestModel):
         return not (slots and options.buckets is not None and not set().union(*explored) <= {*options.buckets})
 
     def arm_of(self, unit: str) -> str:
-        """Get the arm of a unit."""
+        """Find the arm of a unit."""
         return min(self.arms, key=lambda name: self._distance(unit, name))
 
     def _distance(self, unit: str, arm: str) -> float:
         share, number = self.arms[arm].share, unit_number(unit, self._keys[arm])
+        # The top 53 bits as a double in (0, 1); the half keeps the logarithm finite.
         return -math.log(((number >> 11) + 0.5) / (1 << 53)) / share if share else math.inf
 
     def assign(
@@ -122,11 +124,13 @@ class Experiment(RequestModel):
         """Give a query the settings of its arm.
 
         Args:
-            own: names this query alone: its unit where it has no other.
-            pinned: the request names the release that answers.
+            own: unique name of the query, which serves as the unit of a query without one.
+            unit: unit given by the request; None: the value of the unit's feature.
+            arm: name of the arm that the request chose; None: the unit decides.
+            pinned: whether the request names the release that answers.
 
         Returns:
-            The query, which knows its arm, and the release that the arm names.
+            The query with its arm, and the release that the arm names.
 
         Raises:
             InvalidRequestError: there is no such arm.
@@ -139,10 +143,10 @@ class Experiment(RequestModel):
                 f"expected one of the arms of {self._name}, {[*self.arms]}, received {describe(arm)}", field="arm"
             )
         name = arm or drawn
-        # A vector belongs to the release that it was made for, as if the request named it.
+        # A vector is only valid for the release that created it, as if the request named that release.
         bound = (pinned or query.vector is not None) and any(one.release for one in self.arms.values())
         applies = self.leaves_open(query) and not bound and name not in self._unavailable
-        # An arm that the request chose is not there by chance, unless chance chose the same.
+        # A chosen arm is not random, so the answer counts only if the unit's hash gives the same arm.
         counted = applies and (arm is None or (arm == drawn and known is not None))
         answers = self.arms[name]
         given = query.in_arm(ArmAnswer(self.run, name, number, counted), answers.settings if applies else {})
@@ -158,13 +162,13 @@ class _File(RequestModel):
 
 
 def parse_experiments(content: bytes, settings: Settings | None = None) -> Experiment | None:
-    """Read a file's content, TOML; None: no experiment runs.
+    """Read an experiment from TOML; None if the content defines none.
 
     Args:
-        settings: limit the `k` of an arm, so that no request outgrows them; None: nothing does.
+        settings: limits for the `k` of an arm, so that no request exceeds them; None: no limits.
 
     Raises:
-        ExperimentsError: what is wrong, and where.
+        ExperimentsError: the content is wrong; the error says what and where.
     """
     try:
         experiments = _File.model_validate(tomllib.loads(content.decode("utf-8"))).experiments

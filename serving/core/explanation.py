@@ -1,4 +1,4 @@
-"""Say what an answer's scores are made of, and at which λ each label stays in it.
+"""Explain an answer: the parts of each label's score, and the interval of λ in which the label stays.
 
 Legend: `K` answered labels, `N` places on the dial.
 """
@@ -16,11 +16,11 @@ from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.ranking import Batch, Ranker
 
 _CELLS = 32
-"""Parts of the dial that are looked at first; a label that leaves and comes back within one of them is not noticed."""
+"""Number of cells of the dial that are examined first; a label that leaves and returns within a cell is not noticed."""
 _DIGITS = 6
-"""Of an end: λ is searched at float32."""
+"""Digits of an interval's ends, as λ is a float32 in searches."""
 _HALVINGS = 7
-"""Of these parts, to find where a label leaves: of a dial from −1 to 2, to a thousandth."""
+"""Bisections of a cell to find where a label leaves: on a dial from −1 to 2, to a thousandth."""
 
 
 def parts_of_scores(
@@ -36,7 +36,7 @@ def parts_of_scores(
     """Return `Explanation` of the HTTP API for the labels of one query, without the interval.
 
     Args:
-        tree: whether ν is p_n(y|x) of a tree: λ·log ν is then what the other parts leave of the score.
+        tree: whether ν is p_n(y|x) of a tree; λ·log ν is then the score minus the other parts.
     """
     taste_K = catalogue.embeddings(rows_K.tolist()) @ query.queries_BD[0] / np.float32(temperature)
     weighed_KP = np.zeros((len(rows_K), 0), np.float32)
@@ -49,7 +49,7 @@ def parts_of_scores(
         if tree:
             noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum())
         parts = {"taste": taste_K[place], "bias": bias, "noise": noise, "popularity": popularity}
-        part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # no −0
+        part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # −0 + 0 is 0
         if priors is not None:
             part["priors"] = dict(zip(priors.names, weighed_KP[place], strict=True))
         found.append(part)
@@ -59,13 +59,13 @@ def parts_of_scores(
 def intervals(
     ranker: Ranker, query: Batch, rows_K: Int64, limits: tuple[float, float]
 ) -> list[tuple[float, float] | None]:
-    """Find the λ around the query's own between which each label is among its best, [K].
+    """Find the interval of λ in which each label is among the k best, [K].
 
-    Searches as the service does, at 33 λ between the limits, then between neighbours where a label leaves. None: at the
-    query's own λ the label is not among the best, as one that was drawn.
+    Searches like the service at 33 values of λ between the limits, then bisects where a label leaves. None: the label
+    is not among the best at the query's own λ, such as a label that was drawn.
 
     Args:
-        query: a batch of one, whose `k` is how many are best.
+        query: a batch of one query.
     """
     grid_N = np.linspace(*limits, _CELLS + 1)
     own = float(query.bias_removal_B[0])
@@ -81,12 +81,13 @@ def intervals(
 def _last(
     ranker: Ranker, query: Batch, rows_K: Int64, grid_N: Float64, inside_NK: Bools, at: int, step: int
 ) -> Float64:
-    """Return the last λ in one direction at which each label is inside, float64 [K]."""
+    """Find the last λ in one direction at which each label is among the best, float64 [K]."""
     ahead_NK = inside_NK[at::step]
     left_K = ~ahead_NK.all(axis=0)
     places_K = np.where(left_K, ahead_NK.argmin(axis=0), len(ahead_NK) - 1)
     along_N = grid_N[at::step]
     inner_K, outer_K = along_N[np.maximum(places_K - left_K, 0)], along_N[places_K]
+    # Bisection of all labels' last cells together: one search serves all distinct midpoints.
     for _ in range(_HALVINGS):
         middle_K = (inner_K + outer_K) / 2
         wanted = np.flatnonzero(left_K)
@@ -101,7 +102,7 @@ def _last(
 
 
 def _among(ranker: Ranker, query: Batch, rows_K: Int64, bias_removal_N: Float64) -> Bools:
-    """Tell which labels are among the best at each λ, bool [N, K]."""
+    """Compute which labels are among the best at each λ, bool [N, K]."""
     count = len(bias_removal_N)
     asked = query.subset(np.zeros(count, np.int64))
     _, best_Nk = ranker.rank(replace(asked, bias_removal_B=bias_removal_N.astype(np.float32)))

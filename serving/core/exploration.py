@@ -1,21 +1,23 @@
-"""Exploration: some slots of an answer are drawn at random from one bucket's best labels, with known propensities.
+"""Explore: draw some slots of an answer at random from one bucket's best labels, with known propensities.
 
-A query that asks for m slots of a bucket is answered with at least m of its labels, if so many are eligible. Without
-chance that would be the m best of the bucket and the best of all others, n >= m labels of the bucket together. Of these
-n slots the first n − m go to its best labels, as ever; the last m are drawn from its next best, its candidates. So the
-bucket gets what a floor gives it and no more, and what chance decides is which labels stand in m of its slots.
+If a query requests m slots for a bucket, its answer has at least m labels of the bucket, provided that m are eligible.
+Without chance the answer would hold the m best labels of the bucket and the best of all others, together n >= m labels
+of the bucket. Of these n slots, n − m go to the bucket's best labels; the other m are drawn from its next best labels,
+the candidates. So the bucket gets the same number of slots as with a floor of m, and chance decides only which labels
+stand in m of them.
 
-**Propensities.** Each candidate's inclusion probability π is proportional to its share of a softmax of scores, a tenth
-of that share spread evenly over all candidates so that none is smaller than a tenth of an even draw's; at most 1, where
-the rest is shared out again. `draw` is systematic sampling in random order [Madow 1949, "On the theory of systematic
-sampling, II"; Hartley, Rao 1962, "Sampling with unequal probabilities and without replacement"]: it takes m labels with
-exactly these π, which Gumbel's top m of the same softmax has only as a sum over subsets. Given the query and the
-release, a label's propensity P(shown) is π for candidates, 1 for a label that is shown whatever chance says, 0 for the
-rest; clicks weighted by 1/π estimate, without bias, what showing the label would bring, as long as it is a candidate.
+**Propensities.** Each candidate's inclusion probability π is proportional to a mixture of 90 % of a softmax of scores
+and 10 % of the uniform distribution, so that no π is below a tenth of a uniform draw's. π is at most 1; an excess is
+distributed over the other candidates. `draw` is systematic sampling in random order [Madow 1949, "On the theory of
+systematic sampling, II"; Hartley, Rao 1962, "Sampling with unequal probabilities and without replacement"]: it takes m
+labels with exactly these π. Gumbel top-m of the same softmax has inclusion probabilities too, but only as sums over
+subsets. Given the query and the release, a label's propensity P(shown) is π for candidates, 1 for labels that are
+always shown, and 0 for all others. Clicks weighted by 1/π are an unbiased estimate of the clicks that always showing a
+candidate would bring.
 
-**Places.** Drawn labels stand at places drawn evenly from the whole answer, the others in order of score in the places
-that are left. So who was drawn says nothing about where it stands, and clicks on drawn labels can be compared with
-each other without a model of attention: position is no confounder among them.
+**Positions.** Drawn labels get positions drawn uniformly from the whole answer; the other labels fill the remaining
+positions in order of score. So a drawn label's position is independent of the label, and clicks on drawn labels can be
+compared without a model of attention: position is not a confounder.
 
 Legend: `C` candidates of one bucket, `P` labels found of it, `K` labels of an answer.
 """
@@ -38,7 +40,7 @@ from longtail.serving.core.queries import ResolvedQuery
 from longtail.serving.core.ranking import Batch, Ranker, rank_each
 
 EVEN_SHARE = 0.1
-"""Share of the draw that is even over the candidates: inverse propensities are at most 10·C/m."""
+"""Weight of the uniform distribution in the draw: inverse propensities are at most 10·C/m."""
 _NEARLY_CERTAIN = 1 - 1e-9
 
 
@@ -47,22 +49,22 @@ class Lottery:
     """Settings for drawing slots."""
 
     candidates: int = 100
-    """Number of a bucket's best labels that its slots are drawn from, or the number of slots if that is larger."""
+    """Number of candidates of a bucket, or the number of slots if that is larger."""
     temperature: float = 1.0
     """Temperature of the softmax over scores, in logits: near 0 the best label wins, large is uniform."""
     seed: int = field(default_factory=lambda: secrets.randbits(64))
-    """With the name of a query it decides its draws."""
+    """Seed of the draws, together with the name of the query."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The draws of a batch of queries: a lottery, and the names of the queries; if there are none, their places."""
+    """Random draws for a batch of queries: the lottery, and names of the queries; by default their positions."""
 
     lottery: Lottery = field(default_factory=Lottery)
     names: Sequence[str] = ()
 
     def of(self, place: int) -> np.random.Generator:
-        """Get the chance of the query at a place: the same for its seed and name, whatever is answered with it."""
+        """Create the generator of a query; it depends only on the seed and the query's name."""
         name = self.names[place] if self.names else str(place)
         digest = blake2b(f"{self.lottery.seed}:{name}".encode("utf-8", "replace"), digest_size=16).digest()
         return np.random.default_rng(int.from_bytes(digest, "little"))
@@ -70,18 +72,18 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """An answer of which some slots were drawn."""
+    """An answer with some drawn slots."""
 
     rows_K: Int64
     """Label rows in the order shown."""
     scores_K: Float32
-    """Their scores in logits; not descending."""
+    """Scores of these labels in logits, in the order shown, so not descending."""
     propensities_K: Float32
-    """P(shown) of each given the query: 1 where chance had no say."""
+    """P(shown) of each label given the query: 1 where the label was not drawn."""
     slots: dict[int, int]
     """Slots drawn for each bucket; fewer than requested if the bucket has fewer eligible labels."""
     candidates: dict[int, int]
-    """Labels that each bucket's slots were drawn from."""
+    """Number of candidates that each bucket's slots were drawn from."""
 
     def json(self, lottery: Lottery) -> dict[str, Any]:
         """Return `exploration` of the HTTP API's `RetrieveResult`."""
@@ -100,13 +102,13 @@ def explore_each(
     buckets_of: Callable[[Int64], Int8],
     draws: Draws,
 ) -> dict[int, Explored]:
-    """Draw the slots that queries explore.
+    """Draw the slots of queries that explore.
 
     Args:
-        best: rows and scores of every query's best labels; those of queries that explore become what is shown.
+        best: rows and scores of every query's best labels; for queries that explore, replaced by the answer shown.
 
     Returns:
-        What was drawn, by the place of the query; only of queries that explore.
+        The explored answers, by the position of the query.
     """
     exploring = [place for place, query in enumerate(queries) if query.explore]
     found: dict[int, dict[int, tuple[Int64, Float32]]] = {place: {} for place in exploring}
@@ -116,6 +118,7 @@ def explore_each(
             replace(queries[place].filter or Filter(), buckets=frozenset([bucket])) for place in places
         ]
         part = replace(batch.subset(np.array(places)), filters=filters)
+        # k of the bucket's labels may be shown without chance; the candidates come after them.
         pools = [queries[place].k + max(draws.lottery.candidates, queries[place].explore[bucket]) for place in places]
         for place, rows_P, scores_P in zip(places, *rank_each(ranker, part, pools), strict=True):
             found[place][bucket] = rows_P, scores_P
@@ -128,7 +131,7 @@ def explore_each(
 
 
 def slots_of(explored: Iterable[Explored]) -> dict[int, int]:
-    """Add up the slots drawn for each bucket, of several answers."""
+    """Add up the slots drawn for each bucket over several answers."""
     slots: Counter[int] = Counter()
     for answer in explored:
         slots.update(answer.slots)
@@ -148,7 +151,8 @@ def explore(
         best: rows, scores and buckets of the best eligible labels, best first, [K] each.
         found: rows and scores of each bucket's best eligible labels, best first, [P] each: K + `lottery.candidates` of
             them, or all.
-        floors: slots wanted of each bucket, together at most k.
+        floors: requested slots of each bucket, together at most k.
+        chance: generator of the draws.
     """
     rows_K, scores_K, buckets_K = best
     of_bucket = {bucket: _merged(best, found[bucket], bucket) for bucket in floors}
@@ -173,7 +177,10 @@ def explore(
 
 
 def _merged(best: tuple[Int64, Float32, Int8], found: tuple[Int64, Float32], bucket: int) -> tuple[Int64, Float32]:
-    """A bucket's labels, those of the best among them, which an approximate search may not have found: best first."""
+    """Merge a bucket's labels with its labels among the best, best first.
+
+    An approximate search of the bucket may have missed some of the latter.
+    """
     mine_K = best[2] == bucket
     missed_K = mine_K & ~np.isin(best[0], found[0])
     rows_P, scores_P = np.append(found[0], best[0][missed_K]), np.append(found[1], best[1][missed_K])
@@ -188,7 +195,7 @@ def _placed(
     candidates: dict[int, int],
     chance: np.random.Generator,
 ) -> Explored:
-    """The answer: what was drawn at even random places, the rest around it in order of score."""
+    """Arrange the answer: drawn labels at uniformly random positions, the others by score."""
     rows, scores = (np.concatenate(parts) for parts in zip(*kept, strict=True))
     order = np.argsort(-scores, kind="stable")
     drawn_rows, drawn_scores, propensities = (np.concatenate(parts) for parts in zip(*drawn, strict=True))
@@ -207,7 +214,7 @@ def _placed(
 
 
 def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -> Float64:
-    """Compute P(drawn) of every candidate, float64 [C], in (0, 1]; they add up to `slots`, 0 <= slots <= C.
+    """Compute P(drawn) of every candidate, float64 [C], in (0, 1]; the sum is `slots`, 0 <= slots <= C.
 
     Example:
         >>> import numpy as np
@@ -216,7 +223,8 @@ def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -
         >>> inclusion_probabilities(np.log([8, 1, 1]).astype(np.float32), 2, temperature=1.0).round(4)
         array([1. , 0.5, 0.5])
 
-        The first is ``.9 · .8 + .1 / 3``; of two slots one is certain to be its own, so the others share one.
+        The first number is ``.9 · .8 + .1 / 3``. With two slots the first candidate is certain to get one, and the
+        other two share one.
     """
     if slots == 0 or slots >= len(scores_C):
         return np.full(len(scores_C), float(slots > 0))
@@ -224,6 +232,7 @@ def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -
     shares_C = np.exp(logits_C - logits_C.max())
     shares_C = (1 - EVEN_SHARE) * shares_C / shares_C.sum() + EVEN_SHARE / len(scores_C)
     certain_C = np.zeros(len(scores_C), np.bool_)
+    # Probabilities above 1 become 1 and the rest is scaled up, which may push further ones above 1; so repeat.
     while True:
         left = slots - np.count_nonzero(certain_C)
         probabilities_C: Float64 = np.where(certain_C, 1.0, left * shares_C / shares_C[~certain_C].sum())
@@ -234,10 +243,11 @@ def inclusion_probabilities(scores_C: Float32, slots: int, temperature: float) -
 
 
 def draw(probabilities_C: Float64, chance: np.random.Generator) -> Int64:
-    """Draw places of candidates, int64, in random order: as many as the probabilities add up to, a whole number.
+    """Draw positions of candidates, int64, in random order; the sum of the probabilities is their number.
 
-    Laid end to end in random order, the probabilities make a line; what lies under the points u, u + 1, …, u even in
-    [0, 1), is drawn. None is longer than 1, so none is drawn twice, and each is drawn with its own probability.
+    The probabilities, laid end to end in random order, form a line; the candidates under the points u, u + 1, … are
+    drawn, with u uniform in [0, 1). No piece is longer than 1, so none is drawn twice, and each candidate is drawn with
+    its own probability.
     """
     count = round(float(probabilities_C.sum()))
     certain = np.flatnonzero(probabilities_C >= _NEARLY_CERTAIN)
@@ -245,7 +255,7 @@ def draw(probabilities_C: Float64, chance: np.random.Generator) -> Int64:
     points = chance.random() + np.arange(count - len(certain))
     if points.size:
         ends = np.cumsum(probabilities_C[order])
-        ends[-1] = len(points)
+        ends[-1] = len(points)  # exactly: rounding could leave the last point beyond the end
         certain = np.concatenate([certain, order[np.searchsorted(ends, points, side="right")]])
     drawn: Int64 = chance.permutation(certain).astype(np.int64, copy=False)
     return drawn

@@ -1,4 +1,4 @@
-"""Feedback: labels that were chosen from an answer, or without one, where an unseen retrieval is compared."""
+"""Process feedback: labels chosen from an answer, or without one, which is compared with an unseen retrieval."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_ORGANIC = ("bias_removal", "popularity", "exclude", "exclude_history")
 
 
 class Event(RequestModel):
-    """What somebody chose: from an answer (`answer_id`), or on their own (`features` alone)."""
+    """A user's choice: from an answer (`answer_id`), or without one (`features` alone)."""
 
     labels: list[LabelId] = Field(
         min_length=1, max_length=MAX_IDS, description="The labels chosen, whether they were answered or not."
@@ -60,7 +60,7 @@ class Event(RequestModel):
 
     @property
     def distinct(self) -> list[str]:
-        """Get the labels as strings, each once."""
+        """Return the distinct labels as strings."""
         return list(dict.fromkeys(map(str, self.labels)))
 
     @model_validator(mode="after")
@@ -77,7 +77,7 @@ class Event(RequestModel):
 
 
 class Choice:
-    """One event, ready to be written and counted."""
+    """An event in the forms in which it is written and counted."""
 
     def __init__(self, event: Event, labels: Sequence[str], chosen: ChosenLabels, **fields: Any) -> None:
         self.chosen = chosen
@@ -101,16 +101,16 @@ def read_choices(
     now: float,
     settings: Settings,
 ) -> list[Choice]:
-    """Check events on answers by their ids alone.
+    """Check events on answers, by the answers' ids alone.
 
     Args:
-        read_answer: of `read_answer_id`.
-        retriever_of: the release of a name, or the current one where that is not loaded: knows buckets of labels.
-        settings: whether and up to which length features are kept.
+        read_answer: `read_answer_id` with keys and time bound.
+        retriever_of: returns the release of a name, or the current one if that is not loaded, for the labels' buckets.
+        settings: decide whether features are recorded, and up to which length.
 
     Raises:
-        InvalidRequestError: an answer id that is none, where `__cause__` is the AnswerIdError; or features that the
-            release cannot read.
+        InvalidRequestError: an answer id is wrong, with the AnswerIdError as `__cause__`; or the release cannot read
+            the features.
     """
     choices = []
     for place, event in events.items():
@@ -160,10 +160,10 @@ def read_choices(
 def retrieve_unseen(
     events: Mapping[int, Event], retriever: Retriever, *, now: float, settings: Settings
 ) -> list[Choice]:
-    """Retrieve what the release would have answered before organic choices.
+    """Retrieve the answers that the release would have given to the queries of organic choices.
 
     Raises:
-        InvalidRequestError: query features that the release cannot read.
+        InvalidRequestError: the release cannot read the query features.
     """
     try:
         retrieval = retriever.retrieve(queries_of(list(events.values()), settings.organic_k, retriever))
@@ -195,7 +195,7 @@ def retrieve_unseen(
 
 
 def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Query]:
-    """Return the queries before organic choices, for at most k labels."""
+    """Create the queries of organic choices, for at most k labels."""
     return [
         Query(
             features=event.features or {},
@@ -210,22 +210,22 @@ def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Q
 
 
 def arm_fields(arm: ArmAnswer | None) -> dict[str, Any]:
-    """Return the columns of an event that say in which arm its answer was given."""
+    """Return the columns of an event for the arm of its answer."""
     if arm is None or not arm.counted:
         return {}
-    # 64 bits as a column's signed integer.
+    # The column is a signed 64-bit integer, the unit an unsigned one.
     return {"run": arm.run, "arm": arm.arm, "unit": arm.unit - (1 << 64) if arm.unit >= 1 << 63 else arm.unit}
 
 
 def recorded_features(features: dict[str, JsonValue] | None, settings: Settings) -> str | None:
-    """Return a query's features as JSON for an event; None where they are not kept or too long."""
+    """Return a query's features as JSON for an event; None if they are not recorded or too long."""
     if features is None or not settings.record_features:
         return None
     return _if_short(features_json(features), settings)
 
 
 def recorded_options(query: SearchOptions, settings: Settings) -> str | None:
-    """Return what else a query set, as JSON for an event; None where its features are not kept, or it is too long."""
+    """Return a query's other options as JSON for an event; None if features are not recorded, or if too long."""
     if not (isinstance(query, Query) and query.features is not None and settings.record_features):
         return None
     return _if_short(query.model_dump_json(exclude_unset=True, exclude=_NOT_OPTIONS).encode(), settings)

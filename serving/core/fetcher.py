@@ -1,7 +1,7 @@
-"""Keeps a directory like what is published at an object store, so that the service follows it like any other.
+"""Mirror the published releases of an object store in a directory, which the service follows.
 
-The store may be slow, torn or gone: what is here is served on, after a restart too. A pointer moves here only when the
-release that it names is here, every file of it verified.
+If the store is slow, inconsistent or gone, the local releases stay in service, even after a restart. A local pointer
+moves only after every file of the release that it names was downloaded and verified.
 """
 
 from __future__ import annotations
@@ -30,29 +30,32 @@ _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 2.0, 60.0
 
 
 class Backoff:
-    """When what failed is tried again: ever less often, up to once a minute."""
+    """Decides when a failed action is retried: at growing intervals, up to a minute."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self.reset()
 
     def reset(self) -> None:
-        """Try at once."""
+        """Allow a retry at once."""
         self._failures, self._until = 0, 0.0
 
     def failed(self) -> None:
-        """Wait twice as long as after the failure before."""
+        """Note a failure, and double the waiting time."""
         wait = min(_FIRST_RETRY_SECONDS * 2**self._failures, _LONGEST_RETRY_SECONDS)
         self._failures, self._until = self._failures + 1, self._clock() + wait
 
     @property
     def waits(self) -> bool:
-        """Whether it is too early."""
+        """Whether it is too early for a retry."""
         return self._failures > 0 and self._clock() < self._until
 
 
 class ReleaseFetcher:
-    """Of the processes on this host that serve a URL, one fetches for all, and another when it ends."""
+    """Fetches releases for all processes on this host that serve the same URL.
+
+    One process fetches at a time; when it ends, another takes over.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -61,33 +64,40 @@ class ReleaseFetcher:
         self._lock: TextIOWrapper | None = None
         self._seen = Pointers()
         self._fetched: set[str] = set()
-        """Of what was seen last; a name that is given again comes with another pointer."""
+        """Names fetched since the store's pointers last changed; a reused name comes with changed pointers."""
         self._backoff = Backoff()
         self._logged: dict[str, str] = {}
 
     def drop(self, name: str, inode: int | None) -> None:
-        """Delete a damaged copy, to be fetched again, unless another worker has replaced the one of this inode."""
+        """Delete a damaged copy, so that it is fetched again.
+
+        Args:
+            inode: inode of the damaged copy; another worker's new copy has another inode and stays.
+        """
         path = self._directory / name
-        # Who holds the lock replaces the copy, or comes again.
+        # If another process holds the lock, it is replacing the copy; if not, the next attempt deletes it.
         with suppress(OSError), downloading(self._directory, wait=False):
             if path.stat().st_ino == inode:
                 shutil.rmtree(path, ignore_errors=True)
 
     @property
     def problem(self) -> str | None:
-        """What keeps this host from what is published: an end to `The published release, …`."""
+        """Why the published release cannot be served here, as the end of `The published release, …`."""
         with suppress(OSError, ValueError, LookupError, TypeError):
             problem: str | None = json.loads((self._directory / _STATUS).read_bytes())["problem"]
             return problem
         return None
 
     def check(self, *, again: bool = False) -> bool:
-        """Look at the store once, and fetch what it says; whether what is pointed to here has changed.
+        """Check the store once, and fetch new releases; returns whether the local pointers have changed.
 
-        Never fails: what is wrong is logged and in `problem`, and tried `again` at once or less often.
+        Raises nothing: errors are logged and reported by `problem`.
+
+        Args:
+            again: retry failed downloads at once, instead of at growing intervals.
         """
         moved = False
-        # The next look may find it well.
+        # No error may end the thread, as the next check may succeed.
         try:
             if self._is_alone():
                 problem, moved = self._fetch(again)
@@ -98,7 +108,7 @@ class ReleaseFetcher:
         return moved
 
     def _is_alone(self) -> bool:
-        """Whether this process is the one that fetches; the lock goes with the process."""
+        """Return whether this process is the one that fetches; the lock ends with the process."""
         if self._lock is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = (self._directory / _LOCK).open("w")
@@ -111,14 +121,14 @@ class ReleaseFetcher:
         return True
 
     def _fetch(self, again: bool) -> tuple[str | None, bool]:
-        """Fetch what is published; returns what keeps this host from it, and whether a pointer has moved."""
+        """Fetch the published releases; returns the problem, if any, and whether a pointer has moved."""
         url, here = str(self._settings.releases), LocalReleases(self._directory)
-        # Whatever is wrong with the store or with what it says, the service goes on.
+        # An error of the store, or wrong content, must not stop the service.
         try:
             remote = self._remote = self._remote or RemoteReleases(url, self._settings.cache)
             there = remote.pointers()
             if there.current is None and here.pointers().current is not None:
-                # Nobody takes a release back without naming another: it is another store, or an empty one.
+                # No command unpublishes a release without naming another, so this must be a wrong or an emptied store.
                 self._log("", f"{url} names none")
                 return f"at {url}, is not there, the one before is served", False
             experiments = remote.store.read(EXPERIMENTS_FILE)
@@ -137,6 +147,7 @@ class ReleaseFetcher:
             if not all(results):
                 self._backoff.failed()
         remote.keep(EXPERIMENTS_FILE, experiments)
+        # Pointers move only to releases that are here; the others keep their old value.
         known = {None, *self._fetched}
         with here.turn() as (now, move):
             after = there if there.current in known else now
@@ -150,7 +161,7 @@ class ReleaseFetcher:
         return None, moved
 
     def _try(self, remote: RemoteReleases, name: str) -> bool:
-        # As above.
+        # One release that cannot be fetched must not keep others from being fetched.
         try:
             remote.fetch(name)
         except Exception as error:
@@ -161,7 +172,7 @@ class ReleaseFetcher:
         return True
 
     def _log(self, name: str, error: Exception | str) -> None:
-        """Log what is wrong, once."""
+        """Log an error, unless it is the same as the last one for this name."""
         message = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         if self._logged.get(name) != message:
             logger.error("%s cannot be fetched: %s", name or "what is published", message)

@@ -1,6 +1,7 @@
-"""Follows CURRENT: loads a published release beside the one in service, and swaps when it has answered a query. And
-STAGED: loads a release to be asked unseen. And experiments.toml, in the same thread. Of releases at a URL the fetcher
-keeps copies, which are followed.
+"""Follow the published release, the staged release and experiments.toml, in one thread.
+
+A release that CURRENT names is loaded while the present one serves, and replaces it after answering a query. A staged
+release is loaded for shadow traffic. Where releases are at a URL, the fetcher keeps local copies, which are followed.
 """
 
 from __future__ import annotations
@@ -39,20 +40,19 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS, _LAST_SECONDS = 5.0, 1.0
 _LABELS_SECONDS = 0.1
-"""How often changes of labels are looked for; those of this worker need no looking."""
+"""Interval for reading label changes of other workers; this worker's own changes take effect at once."""
 _DAMAGE = (ReleaseCorruptError, ReleaseMismatchError, BundleCorruptError)
 
 
 class ReleaseFollower:
-    """Polls CURRENT and, in another thread, the labels that others change: loading a release holds up no change.
+    """Polls CURRENT, and in another thread label changes, so that loading a release delays no change.
 
-    A release that cannot be loaded leaves the one in service alone. It is tried again, ever less often up
-    to once a minute, or at once when CURRENT names another; its error is logged once, and every attempt
-    is counted.
+    If a release cannot be loaded, the one in service stays. Loading is retried at growing intervals of at most a
+    minute, or at once when CURRENT names another release. An error is logged once, and every attempt is counted.
 
     Args:
-        load: how a release is opened; `load_release` with the service's settings unless a test has another way.
-        clock: seconds, for tests.
+        load: opens a release; None: `load_release` with the service's settings. Tests pass their own.
+        clock: returns seconds; tests pass their own.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class ReleaseFollower:
         self._fetcher = None if isinstance(service.settings.releases, Path) else ReleaseFetcher(service.settings)
         self._served: str | None = None
         self._directory: int | None = None
-        """The directory that it was loaded from, whatever is by its name now."""
+        """Inode of the directory that the served release was loaded from; a new copy has another inode."""
         self._staged: tuple[str | None, str | None] = None, None
-        """What STAGED named when it was last looked at, and the release that served then."""
+        """Names of the staged and of the served release at the last check."""
         self._failure: tuple[str | None, str] | None = None
-        """The name that was refused last, and why; None once another is looked at."""
+        """Name of the last refused release and the reason; None after CURRENT changes."""
         self._backoff = Backoff(clock)
         self._pointers: Pointers | None = None
         self._trouble: str | None = None
@@ -97,33 +97,36 @@ class ReleaseFollower:
         ]
 
     def start(self) -> None:
-        """Begin to follow; returns at once."""
+        """Start the threads; returns at once."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Stop following; waits for a load that is under way, and some seconds for a database."""
+        """Stop following; waits for a running load, and some seconds for a database."""
         self._stopping.set()
         self._waking.set()
         self._asked.set()
         releases, labels, *stores = self._threads
         releases.join()
         labels.join(_PATIENCE_SECONDS)
-        for store in stores:  # a call that a store holds up ends with the process
+        for store in stores:  # daemon threads: a hanging call to the object store ends with the process
             store.join(_LAST_SECONDS)
 
     def check(self) -> None:
-        """Look at CURRENT and STAGED once, and load what they name unless that is done already."""
+        """Check CURRENT and STAGED once, and load the releases they name unless they are loaded."""
         with self._checking:
             self._check()
             self._check_staged()
         self._ask_engine()
 
     def reload(self) -> bool:
-        """Look at CURRENT now, whatever was refused before; whether another release is served since.
+        """Check CURRENT now, also for a release that was refused before.
+
+        Returns:
+            True if another release is served afterwards.
 
         Raises:
-            RefusedReleaseError: it names one that cannot be served.
+            RefusedReleaseError: CURRENT names a release that cannot be served.
         """
         before = self._served
         if self._fetcher is not None:
@@ -144,7 +147,7 @@ class ReleaseFollower:
         name, directory = None, None
         try:
             now = self._releases.pointers()
-            if now != self._pointers:  # somebody has published, perhaps the same by force
+            if now != self._pointers:  # a new publication, perhaps of the same release by force: try again
                 self._pointers, self._failure = now, None
             name = now.current
             if name is None or (name == self._served and not self._is_fetched_again(name)):
@@ -157,7 +160,7 @@ class ReleaseFollower:
             directory = self._directory_of(name)
             retriever = self._load(self._releases, name)
             self._service.serve(retriever, forced=now.forced == name)
-        # Whatever is wrong with a release, the one in service must go on.
+        # No error of a new release may stop the one in service.
         except Exception as error:
             if name is not None and self._fetcher is not None and isinstance(error, _DAMAGE):
                 self._fetcher.drop(name, directory)
@@ -165,12 +168,13 @@ class ReleaseFollower:
                 self._refuse(name, f"{type(error).__name__}: {error}")
             return
         self._served, self._directory, self._failure = name, directory, None
+        # Now that the old release is unreferenced: collect it, and return its memory to the system.
         _freeze()
         give_back_memory()
         logger.info("serving release %s, loaded in %.1f s", name, self._clock() - started)
 
     def _is_fetched_again(self, name: str) -> bool:
-        """Whether the copy is of another release by the same name."""
+        """Return whether the local copy was replaced by another release of the same name."""
         return self._fetcher is not None and self._directory_of(name) not in (None, self._directory)
 
     def _directory_of(self, name: str) -> int | None:
@@ -179,7 +183,7 @@ class ReleaseFollower:
         return None
 
     def _check_staged(self) -> None:
-        """Load what STAGED names; what cannot be loaded is tried again when it names another, or CURRENT changes."""
+        """Load the staged release; a failed load is retried when STAGED or CURRENT changes."""
         name: str | None = None
         try:
             name = self._releases.staged()
@@ -188,10 +192,12 @@ class ReleaseFollower:
             retriever = None if name in (None, self._served) else self._load(self._releases, name)
             self._service.stage(retriever)
             if retriever is not None:
-                logger.info("release %s is asked beside %s, unseen", name, self._served)
-        # Whatever is wrong with it, nobody is served by it.
+                logger.info("release %s gets shadow traffic of %s", name, self._served)
+        # No client is served by the staged release, so its errors are only logged.
         except Exception as error:
-            logger.error("staged release %s is not asked: %s: %s", name or "in STAGED", type(error).__name__, error)
+            logger.error(
+                "staged release %s gets no shadow traffic: %s: %s", name or "in STAGED", type(error).__name__, error
+            )
             self._service.stage(None)
         self._staged = name, self._served
 
@@ -266,7 +272,7 @@ class ReleaseFollower:
             if self._trouble is not None:
                 self._trouble = None
                 self._service.set_unreadable(False)
-        # The labels as they were go on, whatever is wrong with the state or the label tower.
+        # On any error of the state or the label tower, the labels known so far stay in service.
         except Exception as error:
             if self._trouble != str(error):
                 kind = "" if isinstance(error, (StoreError, ServingError)) else f"{type(error).__name__}: "
@@ -276,17 +282,21 @@ class ReleaseFollower:
 
 
 def _freeze() -> None:
-    """What a release holds lives as long as it: the collector need not look at millions of ids again and again."""
+    """Exempt the objects of the loaded release from garbage collection.
+
+    They live as long as the release, and there may be millions of them.
+    """
     gc.unfreeze()
     gc.collect()
     gc.freeze()
 
 
 class ExperimentFollower:
-    """Has the service run the experiment of experiments.toml.
+    """Follows experiments.toml, and sets the experiment that the service runs.
 
-    A file that cannot be used leaves the one before in force; without a file, no experiment runs. The units of an arm
-    whose release is not loaded, or does not take its settings, get the default. The log and the verdict say so.
+    If the file cannot be used, the previous experiment stays in force; without a file, no experiment runs. If the
+    release of an arm is not loaded or refuses the arm's settings, the units of the arm get the default. The log and the
+    verdict report both cases.
     """
 
     def __init__(self, root: Path, service: Service) -> None:
@@ -298,7 +308,7 @@ class ExperimentFollower:
         self._unavailable: dict[str, str] = {}
 
     def check(self) -> None:
-        """Look at the file and at what its arms need. Never fails."""
+        """Read the file and check the releases of its arms; raises nothing."""
         try:
             self._read()
         except (OSError, ExperimentsError) as error:
@@ -308,7 +318,7 @@ class ExperimentFollower:
                 in_force = "no experiment runs" if self._experiment is None else f"{self._experiment.name} goes on"
                 logger.error("%s refused, %s: %s", self._path, in_force, error)
             self._refused = str(error)
-        with suppress(NotReadyError):  # until the first release is there
+        with suppress(NotReadyError):  # before the first release is loaded
             self._apply()
 
     def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""Labels that are added, hidden and brought back while the service runs: on disk first, then in every answer."""
+"""Add, change, hide and restore labels while the service runs: first on disk, then in every answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 _LONG_LOG = 10_000
 _HANGING_SECONDS = 2.0
-"""After which a reading that has not failed yet is no good."""
+"""Time after which a read that has neither succeeded nor failed counts as failed."""
 _MOST_NAMED = 10
-"""Unknown ids that an error names, at most."""
+"""Most unknown ids that an error names."""
 
 
 class NewLabel(RequestModel):
@@ -42,7 +42,7 @@ class NewLabel(RequestModel):
 
 
 class LabelPatch(RequestModel):
-    """Say which columns of a label change."""
+    """Columns of a label to change."""
 
     display: dict[str, JsonValue] = Field(
         min_length=1, description="New values by column; the others stay. Filters go by them at once."
@@ -50,19 +50,19 @@ class LabelPatch(RequestModel):
 
 
 class LabelPatchById(LabelPatch):
-    """Say which columns of one of many labels change."""
+    """Columns to change of one of several labels."""
 
     id: LabelId
 
 
 class LabelFollower:
-    """The label changes, read as far as this process has. Not thread-safe: the service holds a lock.
+    """Reads and writes label changes. Not thread-safe: the service holds a lock.
 
     Args:
-        place: where they are kept; all workers, and all replicas, write and read them.
+        place: state directory or database with the changes of all workers and replicas.
 
     Attributes:
-        unreadable: whether the last reading failed, as its caller says.
+        unreadable: whether the last read failed; the caller sets it.
     """
 
     def __init__(self, place: Place) -> None:
@@ -75,28 +75,33 @@ class LabelFollower:
 
     @property
     def behind(self) -> bool:
-        """Whether other replicas may have changed labels without this one knowing."""
+        """Whether this replica may lack label changes of other replicas."""
         since = self._reading_since
         hangs = since is not None and monotonic() - since > _HANGING_SECONDS
         return self._shared and (self.unreadable or hangs)
 
     def apply_to(self, retriever: Retriever) -> Retriever:
-        """A release just loaded, with every change read so far."""
+        """Apply all changes read so far to a newly loaded release."""
         return retriever.with_changes(self._so_far.records())
 
     def append(self, records: Sequence[LabelRecord], retrievers: Iterable[Retriever]) -> None:
-        """Write changes to disk, later than the releases' data whatever the clock says."""
+        """Write changes durably, dated later than the releases' training data."""
+        # A clock that runs behind must not make a new change look older than the data of a release.
         self._store.append(records, after=max(retriever.manifest.data_until for retriever in retrievers))
 
     def read(self, retrievers: Sequence[Retriever], served: Retriever | None) -> dict[Retriever, Retriever]:
-        """Get each release after what any worker has written since the last call.
+        """Apply the changes that all workers have written since the last call to each release.
 
         Args:
-            retrievers: all loaded releases; one that cannot be changed is left out, unless it is `served`.
+            retrievers: all loaded releases; a release that cannot embed new labels is left out.
+            served: the release in service, whose error is raised instead.
+
+        Returns:
+            The changed release for each given one.
 
         Raises:
-            StoreError: nothing has changed.
-            UnservableReleaseError: the release being served cannot embed what was written.
+            StoreError: the changes cannot be read; nothing has changed.
+            UnservableReleaseError: the release in service cannot embed a new label.
         """
         self._reading_since = monotonic()
         try:
@@ -119,7 +124,7 @@ class LabelFollower:
         self._store.close()
 
     def _shorten(self, found: LabelRead) -> None:
-        """Forget most of changes that say the same labels over and over."""
+        """Compact the log if most of its changes were superseded by later ones."""
         try:
             if len(found.records) > 2 * len(replay(found.records).records()):
                 self._store.compact()
@@ -142,7 +147,7 @@ def _change_each(
 
 
 def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Upsert]:
-    """Make the records of a POST /v1/labels; raises ServingError that names the label."""
+    """Create the records of a POST /v1/labels; raises a ServingError that names the label."""
     at = datetime.now(UTC)
     records = [
         Upsert(id=str(label.id), at=at, features=label.features, display=label.display, priors=label.priors)
@@ -153,7 +158,7 @@ def records_to_add(labels: Sequence[NewLabel], retriever: Retriever) -> list[Ups
 
 
 def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> list[Patch]:
-    """Make the records of a PATCH; raises ServingError that names the label."""
+    """Create the records of a PATCH; raises a ServingError that names the label."""
     at = datetime.now(UTC)
     for place, label in enumerate(labels):
         retriever.catalogue.row(label.id, field=f"labels.{place}.id")
@@ -163,14 +168,14 @@ def records_to_patch(labels: Sequence[LabelPatchById], retriever: Retriever) -> 
 
 
 def records_to_hide(ids: Sequence[LabelId], retriever: Retriever) -> list[Hide]:
-    """Make a record for each distinct label, also for those gone already, as retries do."""
+    """Create a record for each distinct label, even if already hidden, so that retries succeed."""
     _refuse_unknown(ids, retriever.knows)
     at = datetime.now(UTC)
     return [Hide(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]
 
 
 def records_to_restore(ids: Sequence[LabelId], retriever: Retriever) -> list[Restore]:
-    """Make a record for each distinct label, also for those never hidden."""
+    """Create a record for each distinct label, even if it was never hidden."""
     _refuse_unknown(ids, lambda id_: id_ in retriever.catalogue.row_of or id_ in retriever.overlay.row_of)
     at = datetime.now(UTC)
     return [Restore(id=id_, at=at) for id_ in dict.fromkeys(map(str, ids))]

@@ -1,7 +1,7 @@
-"""Pages over the labels that a service has: those of the release, hidden ones among them, and those added since.
+"""List a service's labels by pages: the release's labels, hidden ones included, and labels added since.
 
-They come in the order of their ids, and a cursor is the id that a page ends with: whatever is added, hidden or swapped
-between two pages, a label that is there all the while comes exactly once.
+Labels come in the order of their ids, and a cursor is the last id of a page. So a label that exists all the time is
+listed exactly once, even if others are added or hidden, or the release is swapped, between two pages.
 
 Legend: `L` labels of the release, `N` some rows.
 """
@@ -26,13 +26,13 @@ from longtail.serving.core.queries import BucketName, RequestModel
 from longtail.serving.core.ranking import NO_ROWS
 
 LabelState = Literal["visible", "hidden", "added"]
-"""`visible`: of the release, in answers. `hidden`: of the release, in none. `added`: in answers, not of the release."""
+"""`visible`: a label of the release. `hidden`: a label of the release that no answer has. `added`: added since."""
 
 _CHUNK = 1 << 14
 
 
 class LabelListing(RequestModel):
-    """Which labels are wanted, and how many at a time."""
+    """Query string of a listing: state of the labels, page size and cursor."""
 
     limit: int = Field(
         default=100, ge=1, strict=False, description="Labels of one page, at most; up to LONGTAIL_MAX_K."
@@ -49,7 +49,7 @@ class LabelListing(RequestModel):
 
 
 def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> dict[str, Any]:
-    """Return `labels` and `next_cursor` of the HTTP API's `LabelPage`."""
+    """Create `labels` and `next_cursor` of the HTTP API's `LabelPage`."""
     found = list[int]()
     if asked.state != "added":
         found += _first(_rows_after(catalogue, asked.cursor), catalogue, overlay, asked)
@@ -66,7 +66,7 @@ def list_labels(catalogue: Catalogue, overlay: Overlay, asked: LabelListing) -> 
 def _first(
     rows_N: np.ndarray[Any, np.dtype[np.int32 | np.int64]], catalogue: Catalogue, overlay: Overlay, asked: LabelListing
 ) -> list[int]:
-    """Find the first of these rows that are wanted, as they are answered, one more than a page holds."""
+    """Find the first rows in the requested state, one more than a page holds."""
     replaced = np.flatnonzero(overlay.added.catalogue_rows != NEW_LABEL)
     replacing = dict(
         zip(overlay.added.catalogue_rows[replaced].tolist(), (overlay.base + replaced).tolist(), strict=True)
@@ -74,7 +74,7 @@ def _first(
     wanted, found = asked.limit + 1, list[int]()
     for start in range(0, len(rows_N), _CHUNK):
         rows = rows_N[start : start + _CHUNK].astype(np.int64)
-        # Labels that were embedded anew are answered by the overlay's rows.
+        # Labels that were embedded again are answered from their overlay rows.
         for place in np.flatnonzero(np.isin(rows, [*replacing])):
             rows[place] = replacing[int(rows[place])]
         if asked.state in ("visible", "hidden"):
@@ -88,7 +88,7 @@ def _first(
 
 
 def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Rows of the release whose ids come after one, by id."""
+    """Get the release's rows whose ids follow one, in order of ids."""
     rows_L = catalogue.row_of.order
     if after is None:
         return rows_L
@@ -96,7 +96,7 @@ def _rows_after(catalogue: Catalogue, after: str | None) -> np.ndarray[Any, np.d
 
 
 def _added_after(overlay: Overlay, after: str | None) -> Int64:
-    """Rows of the labels that the release has not, whose ids come after one, by id."""
+    """Get the rows of added labels whose ids follow one, in order of ids."""
     new = np.flatnonzero(overlay.added.catalogue_rows == NEW_LABEL)
     if not new.size:
         return NO_ROWS

@@ -1,4 +1,4 @@
-"""Loads a published release: a retriever that has answered a query, and its baseline for drift."""
+"""Load a published release: create its retriever, answer a first query, and measure the baseline for drift."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def load_release(
     max_new_labels: int = 0,
     state: Path | None = None,
 ) -> Retriever:
-    """Open a release, verify every file, answer a first query from it and measure its baseline.
+    """Open and verify a release, answer a first query, and measure the baseline.
 
-    Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError: what is wrong with it.
+    Raises BundleError, UnservableReleaseError, OSError or LongtailIndexError if the release cannot be served.
     """
     release = releases.open(name, device=device, towers=False, state=state)
     bundle, manifest, filterable = release.bundle, release.bundle.manifest, release.manifest.filterable
@@ -51,7 +51,7 @@ def load_release(
 
 
 def _measure_baseline_of(release: Release) -> Baseline | None:
-    """The baseline of a release: what its calibration queries are answered at its default λ and μ.
+    """Measure the baseline: answers to the calibration queries at the default λ and μ.
 
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """

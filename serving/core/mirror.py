@@ -1,8 +1,8 @@
-"""Shadow traffic: sends a share of live queries to the staged release, and counts how its answers differ.
+"""Send shadow traffic: a share of live queries goes to the staged release, and differing answers are counted.
 
-One low-priority thread with a short queue: what does not fit is counted as skipped, so no client waits for it. Counts
-are written to `STATE/staged/WORKER.json`, whenever the thread is idle and every two seconds; a killed process loses the
-last ones.
+One low-priority thread with a short queue does this. Queries that do not fit are counted as skipped, so no client
+waits. Counts are written to `STATE/staged/WORKER.json` when the thread is idle and every two seconds; a killed process
+loses the counts since.
 
 Legend: bucket lists are of head, torso, tail and new, in that order.
 """
@@ -35,7 +35,7 @@ from longtail.serving.errors import ServingError
 logger = logging.getLogger(__name__)
 
 _WAITING = 64
-"""Batches, and requests of organic choices, that wait at most."""
+"""Most batches, or requests with organic choices, that wait."""
 _WRITE_SECONDS = 2.0
 _NICENESS = 10
 _COUNTS = "staged"
@@ -45,7 +45,7 @@ _PLACES = {"all": [*range(len(BUCKET_NAMES))]} | {bucket: [place] for place, buc
 
 
 class StagedCounts(BaseModel):
-    """Sums over mirrored queries, which add up over processes."""
+    """Sums over mirrored queries; the sums of several processes can be added."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,24 +55,24 @@ class StagedCounts(BaseModel):
     refused: int = 0
     """Mirrored queries that the staged release could not answer."""
     reason: str | None = None
-    """Why it could not answer the first."""
+    """Reason of the first refusal."""
     skipped: int = 0
-    """Queries that were to be mirrored while the mirror was too busy."""
+    """Queries that were not mirrored because the mirror was too busy."""
     overlap: float = 0.0
-    """Σ of the share of the labels served that the staged release answers, too."""
+    """Sum over queries of the share of served labels that the staged release answers too."""
     exposures: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
-    """Labels that it answered, by its own buckets."""
+    """Labels answered by the staged release, by its own buckets."""
     exposures_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
     positives: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
     """Labels of organic choices, by the served release's buckets."""
     hits_of_both: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
     hits: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
-    """Chosen labels that the staged release alone answers."""
+    """Chosen labels that only the staged release would have answered."""
     hits_of_current: _ByBucket = Field(default_factory=lambda: [0] * len(BUCKET_NAMES))
-    """Chosen labels that the served release alone answers."""
+    """Chosen labels that only the served release would have answered."""
 
     def plus(self, other: StagedCounts) -> Self:
-        """Add two processes' counts."""
+        """Add the counts of another process."""
         sums = {
             name: [a + b for a, b in zip(mine, theirs, strict=True)] if isinstance(mine, list) else mine + theirs
             for name in type(self).model_fields
@@ -88,7 +88,7 @@ class StagedCounts(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> StagedCounts | None:
-        """Read the counts of one process; None if there are none that can be read."""
+        """Read the counts of one process; None if there is no readable file."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):
@@ -96,7 +96,7 @@ class StagedCounts(BaseModel):
 
     @classmethod
     def read_all(cls, state: Path, staged: str, current: str) -> StagedCounts:
-        """Get the counts of one release against another, of all processes of a service."""
+        """Add up the counts of one pair of releases over all processes of a service."""
         total = cls(staged=staged, current=current)
         for path in sorted((state / _COUNTS).glob("*.json")):
             found = cls.read(path)
@@ -122,7 +122,7 @@ class StagedCounts(BaseModel):
         }
 
     def _recall(self, places: list[int]) -> dict[str, object]:
-        """Compute organic recall of some buckets, and 95 % of the difference, which is paired."""
+        """Compute organic recall of some buckets, and the paired difference with its 95 % interval."""
         positives = sum(self.positives[place] for place in places)
         if not positives:
             return {"positives": 0, "staged": None, "current": None, "difference": None, "interval": None}
@@ -130,6 +130,7 @@ class StagedCounts(BaseModel):
             sum(counts[place] for place in places) for counts in (self.hits, self.hits_of_current, self.hits_of_both)
         )
         difference = (gained - lost) / positives
+        # Each label contributes +1, −1 or 0 to the difference: E[d²] is the share of discordant labels.
         variance = max(0.0, (gained + lost) / positives - difference**2)
         current, margin = (both + lost) / positives, _Z * math.sqrt(variance / positives)
         return {
@@ -142,7 +143,7 @@ class StagedCounts(BaseModel):
 
 
 Count = Callable[[Retriever, Retriever, StagedCounts], None]
-"""Counts some queries on the staged and the current release."""
+"""Function that evaluates queries on the staged and the current release, and adds to the counts."""
 
 
 class Mirror:
@@ -161,7 +162,7 @@ class Mirror:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mirror", initializer=_lower_priority)
 
     def use(self, staged: Retriever | None, current: Retriever | None) -> None:
-        """Compare this release with the current one from now on; counts of the same two go on."""
+        """Set the releases to compare; earlier counts of the same pair are continued."""
         with self._changing:
             if staged is None or current is None or staged.name == current.name:
                 self.staged = None
@@ -174,12 +175,12 @@ class Mirror:
                 self._counts = kept if fits else StagedCounts(staged=names[0], current=names[1])  # type: ignore[assignment]
 
     def offer(self, retriever: Retriever, queries: Sequence[Query], retrieval: Retrieval, share: float) -> None:
-        """Mirror some of the queries of a batch; returns at once.
+        """Mirror a random share of the queries of a batch; returns at once.
 
         Args:
-            retriever: the release that answered; nothing is mirrored of another than the current one.
-            share: of the queries, drawn at random. Queries that explore are left out, for chance had a say in their
-                answer, and vectors, which mean nothing to another release.
+            retriever: the release that answered; only queries to the current release are mirrored.
+            share: share of the queries to mirror. Queries that explore are left out, because chance shaped their
+                answers, and so are vectors, which mean nothing to another release.
         """
         if self.staged is None or self._current is None or retriever.name != self._current.name:
             return
@@ -197,7 +198,7 @@ class Mirror:
             self._put(len(served), count)
 
     def offer_choices(self, events: Sequence[Event], k: int) -> None:
-        """Count which organic choices each release would have answered among k labels; returns at once."""
+        """Count the organic choices that each release would have answered among k labels; returns at once."""
         organic = [event for event in events if event.features is not None]
 
         def count(staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
@@ -208,7 +209,7 @@ class Mirror:
             self._put(0, count)
 
     def close(self) -> None:
-        """Finish what waits, and write the counts."""
+        """Finish the waiting queries, and write the counts."""
         self._thread.shutdown(wait=True)
 
     def _put(self, queries: int, count: Count) -> None:
@@ -220,6 +221,7 @@ class Mirror:
         self._thread.submit(self._run, count)
 
     def _run(self, count: Count) -> None:
+        # Copied under the lock: `use` may replace all three while this query runs.
         with self._changing:
             staged, current, counts = self.staged, self._current, self._counts
         try:
@@ -250,14 +252,14 @@ def _share(counts: list[int], place: int) -> float | None:
 
 
 def _lower_priority() -> None:
-    with suppress(OSError, AttributeError):  # of a system that has no priorities of threads
+    with suppress(OSError, AttributeError):  # some systems have no priorities of threads
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retriever, counts: StagedCounts) -> None:
     try:
         retrieval = staged.retrieve([query.model_copy(update={"explain": False})])
-    except EngineUnavailableError:  # which is no word about the release
+    except EngineUnavailableError:  # the server is at fault, not the release
         counts.skipped += 1
         return
     except ServingError as error:
@@ -274,7 +276,7 @@ def _count_query(query: Query, labels: list[str], buckets_K: Array, staged: Retr
 
 
 def _count_choice(event: Event, k: int, staged: Retriever, current: Retriever, counts: StagedCounts) -> None:
-    """Count which labels chosen each of the two would have answered; a release that refuses the query, none."""
+    """Count the chosen labels that each release would have answered; none if it refuses the query."""
     by_staged, by_current = (_answered(release, queries_of([event], k, release)) for release in (staged, current))
     rows_R = current.catalogue.rows([str(id_) for id_ in event.labels])[0]
     ids = current.catalogue.ids_of(rows_R).to_pylist()

@@ -1,7 +1,7 @@
-"""Labels that changed after a release was built: added ones are scored beside the index, hidden ones kept out.
+"""Apply label changes since a release's build: score added labels in addition to the index, and hide others.
 
-Rows of a label are 0 … L − 1 in the catalogue and L … L + M − 1 in an overlay. A label of the catalogue that was
-embedded again is answered from its overlay row; its catalogue row is out of the search.
+Rows 0 … L − 1 are labels of the catalogue, rows L … L + M − 1 labels of an overlay. If a label of the catalogue was
+embedded again, its overlay row is answered, and its catalogue row is excluded from searches.
 
 Legend: `L` labels of the release, `M` rows of the overlay, `B` queries, `b` some of them, `C` candidates, `K` results,
 `E` coordinates of an augmented row, `R` catalogue rows.
@@ -26,21 +26,25 @@ from longtail.serving.errors import InvalidRequestError, NoLabelTowerError, serv
 logger = logging.getLogger(__name__)
 
 _SCORES_AT_ONCE = 1 << 22
-"""Exact scores held at a time, at most: 16 MiB."""
+"""Largest number of exact scores held at once: 16 MiB."""
 
 
 @dataclass(frozen=True)
 class Overlay:
-    """A release's labels with the changes since it was built. Immutable: `with_changes` makes another one.
+    """A release's labels with the changes since its build. Immutable: `with_changes` returns a new one.
 
     Attributes:
         base: number of labels L that the release was built with; the first overlay row.
-        changes: all changes so far, whether they concern this release or not.
+        labels: number of all rows, L + M.
+        changes: all changes so far, also those that do not concern this release.
         added: ids, embeddings, counts, log p_n, buckets, biases, priors and display columns of the M rows, in order;
-            `catalogue_rows` says which of them replace a label of the catalogue.
-        hidden: int64 [R], catalogue rows that are hidden, ascending.
-        masked: int64 [R], catalogue rows that are not searched: hidden or replaced, ascending.
-        skipped: why a change is not served with this release, by id.
+            `catalogue_rows` has the catalogue row that each replaces.
+        rows_ME: augmented rows of the overlay, float32.
+        row_of: overlay row by label id.
+        hidden: int64 [R], hidden catalogue rows, ascending.
+        masked: int64 [R], catalogue rows excluded from searches: hidden or replaced, ascending.
+        skipped: reason why a change is not served with this release, by label id.
+        searcher: finds labels of the catalogue and of the overlay.
     """
 
     base: int
@@ -60,13 +64,14 @@ class Overlay:
     def as_built(
         cls, bundle: Bundle, searcher: HidingSearcher, rows: Mapping[str, int], *, max_new_labels: int
     ) -> Overlay:
-        """Make the overlay of a release without any change.
+        """Create the overlay of a release without changes.
 
         Args:
-            max_new_labels: largest M that `check` lets come about.
+            rows: catalogue row by label id.
+            max_new_labels: largest M that `check` allows.
 
         Raises:
-            BundleInvariantError: a display column that JSON cannot hold.
+            BundleInvariantError: JSON cannot represent a display column.
         """
         adder = LabelAdder(bundle)
         release = _BuiltRelease(adder, rows, bundle, searcher, max_new_labels)
@@ -88,26 +93,26 @@ class Overlay:
 
     @property
     def new_labels(self) -> int:
-        """How many labels were added that the release does not have."""
+        """Count the added labels that the release was not built with."""
         return int(np.count_nonzero(self.added.catalogue_rows == NEW_LABEL))
 
     def hides(self, row: int) -> bool:
-        """Whether a row of the catalogue is hidden."""
+        """Return whether a row of the catalogue is hidden."""
         place = int(np.searchsorted(self.hidden, row))
         return place < len(self.hidden) and int(self.hidden[place]) == row
 
     def load_tower(self) -> None:
-        """Load the label tower, if there is one; raises UnservableReleaseError for one that does not run."""
+        """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
         with serving_errors("labels"), suppress(FixedLabelsError):
             self._release.adder.load()
 
     def check(self, records: Sequence[Upsert]) -> None:
-        """Refuse labels of one request that could not be served, before they are acknowledged.
+        """Refuse the labels of a request that could not be served, before they are acknowledged.
 
         Raises:
-            NoLabelTowerError: the release has none, or a tree p_n(y|x).
-            InvalidRequestError: names the label and field that do not fit, or that there is no room.
-            UnservableReleaseError: a label tower that does not run.
+            NoLabelTowerError: the release has no label tower, or has a tree p_n(y|x).
+            InvalidRequestError: a field of a label is wrong, or there is no room; the error names it.
+            UnservableReleaseError: the label tower does not run.
         """
         with serving_errors("labels"):
             try:
@@ -118,28 +123,28 @@ class Overlay:
         more = {record.id for record in records if record.id not in self.row_of}
         if more and len(more) > room:
             raise InvalidRequestError(
-                f"expected at most {max(room, 0)} more labels beside the index, which holds "
-                f"{len(self.added)} of {self._release.max_new_labels}, received {len(more)}: build a release with "
-                "those added so far (longtail-index merge)",
+                f"expected at most {max(room, 0)} more labels, as {len(self.added)} of "
+                f"{self._release.max_new_labels} are added already, received {len(more)}; build a release with "
+                "the added labels (longtail-index merge)",
                 field="labels",
             )
 
     def check_patches(self, patches: Sequence[Patch]) -> None:
-        """Refuse columns that could not be served, before they are acknowledged.
+        """Refuse the columns of a request that could not be served, before they are acknowledged.
 
         Raises:
             NoLabelTowerError: the release has a tree p_n(y|x).
-            InvalidRequestError: names the label and the column that does not fit, or that there is no room.
+            InvalidRequestError: a column of a label is wrong, or there is no room; the error names it.
         """
         self.check([self._release.adder.of_patch(self.changes, patch) for patch in patches])
 
     def with_changes(self, records: Sequence[LabelRecord]) -> Overlay:
-        """Return the overlay after some more changes, in the log's order. Only what they add is embedded.
+        """Return the overlay after further changes, in the log's order; only new labels are embedded.
 
-        A change that this release cannot serve is skipped with a warning; it is not lost, for the log has it.
+        A change that this release cannot serve is skipped with a warning, and stays in the log for later releases.
 
         Raises:
-            UnservableReleaseError: a label tower that does not run.
+            UnservableReleaseError: the label tower does not run.
         """
         if not records:
             return self
@@ -151,9 +156,10 @@ class Overlay:
         if refused:
             id_, why = next(iter(refused.items()))
             logger.warning(
-                "%d changed labels are not served with this release, they stay in the log; the first is %r: %s",
+                "%d changed labels are not served with this release, but stay in the log; the first is %r: %s",
                 len(refused), id_[:100], why,
             )  # fmt: skip
+        # A label that changes again gets a new row at the end, so its old row goes.
         gone = [self.row_of[id_] - self.base for id_ in touched if id_ in self.row_of]
         kept = np.delete(np.arange(len(self.added)), gone)
         added = (self.added.take(kept) if gone else self.added).followed_by(more)
@@ -166,6 +172,7 @@ class Overlay:
             release.catalogue_rows(id_ for id_ in touched if id_ in changes.hidden),
         )
         masked = np.union1d(hidden, added.catalogue_rows[added.catalogue_rows != NEW_LABEL])
+        # A new masked searcher costs milliseconds and loses its caches: only if the mask has changed.
         visible = self._visible
         if not np.array_equal(masked, self.masked):
             visible = release.searcher.without(masked) if masked.size else release.searcher
@@ -186,7 +193,7 @@ class Overlay:
 
 @dataclass(frozen=True)
 class _BuiltRelease:
-    """The release as it was built, which all its overlays share."""
+    """The parts of a release as built, which all its overlays share."""
 
     adder: LabelAdder
     rows: Mapping[str, int]
@@ -205,11 +212,11 @@ class _BuiltRelease:
 
 
 class OverlaySearcher:
-    """Searches an index and scores the rows of an overlay; best first, whichever they come from.
+    """Searches an index, scores all rows of an overlay, and merges both.
 
     Args:
-        base: finds rows 0 … first − 1.
-        first: number of labels L in the index; row of the first overlay label.
+        base: searches the rows 0 … first − 1.
+        first: number of labels L in the index, which is the row of the first overlay label.
         rows_ME: float32, augmented rows of the labels first, first + 1, …
     """
 
@@ -223,16 +230,17 @@ class OverlaySearcher:
     def search(
         self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[Float32, Int64]:
-        """Find as `index.Searcher.search`, over the rows of both.
+        """Find the k best eligible rows of index and overlay, like `index.Searcher.search`.
 
         Returns:
             Scores float32 [B, K], descending, and rows int64 [B, K]; −inf and −1 where too few are eligible.
 
         Raises:
-            QueryError: names the query and the row or bucket that does not exist.
+            QueryError: a row or bucket does not exist; the error names the query.
         """
         below = None if filters is None else [filter_ and self._of_base(filter_) for filter_ in filters]
         scores_BK, rows_BK = self._base.search(queries_BE, min(k, self._first), below)
+        # Overlay rows below the index's k-th best cannot be in the answer.
         least_B, found = kth_best(scores_BK, k), []
         step = max(1, _SCORES_AT_ONCE // len(self._rows_ME))
         for start in range(0, len(queries_BE), step):
@@ -248,7 +256,7 @@ class OverlaySearcher:
         return top_k([scores_BK, own_BC], [rows_BK, own_rows_BC], k)
 
     def _of_base(self, filter_: Filter) -> Filter | None:
-        """Get the part of a filter that concerns labels of the index; None if it leaves them all in."""
+        """Get the part of a filter for labels of the index; None if all of them pass."""
         exclude, allow = (
             rows if rows is None else rows[rows < self._first] for rows in (filter_.exclude, filter_.allow)
         )
@@ -258,7 +266,7 @@ class OverlaySearcher:
         return Filter(exclude, allow, filter_.buckets, filter_.selection)
 
     def _of_added(self, filter_: Filter) -> Filter:
-        """Get the part of a filter that concerns labels of the overlay, its rows counted from the overlay's first."""
+        """Get the part of a filter for the overlay, with rows counted from its first."""
         exclude, allow = (
             None if rows is None else rows[rows >= self._first] - self._first
             for rows in (filter_.exclude, filter_.allow)

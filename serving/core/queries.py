@@ -1,4 +1,4 @@
-"""What a search is asked: queries as a client writes them, and resolved against one release."""
+"""Define the queries of a search as clients write them, and resolve them against one release."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import MOST_QUERIES
 
 MAX_IDS = 10_000
-"""Ids in one list of a request, at most."""
+"""Most ids in one list of a request."""
 MOST_POOL = 4_096
-"""Labels of a pool, at most; if k is more, k."""
+"""Largest pool; if k is larger, the pool may have k labels."""
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
-"""Labels of a pool that the request says nothing of: at least, and for each result."""
+"""Default size of a pool: at least so many labels, and so many per result."""
 BucketName = Literal["head", "torso", "tail", "new"]
 _LONGEST_NAME = 100
 _ANY = 1 << 62
 _NO_MEMBERS: JsonDict = {"default": {}}
-"""In the schema of fields that `dict` makes: a `default` pydantic copies in depth for every query, which takes longer
-than all the rest of reading it."""
+"""Extra JSON schema of fields with `default_factory=dict`. With `default={}` pydantic would deep-copy the default for
+every query, which takes longer than the rest of the validation."""
 
 
 _BELOW_ZERO = (
@@ -45,7 +45,7 @@ _NO_WEIGHTS = np.empty(0, np.float32)
 
 
 class _OneError:
-    """Validates a union with one error for any other type, where pydantic's gives one per type."""
+    """Annotation that validates a union with a single error, where pydantic reports one per type."""
 
     def __init__(self, type_: str, message: str, *choices: CoreSchema) -> None:
         self._schema = core_schema.union_schema(
@@ -57,7 +57,7 @@ class _OneError:
 
 
 def _whole(value: float) -> int:
-    """Return a whole float as an integer, as training reads it; raises ValueError."""
+    """Convert a whole float to an integer, like training; raises ValueError."""
     if not value.is_integer():
         raise ValueError(value)
     return int(value)
@@ -88,7 +88,7 @@ _Display = Annotated[
 
 
 def _bound_arrays(schema: Any) -> None:
-    """Stop the validation of every list and dictionary at its first error, and bound those that have no bound."""
+    """Make lists and dictionaries of a schema stop at the first error, and bound their lengths."""
     if isinstance(schema, dict):
         if schema.get("type") in ("list", "dict"):
             schema["fail_fast"] = True
@@ -101,7 +101,7 @@ def _bound_arrays(schema: Any) -> None:
 
 
 class RequestModel(BaseModel):
-    """Base of what clients send.
+    """Base of the models that clients send.
 
     Strict: a number is never read out of a string, and an unknown key is an error, so that a typo cannot silently
     turn into a default.
@@ -200,17 +200,17 @@ class SearchOptions(RequestModel):
 
     @property
     def restricted(self) -> bool:
-        """Whether the client restricts the answer to some labels: it says nothing about the release then."""
+        """Whether the client restricts the eligible labels, so that the answer does not represent the release."""
         return self.buckets is not None or self.allow is not None or bool(self.filter)
 
     @property
     def depth(self) -> int:
-        """Labels to search for, about, with which the cost grows: k, or those that `max_per` and `mmr` choose from."""
+        """Estimate the number of labels to search for: k, or the pool of `max_per` and `mmr`."""
         return first_pool(self.pool, self.k, _ANY) if self.max_per or self.mmr is not None else self.k
 
 
 _SEARCHES, _SEARCHES_A_LABEL = 33, 7
-"""Searches of an explanation, about: at all parts of the dial, and for each label."""
+"""Approximate number of searches of an explanation: for the grid of λ, and for each label."""
 
 
 class Query(SearchOptions):
@@ -239,11 +239,11 @@ class Query(SearchOptions):
     )
 
     arm: ClassVar[ArmAnswer | None] = None
-    """The arm of an experiment that it is in."""
+    """The query's arm of an experiment; None without an experiment."""
 
     @property
     def depth(self) -> int:
-        """As of options; an explanation searches some hundred times."""
+        """Estimate the number of labels to search for; an explanation takes some hundred searches."""
         own = super().depth
         return own * (_SEARCHES + _SEARCHES_A_LABEL * self.k) if self.explain else own
 
@@ -261,18 +261,18 @@ class Query(SearchOptions):
 
 
 class QueryInArm(Query):
-    """A query that an experiment has given an arm; `Query` has no such field, which would cost every request."""
+    """A query with the arm that an experiment gave it; a field of `Query` would cost every request time."""
 
     _arm: ArmAnswer = PrivateAttr()
 
     @property
-    def arm(self) -> ArmAnswer:  # type: ignore[override]  # of its own, not its class'
-        """The arm of an experiment that it is in."""
+    def arm(self) -> ArmAnswer:  # type: ignore[override]  # a value per query in place of the class variable
+        """Return the query's arm of an experiment."""
         return self._arm
 
 
 def features_json(features: dict[str, JsonValue]) -> bytes:
-    """Features as JSON; also integers that 64 bits do not hold."""
+    """Encode features as JSON, including integers beyond 64 bits, which orjson refuses."""
     try:
         return orjson.dumps(features)
     except orjson.JSONEncodeError:
@@ -287,7 +287,7 @@ class SimilarQuery(SearchOptions):
 
     @property
     def labels(self) -> list[str | int]:
-        """The ids asked about, in order."""
+        """Return the requested ids, in order."""
         if self.ids is not None:
             return self.ids
         return [] if self.id is None else [self.id]
@@ -331,7 +331,7 @@ class ToEmbed(RequestModel):
 
 
 def _either(one: str, other: str, given: object) -> PydanticCustomError:
-    """Return the error of a request with both or neither of two fields."""
+    """Create the error of a request with both or neither of two fields."""
     return PydanticCustomError(
         f"{one}_or_{other}",
         f"expected either {one} or {other}, received {{received}}",
@@ -353,30 +353,33 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """The dials of one kind of request: λ, μ and the weights of priors.
+    """Limits and defaults of λ, μ and the weights of priors for one kind of request.
 
-    Where ν is π one coordinate of the index holds both, so λ + μ must stay within the limits of λ, which the recall of
-    the index was measured over. With a tree p_n(y|x) that coordinate is left to μ, but for similar labels: a label has
-    no features for a tree to look at.
+    Where ν is π, one coordinate of the index holds λ + μ, so the sum must stay within the limits of λ, for which recall
+    of the index was measured. With a tree p_n(y|x) the coordinate holds μ alone, except in requests for similar labels,
+    which have no features that the tree could use.
     """
 
     bias_removal: _Range
     popularity: _Range
     total: _Range | None
-    """Of λ + μ; None where each has a coordinate of its own."""
+    """Limits of λ + μ; None where λ and μ have separate coordinates."""
     tree: bool
     priors: Mapping[str, _Range]
 
     @classmethod
     def of_queries(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
-        """For queries with features: all defaults are the release's."""
+        """Create the dials of queries; all defaults are the release's."""
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
         return cls(dial, prior, total, tree, _ranges_of(priors))
 
     @classmethod
     def of_labels(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
-        """For similar labels: nearness, not popularity, so all defaults are 0, or the limit next to it."""
+        """Create the dials of requests for similar labels.
+
+        These seek similarity, not popularity, so all defaults are 0, or the limit nearest to 0.
+        """
         dial, prior = _around_zero(_range(manifest.bias_removal)), _around_zero(_range(manifest.popularity))
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
@@ -384,7 +387,7 @@ class Dials:
         return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights)
 
     def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
-        """Return λ and μ of a request; raises InvalidRequestError for those that the release does not answer."""
+        """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""
         noise = self.bias_removal.default if asked.bias_removal is None else asked.bias_removal
         prior = self.popularity.default if asked.popularity is None else asked.popularity
         if not self.bias_removal.minimum <= noise <= self.bias_removal.maximum:
@@ -402,14 +405,14 @@ class Dials:
         return noise, prior
 
     def reach(self, popularity: float) -> tuple[float, float]:
-        """Return the least and the largest λ that a μ allows."""
+        """Return the smallest and the largest λ that are allowed with a given μ."""
         low, high = self.bias_removal.minimum, self.bias_removal.maximum
         if self.total is not None:
             low, high = max(low, self.total.minimum - popularity), min(high, self.total.maximum - popularity)
         return low, high
 
     def read_priors(self, asked: SearchOptions, prefix: str = "") -> Float32:
-        """Return the weight of every prior of the release, float32 [P]; raises InvalidRequestError for another."""
+        """Return a request's weight of every prior of the release, float32 [P]; raises InvalidRequestError."""
         for name, weight in asked.priors.items():
             limits = self.priors.get(name)
             if limits is None:
@@ -436,12 +439,12 @@ def _around_zero(limits: _Range) -> _Range:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedQuery:
-    """What one query asks for, checked against one release and in its rows instead of ids.
+    """The options of one query, checked against a release, with rows in place of ids.
 
     Attributes:
-        filter: which label rows are eligible; None if all are.
-        explore: slots to draw at random, by bucket; none are 0.
-        diversity: what keeps labels apart; None: they are answered by score alone.
+        filter: filter of the eligible label rows; None if all are eligible.
+        explore: numbers of slots to draw at random, by bucket; all above 0.
+        diversity: settings of diversity; None: labels are answered by score alone.
     """
 
     k: int
@@ -469,11 +472,11 @@ class ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
-            prefix: leads the fields of errors, such as `queries.0.`.
-            history: ids that are excluded as well; unknown ones are not counted.
+            prefix: prefix of the fields in errors, such as `queries.0.`.
+            history: further ids to exclude; unknown ones among them are not counted.
 
         Raises:
-            InvalidRequestError: names the option that this release cannot answer.
+            InvalidRequestError: the release does not support an option; the error names it.
         """
         k = min(options.k, catalogue.labels)
         bias_removal, popularity = dials.read(options, prefix)
@@ -509,14 +512,14 @@ class ResolvedQuery:
         )
 
     def without(self, row: int) -> ResolvedQuery:
-        """The same query with one more label row excluded."""
+        """Return the query with one more excluded label row."""
         before = self.filter or Filter()
         exclude = np.union1d([] if before.exclude is None else before.exclude, [row]).astype(np.int64)
         return replace(self, filter=replace(before, exclude=exclude))
 
 
 def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:
-    """Columns to show; raises InvalidRequestError for one that the release has not."""
+    """Check the columns to show; raises InvalidRequestError for one that the release lacks."""
     columns = catalogue.display_columns
     for place, name in enumerate(asked or ()):
         if name not in columns:
@@ -529,12 +532,12 @@ def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) 
 
 @dataclass(frozen=True, slots=True)
 class Diversity:
-    """What keeps an answer's labels apart.
+    """Settings for diverse answers.
 
     Attributes:
-        max_per: labels for each value of a column, at most, by column.
+        max_per: most labels per value of a column, by column.
         weight: w of MMR, from 0, where only the score counts, to 1.
-        pool: labels chosen from, at first; at least k.
+        pool: initial size of the pool, at least k.
     """
 
     max_per: Mapping[str, int]
@@ -543,12 +546,12 @@ class Diversity:
 
 
 def first_pool(asked: int | None, k: int, labels: int) -> int:
-    """Return how many labels are chosen from at first: as many as the request asks for, or 4·k and at least 100."""
+    """Return the initial size of the pool: the request's, or 4·k and at least 100."""
     return min(max(_LEAST_POOLED, _POOLED_PER_RESULT * k) if asked is None else asked, max(MOST_POOL, k), labels)
 
 
 def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str) -> Diversity | None:
-    """What keeps labels apart, None if nothing does; raises InvalidRequestError for what cannot."""
+    """Read the settings of diversity, None without any; raises InvalidRequestError."""
     columns = catalogue.attributes.kinds
     for name in options.max_per:
         if name not in columns:
@@ -577,7 +580,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
 
 
 def _explored(options: SearchOptions, where: str) -> dict[int, int]:
-    """Slots to draw by bucket, 0 head, 1 torso, ...; raises InvalidRequestError for those that cannot be."""
+    """Read the slots to draw by bucket, 0 head, 1 torso, …; raises InvalidRequestError."""
     asked = sum(options.explore.values())
     if asked > options.k:
         raise InvalidRequestError(

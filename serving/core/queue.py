@@ -1,9 +1,9 @@
-"""Where requests wait: one bounded queue of searches, answered in batches; and single threads for writes and reads.
+"""Queue requests: one bounded queue of searches, answered in batches; and single threads for writes and reads.
 
-An idle service searches at once. While a search runs, the next requests gather, until the window has passed or a batch
+An idle service searches at once. While a search runs, the next requests gather until the window has passed or a batch
 is full: the busier the service, the larger its batches and the less each query costs. Clients take turns, one request
-each. A client may have as many queries, labels and bytes waiting as all clients together leave free [Choudhury and
-Hahne 1998], so one client alone fills half of the queue at most, and another always finds room.
+each. The queries, labels and bytes that one client has waiting may not exceed the free part of the queue [Choudhury and
+Hahne 1998]. So one client alone fills at most half of the queue, and other clients always find room.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ Result = TypeVar("Result")
 client: ContextVar[str] = ContextVar("client", default="")
 """The client of the request that this task answers: a key's fingerprint, or an address."""
 _LABELS_PER_QUERY = 64
-"""Labels that a batch may want, for each query it may have; more would keep other clients waiting."""
+"""Labels that a batch may request per query of `max_batch`; larger batches would keep other clients waiting."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """Cost of one request, or of all that wait.
+    """Cost of one request, or of all waiting requests.
 
     Attributes:
-        labels: k, or the pool that max_per and mmr choose from, summed over the queries.
+        labels: k, or the size of the pool that max_per and mmr choose from, summed over the queries.
+        bytes: estimated size of the answer as JSON.
     """
 
     queries: int = 0
@@ -64,12 +65,13 @@ class SearchQueue(Generic[Work, Result]):
     """Runs blocking work of many clients in batches, in its own threads.
 
     Args:
-        run: answers a batch in a thread: works of one key, and the seconds each has waited; returns one result or
-            exception for each.
-        window: seconds that a batch may gather while another one runs.
-        max_batch: queries in a batch, unless one request alone has more.
-        timeout: seconds from `submit` to a result.
-        set_depth: called with the queries that wait, after every batch.
+        run: answers a batch in a thread. Its arguments are works with equal keys and the seconds that each has waited;
+            it returns one result or exception for each work.
+        window: seconds that requests may gather while another batch runs.
+        max_batch: largest number of queries in a batch; a single request with more runs alone.
+        limit: largest cost that may wait.
+        timeout: longest time from `submit` to a result, in seconds.
+        set_depth: called after every batch with the number of waiting queries.
     """
 
     def __init__(
@@ -102,18 +104,20 @@ class SearchQueue(Generic[Work, Result]):
             thread.start()
 
     async def submit(self, key: Hashable, work: Work, cost: Cost, client: str = "") -> Result:
-        """Return the result of a work. If the caller is cancelled, the work is dropped unless it runs already.
+        """Queue a work and return its result; cancelling drops a work that does not run yet.
 
         Args:
-            key: works of one batch have equal keys.
+            key: only works with equal keys share a batch.
+            client: name of the client, for its share of the queue.
 
         Raises:
-            QueueFullError, TimedOutError: too much waits, or there is no result in time.
+            QueueFullError, TimedOutError: the queue is full, or there is no result in time.
         """
         loop = asyncio.get_running_loop()
         job = _Job[Work, Result](key, work, cost, loop.create_future(), perf_counter())
         with self._changed:
             own = self._clients.get(client) or _Client()
+            # An empty queue takes any request, so that one larger than the limits is answered too.
             held, waiting, limit = own.cost, self._waiting, self._limit
             if waiting.queries and (
                 held.queries + cost.queries > limit.queries - waiting.queries
@@ -124,6 +128,7 @@ class SearchQueue(Generic[Work, Result]):
             self._clients[client] = own
             own.jobs.append(job)
             self._count(own, cost, 1)
+        # One wake-up per turn of the loop: requests that arrived together then share a batch.
         if not self._unannounced:
             loop.call_soon(self._announce)
         self._unannounced += 1
@@ -131,6 +136,7 @@ class SearchQueue(Generic[Work, Result]):
         try:
             return await job.future
         except (asyncio.CancelledError, TimedOutError):
+            # Neither key nor job is there if a thread took the job in the meantime.
             with self._changed, suppress(KeyError, ValueError):
                 own = self._clients[client]
                 own.jobs.remove(job)
@@ -142,7 +148,7 @@ class SearchQueue(Generic[Work, Result]):
             late.cancel()
 
     def close(self) -> None:
-        """End the threads once nothing waits."""
+        """Stop the threads after the waiting requests are answered."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -150,7 +156,7 @@ class SearchQueue(Generic[Work, Result]):
             thread.join()
 
     def _full(self, held: Cost, cost: Cost) -> QueueFullError:
-        """Name the first limit that a request exceeds."""
+        """Create the error that names the first limit which a request exceeds."""
         for name in ("queries", "labels", "bytes"):
             costs = self._limit, self._waiting, held, cost
             limit, waits, mine, new = [getattr(each, name) for each in costs]
@@ -162,7 +168,7 @@ class SearchQueue(Generic[Work, Result]):
         )
 
     def _announce(self) -> None:
-        """Wake threads once the event loop has queued all that it had read, which may share a batch."""
+        """Wake search threads after the event loop has queued all requests it had read."""
         with self._changed:
             self._changed.notify(self._unannounced)
         self._unannounced = 0
@@ -174,25 +180,28 @@ class SearchQueue(Generic[Work, Result]):
             )
 
     def _answer_batches(self) -> None:
-        """Answer batch after batch: a thread that has finished one does not wait for the event loop."""
+        """Answer batches until closed, without waiting for the event loop in between."""
         use_one_openmp_thread()
         while batch := self._take_batch():
             now = perf_counter()
             try:
                 results = self._run([job.work for job in batch], [now - job.since for job in batch])
-            # Whatever happens to a batch, its callers learn of it and the next one is answered.
+            # Any error must reach the callers of the batch, and must not end this thread.
             except Exception as error:
                 results = [error] * len(batch)
             with self._changed:
                 self._running -= 1
                 self._changed.notify()
             self._set_depth(self._waiting.queries)
-            # A loop that is closed has no callers that wait.
+            # RuntimeError: the loop is closed, so no caller waits any more.
             with suppress(RuntimeError):
                 batch[0].future.get_loop().call_soon_threadsafe(_deliver, batch, results)
 
     def _take_batch(self) -> list[_Job[Work, Result]]:
-        """Wait for the next batch: one request of each client in turn, all of one key. Empty once closed."""
+        """Wait for the next batch: one request of each client in turn, with equal keys.
+
+        The batch is empty once the queue is closed.
+        """
         with self._changed:
             while True:
                 oldest = min((client.jobs[0].since for client in self._clients.values()), default=None)
@@ -201,7 +210,7 @@ class SearchQueue(Generic[Work, Result]):
                         return []
                     self._changed.wait()
                     continue
-                # While a batch runs, what waits gathers until the next is full or the window has passed.
+                # While a batch runs, requests gather until the next batch is full or the window has passed.
                 left = oldest + self._window - perf_counter()
                 if not self._running or self._waiting.queries >= self._max_batch or left <= 0:
                     break
@@ -217,7 +226,7 @@ class SearchQueue(Generic[Work, Result]):
                     and labels + job.cost.labels <= _LABELS_PER_QUERY * self._max_batch
                 )
                 if batch and not (fits and job.key == batch[0].key):
-                    continue  # It stays before those that are answered now.
+                    continue  # not moved to the end: this client comes first in the next batch
                 batch.append(client.jobs.popleft())
                 queries, labels = queries + job.cost.queries, labels + job.cost.labels
                 self._count(client, job.cost, -1)
@@ -229,7 +238,7 @@ class SearchQueue(Generic[Work, Result]):
             return batch
 
     def _count(self, client: _Client[Work, Result], cost: Cost, times: int) -> None:
-        """Count a job that begins to wait, or with `times=-1` no longer does."""
+        """Add a job's cost to the waiting costs, or subtract it with `times=-1`."""
         for waiting in (client.cost, self._waiting):
             waiting.queries += times * cost.queries
             waiting.labels += times * cost.labels
@@ -237,7 +246,7 @@ class SearchQueue(Generic[Work, Result]):
 
 
 def _deliver(batch: Sequence[_Job[Work, Result]], results: Sequence[Result | Exception]) -> None:
-    """Give the callers their results, in their loop; some may have left."""
+    """Set the results of a batch in the event loop; callers that have left get none."""
     for job, result in zip(batch, results, strict=True):
         if job.future.done():
             continue
@@ -248,10 +257,11 @@ def _deliver(batch: Sequence[_Job[Work, Result]], results: Sequence[Result | Exc
 
 
 class BoundedExecutor:
-    """Runs blocking work of an event loop's tasks in one thread, with bounds on how much waits and for how long.
+    """Runs blocking work of an event loop's tasks in one thread, with bounds on number and duration.
 
     Args:
-        timeout: seconds that a caller waits for its result; the work goes on.
+        max_pending: most works that may wait or run.
+        timeout: seconds that a caller waits for the result; the work itself is not interrupted.
     """
 
     def __init__(
@@ -263,12 +273,16 @@ class BoundedExecutor:
         self._waiting = 0
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Return the work's result; raises QueueFullError, and TimedOutError for work that is done all the same."""
+        """Run a work and return its result; raises QueueFullError or TimedOutError.
+
+        After a TimedOutError the work is still carried out.
+        """
         if self._waiting >= self._max_pending:
             raise QueueFullError(f"expected at most {self._max_pending} such requests waiting, found as many")
         self._waiting += 1
         running = asyncio.get_running_loop().run_in_executor(self._thread, copy_context().run, work)
         running.add_done_callback(self._done)
+        # Shielded: cancelling the future would count the work as done while the thread still runs it.
         try:
             return await asyncio.wait_for(asyncio.shield(running), self._timeout)
         except TimeoutError:
@@ -278,15 +292,15 @@ class BoundedExecutor:
             ) from None
 
     def close(self) -> None:
-        """Finish the work that runs, and end the thread."""
+        """Finish the running work, and end the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _done(self, running: asyncio.Future[Result]) -> None:
         self._waiting -= 1
         if not running.cancelled():
-            running.exception()  # Seen, even if its caller has given up.
+            running.exception()  # marks the error as seen, as asyncio warns about it if the caller has given up
 
 
 def use_one_openmp_thread() -> None:
-    """Keep FAISS in the calling thread: OpenMP would start a pool for each thread that searches."""
+    """Keep FAISS in the calling thread: OpenMP would start a pool for every searching thread."""
     faiss.omp_set_num_threads(1)

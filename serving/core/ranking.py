@@ -1,7 +1,6 @@
-"""Ranking labels for embedded queries: the protocol of rankers, and the ranker that uses the index alone.
+"""Rank labels for embedded queries: the protocol of rankers, and the ranker that uses the index alone.
 
-Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K`
-results.
+Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K` results.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from longtail.bundle.arrays import Float32, Int64
 from longtail.index import Filter
 
 NO_ROWS = np.empty(0, np.int64)
-"""Rows of no label, int64 [0]."""
+"""Empty array of rows, int64 [0]."""
 _NO_SCORES = np.empty(0, np.float32)
 _LIKE_K_BITS = 7
-"""Queries of up to 127 labels are ranked together, at the largest k; of more, with those of as many binary digits."""
+"""Queries with k < 2^7 are ranked together, with the largest k of them; larger k are grouped by binary digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Queries of one search, embedded, and what each wants.
+    """Embedded queries of one search, with dials and filters of each.
 
     Attributes:
-        inputs: what the query tower made them from, by name, [B] or [B, P]; empty for embeddings of labels.
-        filters: which labels are eligible for each; None if all are.
-        priors_BP: float32, weights of the release's priors; None where it has none, or all are 0.
+        inputs: inputs of the query tower by name, [B] or [B, P]; empty for embeddings of labels.
+        filters: filter of each query; None if all labels are eligible.
+        priors_BP: float32, weights of the release's priors; None if the release has no priors, or all weights are 0.
     """
 
     queries_BD: Float32
@@ -43,7 +42,7 @@ class Batch:
     priors_BP: Float32 | None = None
 
     def subset(self, queries_b: Int64) -> Batch:
-        """The batch of some of these queries, by their places, int64 [b]."""
+        """Select the queries at some positions, int64 [b]."""
         return Batch(
             self.queries_BD[queries_b],
             {name: values[queries_b] for name, values in self.inputs.items()},
@@ -60,14 +59,15 @@ class Ranker(Protocol):
 
     @property
     def proposal(self) -> str:
-        """Which noise λ multiplies the log of, as GET /v1/release has it."""
+        """Describe the noise whose logarithm λ multiplies, for GET /v1/release."""
 
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """s in logits, descending, float32 [B, K], and label rows, int64 [B, K]; −inf and −1 where too few are
-        eligible.
+        """Rank labels: s in logits, descending, float32 [B, K], and label rows, int64 [B, K].
+
+        −inf and −1 stand where too few labels are eligible.
 
         Raises:
-            InvalidRequestError: names the query whose features cannot be scored.
+            InvalidRequestError: the features of a query cannot be scored; the error names the query.
         """
 
 
@@ -79,34 +79,35 @@ class LabelSearcher(Protocol):
     def search(
         self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[Float32, Int64]:
-        """Inner products, descending, and label rows, both [B, k]; −inf and −1 where too few are eligible."""
+        """Find inner products, descending, and label rows, both [B, k]; −inf and −1 fill missing results."""
 
 
 class HidingSearcher(LabelSearcher, Protocol):
-    """A searcher that can be told to find all but some labels; `index.Searcher` is one."""
+    """A searcher that can exclude labels for good; `index.Searcher` is one."""
 
     def without(self, rows_R: Int64) -> LabelSearcher:
-        """A searcher of the same labels and rows that never finds these, int64 [R]."""
+        """Create a searcher of the same labels that never finds some rows, int64 [R]."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """A searcher that asks a server of its own; `index.CollectionSearcher` asks Milvus."""
+    """A searcher that depends on an external server; `index.CollectionSearcher` depends on Milvus."""
 
     @property
     def problem(self) -> str | None:
-        """Why the server does not answer now; None: it does."""
+        """Why the server cannot answer now; None: the server answers."""
 
     def probe(self) -> None:
-        """Ask it whether it does; raises LongtailIndexError."""
+        """Check whether the server answers; raises LongtailIndexError."""
 
 
 class IndexRanker:
-    """Ranks by one inner product per label, all dials included: ν, π and priors are the same for every query
-    [METHODS §6].
+    """Ranks by one inner product per label that includes all dials [METHODS §6].
+
+    This works where ν, π and the priors are the same for every query.
 
     Args:
-        noise: ν in words, as the bundle has it.
+        noise: description of ν in the bundle.
     """
 
     def __init__(self, searcher: LabelSearcher, augmentation: Augmentation, noise: str = "π") -> None:
@@ -115,7 +116,7 @@ class IndexRanker:
         self.proposal = "label frequencies" if noise == "π" else noise
 
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """As `Ranker.rank`; raises nothing of its own."""
+        """Rank labels; see `Ranker.rank`."""
         products_BK, rows_BK = self._searcher.search(
             self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP),
             batch.k,
@@ -125,7 +126,10 @@ class IndexRanker:
 
 
 def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:
-    """Rows and scores of every query, its own k of them or fewer. Queries of like k are ranked together."""
+    """Rank every query with its own k; returns rows and scores of each, k or fewer.
+
+    Queries with similar k are ranked together.
+    """
     groups: dict[int, list[int]] = defaultdict(list)
     for place, k in enumerate(k_B):
         groups[max(_LIKE_K_BITS, k.bit_length())].append(place)

@@ -1,7 +1,7 @@
-"""One release, ready to answer: queries in, ranked labels out.
+"""Answer queries from one release with ranked labels.
 
-Legend: `B` queries in the batch, `D` embedding dimensions, `K` the largest k of the batch, `N` answered labels
-of the whole batch.
+Legend: `B` queries in the batch, `D` embedding dimensions, `K` the largest k of the batch, `N` answered labels of the
+whole batch.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from longtail.serving.errors import InvalidRequestError, UnservableReleaseError,
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline
 
 _LARGEST_NORM = 1e12
-"""Largest norm of a query's vector; scores of larger ones could overflow float32."""
+"""Largest norm of a query's vector; scores of longer vectors could overflow float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retrieval(AnsweredBatch):
-    """Answers to a batch of queries, with what monitoring counts of them.
+    """Answers to a batch of queries, with the figures that monitoring counts.
 
     Attributes:
-        results: `RetrieveResult` or `SimilarResult` of the HTTP API of every query, with NumPy's numbers.
-        propensities_N: float32, P(shown) of those labels given their query; None where no query explored.
-        unknown: ids that the release does not know, in all `exclude` and in all `allow`.
+        results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
+        propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
+        unknown: number of unknown ids in all `exclude` and in all `allow`.
     """
 
     results: list[dict[str, Any]]
@@ -55,19 +55,19 @@ class Retrieval(AnsweredBatch):
 
 
 class Retriever:
-    """One release, ready to answer. Immutable and thread-safe; a hot swap is one assignment of another one.
+    """Answers queries from one release. Immutable and thread-safe, so a hot swap is one assignment.
 
     Args:
-        searcher: finds rows of the bundle's augmented label table. It answers alone, unless the bundle has a tree
-            p_n(y|x): λ then multiplies the tree's conditional log p_n for queries with features.
-        filterable: columns that requests may filter by; None: all but strings of many values.
+        searcher: finds rows of the bundle's augmented label table. If the bundle has a tree p_n(y|x), the tree ranks
+            queries with features too: λ then multiplies the tree's conditional log p_n.
+        filterable: columns that requests may filter by; None: all supported columns but strings with many values.
 
     Attributes:
-        engine: the searcher, if it asks a server of its own.
+        engine: the searcher, if it depends on an external server.
 
     Raises:
         UnservableReleaseError: the searcher does not hold the bundle's labels.
-        BundleInvariantError: a display column that JSON cannot hold.
+        BundleInvariantError: JSON cannot represent a display column.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Retriever:
         self._use(self._as_built)
 
     def with_changes(self, records: Sequence[LabelRecord]) -> Retriever:
-        """Return the same release after some label changes, in the log's order."""
+        """Return the release after further label changes, in the log's order."""
         if not records:
             return self
         changed = copy.copy(self)
@@ -112,7 +112,7 @@ class Retriever:
         return changed
 
     def rebuilt(self, records: Sequence[LabelRecord]) -> Retriever:
-        """Return the release as it was built, after some label changes."""
+        """Return the release as built, with these label changes alone."""
         changed = copy.copy(self)
         changed._use(self._as_built.with_changes(records))
         return changed
@@ -124,20 +124,20 @@ class Retriever:
 
     @property
     def priors(self) -> list[str]:
-        """Names of the release's priors."""
+        """Return the names of the release's priors."""
         return [] if self._bundle.priors is None else self._bundle.priors.names
 
     def knows(self, id_: str) -> bool:
-        """Whether a label is in this release or was added to it, hidden and deleted ones among them."""
+        """Return whether a label was ever in this release, also if it is now hidden or deleted."""
         changes = self.overlay.changes
         return id_ in self.catalogue.row_of or id_ in changes.upserts or id_ in changes.hidden
 
     def check_options(self, options: SearchOptions) -> None:
-        """Whether queries could have these options; raises InvalidRequestError as `retrieve`."""
+        """Check options for queries to this release; raises InvalidRequestError."""
         ResolvedQuery.from_options(options, self._dials_of_queries, self.catalogue)
 
     def check_compatible(self, before: Retriever) -> None:
-        """Raise UnservableReleaseError if clients of the release before would lose features, priors or labels."""
+        """Raise UnservableReleaseError if clients would lose features, priors or labels of `before`."""
         skipped, kept = self.overlay.skipped, self.catalogue.row_of
         dropped = {
             id_: why
@@ -164,10 +164,11 @@ class Retriever:
         )
 
     def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
-        """Find the best labels of each query, scored `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` [METHODS §6].
+        """Find the best labels of each query.
 
-        ν is p_n(y|x) where the bundle has a tree [BM20 eq. 5], else the noise that its `log_pn` holds. Raises
-        InvalidRequestError, which names the query and field that this release cannot answer.
+        The score is `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` [METHODS §6]. ν is p_n(y|x) if the bundle has a tree
+        [BM20 eq. 5], otherwise the noise of the bundle's `log_pn`. Raises InvalidRequestError, which names the query
+        and the field that this release does not support.
         """
         started = perf_counter()
         resolved = [
@@ -193,7 +194,7 @@ class Retriever:
             {} if arm is None else {"run": arm.run, "arm": arm.arm, "counted": arm.counted, "release": self.name}
             for arm in arms
         ]
-        fixed = self._bundle.proposal is not None  # a tree says nothing of a vector, whose λ is 0
+        fixed = self._bundle.proposal is not None  # a tree needs features, so λ of a vector is 0
         explained = {
             place: (0.0, 0.0) if fixed and place in given else self._dials_of_queries.reach(resolved[place].popularity)
             for place, query in enumerate(queries)
@@ -202,7 +203,7 @@ class Retriever:
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
 
     def _history(self, query: Query) -> list[str]:
-        """Return the ids of a query's histories, where its answer leaves these out."""
+        """Return the ids of a query's histories if its answer excludes them, otherwise none."""
         wanted = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
         if not wanted or query.features is None:
             return []
@@ -210,7 +211,7 @@ class Retriever:
         return [id_ for each in given if isinstance(each, list) for id_ in map(id_text, each) if id_ is not None]
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
-        """Return vectors for each request in its order, float32 [D]: of queries u, of labels v of `s = u·v/T + …`."""
+        """Compute the vectors of each request, float32 [D]: u of queries, v of labels."""
         features_B = [query.features for request in requests for query in request.queries or ()]
         rows = [
             self.catalogue.row(id_, field=f"labels.{place}")
@@ -222,7 +223,7 @@ class Retriever:
         return [list(islice(queries if request.labels is None else labels, request.count)) for request in requests]
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
-        """Return u of every query, float32 [B, D], and the tower's inputs."""
+        """Compute u of every query, float32 [B, D], and return the tower's inputs too."""
         try:
             inputs = self._encoder.read(features_B)
             return self._encoder.embed(inputs), inputs
@@ -237,7 +238,7 @@ class Retriever:
             self._encoder.read([{name: value for name, value in features.items() if name in read}])
 
     def _read_vector(self, query: Query, bias_removal: float, where: str) -> Float32:
-        """Return a query's vector, float32 [D]; raises InvalidRequestError for one that this release cannot score."""
+        """Read a query's vector, float32 [D]; raises InvalidRequestError if this release cannot score it."""
         numbers, dim = query.vector or [], self.manifest.dim
         norm = math.hypot(*numbers)
         if self._bundle.proposal is not None and bias_removal != 0:
@@ -261,10 +262,11 @@ class Retriever:
         return np.array(numbers, np.float32)
 
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
-        """Find the labels nearest to each label, `s = v·v'/T + b' + λ·log ν' + μ·log π'`, itself left out.
+        """Find the labels nearest to each given label, without the label itself.
 
-        λ and μ are 0 unless a request says otherwise: nearness, not popularity. ν is never a tree p_n(y|x), for which
-        a label has no query features to look at, but then π as well. Raises as `retrieve`; UnknownLabelError.
+        The score is `s = v·v'/T + b' + λ·log ν' + μ·log π'`. λ and μ default to 0, because similarity is wanted, not
+        popularity. If the bundle has a tree p_n(y|x), ν is π here, as a label has no query features. Raises
+        InvalidRequestError or UnknownLabelError.
         """
         started = perf_counter()
         rows: list[int] = []
@@ -283,7 +285,7 @@ class Retriever:
     def _explain(
         self, ranker: Ranker, query: Batch, rows_K: Int64, scores_K: Float32, limits: tuple[float, float]
     ) -> list[dict[str, Any]]:
-        """Return `Explanation` of the HTTP API for each label of a batch of one."""
+        """Create `Explanation` of the HTTP API for each label of a batch of one."""
         temperature = self.manifest.temperature
         tree = self._bundle.proposal is not None
         parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
@@ -291,11 +293,11 @@ class Retriever:
         return [{**part, "bias_removal": ends} for part, ends in zip(parts, among, strict=True)]
 
     def label(self, id_: str) -> dict[str, Any]:
-        """Return all that is known about one label; raises UnknownLabelError."""
+        """Return all data of one label; raises UnknownLabelError."""
         return self.catalogue.labels_json([self.catalogue.row(id_)])[0]
 
     def warm(self) -> None:
-        """Answer a real query, so that what loads at first use is loaded before the first client."""
+        """Answer a real query, so that everything loaded lazily is ready before clients come."""
         k = min(10, self.manifest.labels)
         maximum = self.manifest.bias_removal.maximum
         self.retrieve(
@@ -306,7 +308,7 @@ class Retriever:
         )
 
     def release_json(self) -> dict[str, Any]:
-        """`ReleaseAnswer` of the HTTP API, but for the request's id."""
+        """Create `ReleaseAnswer` of the HTTP API, without the request's id."""
         manifest = self.manifest
         return {
             "name": self.name,
@@ -360,7 +362,7 @@ class Retriever:
         arms_B: Sequence[ArmAnswer | None] = (),
         explained: Mapping[int, tuple[float, float]] = MappingProxyType({}),
     ) -> Retrieval:
-        """Rank labels for embedded queries; the result of each begins with its own of `named`."""
+        """Rank labels for embedded queries; `named` has the first fields of each result."""
         encoded = perf_counter()
         bias_removal_B = np.array([query.bias_removal for query in resolved], np.float32)
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
@@ -410,6 +412,7 @@ class Retriever:
                 result["pool"] = pools[place]
             result["unknown"] = {"exclude": query.unknown_exclude, "allow": query.unknown_allow}
             results.append(result)
+        # From here on for counting: labels that were embedded again count by their rows in the release.
         rows_N, buckets_N, counts_N = self.catalogue.recorded(rows_N)
         restricted = [query.restricted for query in resolved]
         return Retrieval(

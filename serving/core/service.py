@@ -1,4 +1,4 @@
-"""What every route works with: the loaded releases, the search queue, writes, reads and figures."""
+"""Provide what all routes share: the loaded releases, the search queue, writes, reads and figures."""
 
 from __future__ import annotations
 
@@ -55,23 +55,26 @@ logger = logging.getLogger(__name__)
 
 _MAX_PENDING_WRITES, _MAX_PENDING_READS = 64, 16
 _WAITING_ANSWERS = 8
-"""Largest requests whose labels and bytes may wait together."""
+"""Number of requests of the largest size that may wait together, by labels and by bytes."""
 _LABELS_ON_THE_LOOP = 1000
-"""Labels of feedback that the event loop looks up itself; more would hold up others."""
+"""Most labels of feedback that the event loop looks up itself; more would delay other requests."""
 _REFUSAL_SECONDS = 0.1
-"""Refusals wait: clients that come straight back would take the time that answers need."""
+"""Delay of refusals: clients that retry immediately would otherwise take the time that answers need."""
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """One request of the queue.
+    """One request in the queue.
 
     Attributes:
-        options: queries; or, for each label whose nearest labels are wanted, its request.
-        name: of the request, no other has it.
-        answer_ids: give every result an `answer_id`; none of a preview.
-        in_request: positions of the queries in the request; None: these are all.
+        retriever: the release that answers.
+        options: queries of a retrieval, or requests for similar labels.
+        embed: the request for vectors, in place of `options`.
+        name: unique name of the request.
+        preview: whether no user sees the answer, so that it is not counted.
+        answer_ids: give every result an `answer_id`.
+        in_request: positions of `options` in the client's request; None: 0, 1, ….
     """
 
     retriever: Retriever
@@ -86,8 +89,8 @@ class Search:
 class Service:
     """The service of one process, for routes and the follower: search, label changes, feedback and figures.
 
-    Searching runs in threads of its own: FAISS and ONNX Runtime leave the interpreter to the event loop while they
-    compute, so a long search stalls neither /livez nor the parsing of the next request.
+    Searches run in their own threads: FAISS and ONNX Runtime release the interpreter lock while they compute, so a long
+    search stalls neither /livez nor the parsing of the next request.
     """
 
     def __init__(self, settings: Settings, monitoring: Monitoring, events: EventSink) -> None:
@@ -97,11 +100,11 @@ class Service:
         self.keys = AnswerKeys(settings.place, 3600 * settings.answer_id_hours, time)
         self.draining = False
         self.release_problem: str | None = None
-        """What is wrong with the release that CURRENT names; None: it is served as it was published."""
+        """Why the release that CURRENT names is not served; None: the published release is served."""
         self.experiment: Experiment | None = None
-        """The experiment that runs, if one does."""
+        """The running experiment; None without one."""
         self.current: Retriever | None = None
-        """The release being served, once one is."""
+        """The release in service; None before the first is loaded."""
         self._loaded: dict[str, Retriever] = {}
         self._changes = LabelFollower(settings.place)
         self._changing = threading.Lock()
@@ -129,15 +132,11 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests should come here, as /readyz and `longtail_ready` say."""
+        """Whether new requests should be sent here; /readyz and `longtail_ready` report this."""
         return self.monitoring.seat.ready
 
     def check_ready(self) -> None:
-        """Refuse where new requests should not come here.
-
-        Raises:
-            NotReadyError: why not.
-        """
+        """Raise NotReadyError, which gives the reason, if new requests should not be sent here."""
         if self.ready and not self._changes.behind:
             return
         if self.draining:
@@ -154,11 +153,13 @@ class Service:
         )
 
     def retriever(self, name: str | None = None) -> Retriever:
-        """Get a loaded release, by default the current one; call it once for each request.
+        """Get a loaded release, by default the current one.
+
+        A request calls this once, so that a swap in between does not mix two releases.
 
         Raises:
-            NotReadyError: none is loaded yet.
-            UnknownReleaseError: this one is not loaded.
+            NotReadyError: no release is loaded yet.
+            UnknownReleaseError: the named release is not loaded.
         """
         current = self.current
         if current is None:
@@ -180,14 +181,17 @@ class Service:
         return pinned
 
     def serve(self, retriever: Retriever, *, forced: bool = True) -> None:
-        """Answer from this release from now on; requests under way finish with the one they took.
+        """Put a release into service; running requests finish with the release they took.
+
+        Args:
+            forced: accept a release that refuses features, priors or labels of the present one.
 
         Raises:
-            UnservableReleaseError, StoreError: it cannot be served; the release before stays.
+            UnservableReleaseError, StoreError: the release cannot be served; the present one stays.
         """
         with self._changing:
-            # Before the first answer, not a moment after it: hidden labels must not be seen again. A service that has
-            # read the log once goes on with what it knows, and the follower says what is wrong with it since.
+            # Changes are applied before the first answer, so that hidden labels never appear. A service that has read
+            # the changes once may continue with those; the follower then reports why reading fails.
             with suppress(*([] if self.current is None else [StoreError, ServingError])):
                 self._read_changes()
                 if self.keys.signing is None:
@@ -205,32 +209,32 @@ class Service:
             others = [kept for kept in self._loaded.values() if kept.name != changed.name]
             kept = others[max(0, len(others) - self.settings.keep_releases) :]
             self._loaded, self.current = {each.name: each for each in (*kept, changed)}, changed
-            # Few ask a release that another has followed: what is only there to be quick again is not kept for them.
+            # Few requests name a replaced release, so its caches are dropped.
             for other in kept:
                 other.catalogue.forget()
             self.set_release_problem(None)
             self._count_labels()
             self.mirror.use(self.mirror.staged, self.current)
         self.monitoring.seat.set_ready(True)
-        # A signal may have come in between.
+        # A stop signal may have set `draining` just before the line above.
         if self.draining:
             self.monitoring.seat.set_ready(False)
 
     def stage(self, retriever: Retriever | None) -> None:
-        """Send a share of live queries to this release, too, as shadow traffic; None: to no other."""
+        """Send shadow traffic to a release; None ends shadow traffic."""
         with self._changing:
             self.mirror.use(None, None)
             if retriever is not None:
                 self.mirror.use(self._changes.apply_to(retriever), self.current)
 
     def set_release_problem(self, problem: str | None) -> None:
-        """Set what is wrong with the release that CURRENT names, beginning with its name; None: nothing."""
+        """Set why the release that CURRENT names is not served, beginning with its name; None: it is served."""
         self.release_problem = problem
         told = f"The published release, {problem}. The log says why."
         self.monitoring.figures.set_trouble("refused_release", problem and told)
 
     def set_unreadable(self, unreadable: bool) -> None:
-        """Set whether others' label changes cannot be read; a replica that cannot read them is not ready."""
+        """Set whether label changes of other processes cannot be read; such a replica is not ready."""
         told = "The changes of labels cannot be read: labels stay as they were. The service's own log says why."
         self.monitoring.figures.set_trouble("label_log", told if unreadable else None)
         self._changes.unreadable = unreadable
@@ -238,7 +242,7 @@ class Service:
             self.monitoring.seat.set_ready(not self._changes.behind and not self.draining)
 
     def drain(self) -> None:
-        """Say on /readyz that new requests should go elsewhere; they are answered all the same."""
+        """Report not ready on /readyz, so that new requests go elsewhere; requests are still answered."""
         self.draining = True
         self.monitoring.seat.set_ready(False)
 
@@ -253,17 +257,20 @@ class Service:
         unit: str | None,
         arm: str | None,
     ) -> tuple[list[Any], str]:
-        """Answer queries, each as the arm of its unit does while an experiment runs.
+        """Answer queries; while an experiment runs, each by the settings of its unit's arm.
 
         Args:
-            queries, name, preview, answer_ids: as of `Search`.
-            release: that answers; None: the current one, or that of an arm.
+            queries, name, preview, answer_ids: see `Search`.
+            release: name of the release that answers; None: the current one, or the arm's.
+            unit: unit of all queries; None: each query's feature decides.
+            arm: name of the arm to use for all queries; None: the units decide.
 
         Returns:
-            The results, and the release that answered all; of several, the one of queries without an arm's.
+            The results, and the name of the release that answered. If several releases did, it is the one for queries
+            whose arm names none.
 
         Raises:
-            ServingError: as `retriever` and `search`; there is no such arm.
+            ServingError: the release or the arm is unknown, the service is too busy, or a query cannot be answered.
         """
         retriever, experiment = self.retriever(release), self.experiment
         search = Search(retriever, queries, None, name, preview, answer_ids)
@@ -276,7 +283,7 @@ class Service:
             in_arms.append(given)
             try:
                 answering.append(retriever if of_arm is None else self.retriever(of_arm))
-            except UnknownReleaseError:  # since a moment
+            except UnknownReleaseError:  # the arm's release was unloaded just now
                 answering.append(retriever)
                 in_arms[-1] = query.in_arm(replace(given.arm, counted=False), {})
         places_of = {each: [place for place, one in enumerate(answering) if one is each] for each in answering}
@@ -286,7 +293,7 @@ class Service:
             try:
                 return each.name, await self.search(group)
             except InvalidRequestError:
-                # No request is refused because of an arm: without one, it says what is wrong with the request itself.
+                # An arm must not make a request fail. If the request itself is wrong, this attempt raises its error.
                 plain = [queries[place].in_arm(replace(in_arms[place].arm, counted=False), {}) for place in places]
                 return retriever.name, await self.search(replace(group, retriever=retriever, options=plain))
 
@@ -296,7 +303,7 @@ class Service:
         return [of_place[place] for place in range(len(in_arms))], names.pop() if len(names) == 1 else retriever.name
 
     async def search(self, search: Search) -> list[Any]:
-        """Return the results of one request, or its vectors, float32 [D], from a batch that others may share.
+        """Queue one request and return its results, or its vectors, float32 [D].
 
         Raises:
             QueueFullError, TimedOutError: the service is too busy.
@@ -306,13 +313,13 @@ class Service:
         if search.embed is not None:
             cost = Cost(search.embed.count, search.embed.count)
         else:
-            # As if all labels were as long as the average one.
+            # An estimate, before the labels are known: every label takes the mean size.
             bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in options])
             cost = Cost(len(options), sum([query.depth for query in options]), bytes_)
         if cost.bytes > limit:
             raise InvalidRequestError(
                 f"expected an answer of at most {limit} bytes, received a request for "
-                f"about {cost.bytes:.0f}: fewer labels, or columns in `display`, make less",
+                f"about {cost.bytes:.0f}; request fewer labels, or fewer columns in `display`",
                 field="k" if isinstance(options[0], SimilarQuery) else "queries",
             )
         alike = search.retriever, type(search.embed or options[0]), search.preview
@@ -323,18 +330,18 @@ class Service:
             raise
 
     def _answer(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any] | Exception]:
-        """Return the results or an error of each of a batch; one that cannot be answered costs only itself."""
+        """Return results or an error for each search of a batch; a failing search does not affect others."""
         try:
             return self._search(searches, waited)
         except EngineUnavailableError as error:
-            # Alone they would fare no better, and each would wait as long. The server's words are the operator's.
-            refused = EngineError(
-                "expected the server that holds the index to answer, found that it does not now", seconds=error.seconds
-            )
+            # Trying each search alone would fail as well, after the same wait. The server's message is only for the
+            # operator, so clients get another.
+            refused = EngineError("the server that holds the index does not answer now", seconds=error.seconds)
             counts = (len(each.options) if each.embed is None else each.embed.count for each in searches)
             self.monitoring.metrics.unanswered.inc(sum(counts))
             return [refused] * len(searches)
         except Exception as error:
+            # One search of the batch is at fault: answered one by one, only that one fails.
             if len(searches) > 1:
                 return [self._answer([search], [wait])[0] for search, wait in zip(searches, waited, strict=True)]
             places = searches[0].in_request
@@ -343,7 +350,7 @@ class Service:
             return [error]
 
     def _search(self, searches: Sequence[Search], waited: Sequence[float]) -> Sequence[list[Any]]:
-        """Answer a batch of requests of one kind to one release, and count it."""
+        """Answer a batch of requests of one kind to one release, and count the answers."""
         retriever, settings, started = searches[0].retriever, self.settings, perf_counter()
         if to_embed := [search.embed for search in searches if search.embed is not None]:
             vectors, seconds = retriever.embed(to_embed), {"encode": perf_counter() - started}
@@ -378,7 +385,7 @@ class Service:
         wanted: Sequence[bool],
         retrieval: Retrieval,
     ) -> None:
-        """Give results their `answer_id` where one is wanted, and offer a share of the answers as events."""
+        """Add an `answer_id` to the wanting results, and offer a share of answers as events."""
         key, release, now = self.keys.signing, retrieval.release.encode(), time()
         share, lines = self.settings.answer_share, []
         for place, (query, result, start, end) in enumerate(
@@ -413,15 +420,18 @@ class Service:
             self.monitoring.count_dropped(self._events.offer(lines))
 
     async def change_labels(self, change: Callable[[Retriever], Sequence[LabelRecord]]) -> str:
-        """Record label changes; they are on disk, and in every answer of this worker, when this returns.
+        """Record label changes durably, and apply them to every later answer of this worker.
 
-        They are written in a thread that neither searches nor feedback wait for.
+        A thread of their own writes them, so that neither searches nor feedback wait.
+
+        Args:
+            change: creates the changes for the release in service.
 
         Returns:
-            That release's name.
+            The name of that release.
 
         Raises:
-            StorageError: the disk or the database; nothing is known to have changed.
+            StorageError: the disk or the database failed; it is unknown whether anything has changed.
         """
         return await self._run(self._changer, lambda: self._change_labels(change))
 
@@ -436,22 +446,22 @@ class Service:
             except StoreError as error:
                 logger.error("label changes were refused: %s", error)
                 raise StorageError(
-                    "expected a state that label changes can be written to, found none: send them again later"
+                    "the label changes could not be written to the state; send them again later"
                 ) from error
             return retriever.name
 
     def read_changes(self) -> None:
-        """Read what other workers have changed, and make another key of answer ids where it is time."""
+        """Read the label changes of other workers, and renew the answer ids' key when due."""
         with self._changing:
             self._read_changes()
         self.keys.tend()
 
     async def record_feedback(self, events: Sequence[Event]) -> None:
-        """Record events; they are kept for good when this returns.
+        """Record events durably.
 
         Raises:
-            StorageError: nothing was recorded, or what may be sent again.
-            InvalidRequestError: an answer id that is none, or query features that the release cannot read.
+            StorageError: the events are not known to be recorded; they may be sent again.
+            InvalidRequestError: an answer id is wrong, or the release cannot read the query features.
         """
         current, now, settings = self.retriever(), time(), self.settings
         organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
@@ -465,7 +475,7 @@ class Service:
         self.mirror.offer_choices([*organic.values()], self.settings.organic_k)
 
     async def _keep(self, lines: Sequence[bytes]) -> None:
-        """Wait until events are kept for good; the verdict says while they are not."""
+        """Wait until events are stored durably; the verdict reports a failure."""
         figures, kept = self.monitoring.figures, self._events.append(lines)
         try:
             await asyncio.wait_for(asyncio.wrap_future(kept), self.settings.request_seconds)
@@ -474,11 +484,14 @@ class Service:
             figures.set_trouble("records", sentence)
             if isinstance(error, StorageError):
                 raise
-            raise StorageError("expected events to be kept in time, found that they are not; send them again") from None
+            raise StorageError("the events could not be stored in time; send them again") from None
         figures.set_trouble("records", None)
 
     async def _read_choices(self, events: dict[int, Event], now: float) -> list[Choice]:
-        """Check answer ids; a key that another replica has made meanwhile is read first."""
+        """Check answer ids, and once more with fresh keys if one seems forged.
+
+        Another replica may have created a key in the meantime.
+        """
 
         def read() -> list[Choice]:
             oldest = now - 3600 * self.settings.answer_id_hours
@@ -507,16 +520,16 @@ class Service:
             return self.retriever()
 
     async def write(self, work: Callable[[], Result]) -> Result:
-        """Record feedback, in a thread that no search waits for."""
+        """Run work on feedback in a thread that no search waits for."""
         return await self._run(self._writer, work)
 
     async def read(self, work: Callable[[], Result]) -> Result:
-        """Read figures or state, in a thread that neither searches nor writes wait for; raises StorageError."""
+        """Read figures or state in a thread that no search or write waits for; raises StorageError."""
         try:
             return await self._run(self._reader, work)
         except (StoreError, OSError) as error:
             logger.error("state cannot be read: %s", error)
-            raise StorageError("expected state that can be read, found none: send it again later") from error
+            raise StorageError("the state cannot be read now; send the request again later") from error
 
     async def _run(self, executor: BoundedExecutor, work: Callable[[], Result]) -> Result:
         try:
@@ -534,6 +547,7 @@ class Service:
 
     def close(self) -> None:
         """End the threads and close the files."""
+        # In this order: searches offer events and mirror queries, so what they feed closes after them.
         self.queue.close()
         self._writer.close()
         self._changer.close()

@@ -1,11 +1,11 @@
-"""Bias removal with the conditional p_n(y|x) of a tree [BM20 eq. 5; METHODS §6].
+"""Remove bias with the conditional noise p_n(y|x) of a tree [BM20 eq. 5; METHODS §6].
 
-No index row can hold log p_n(y|x), which is another number for every query. So candidates come from two sides,
-the labels of highest f + μ·log π from the index and the labels of highest p_n from a beam search of the tree, and
-their union is scored exactly.
+No index row can hold log p_n(y|x), which differs for every query. So candidates come from two sources, the labels of
+highest f + μ·log π from the index and the labels of highest p_n from a beam search of the tree, and their union is
+scored exactly.
 
-Legend: `B` queries in the batch, `b` some of them, `C` candidates of each, `E` augmented dimensions, `K`
-results, `L` labels, `R` hidden ones, `Z` coordinates of z.
+Legend: `B` queries in the batch, `b` some of them, `C` candidates of each, `E` augmented dimensions, `K` results, `L`
+labels, `R` hidden labels, `Z` coordinates of z.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ from longtail.serving.errors import InvalidRequestError
 
 _REACH, _REACH_PER_RESULT = 1_000, 10
 _TOGETHER = 2**18
-"""Candidates from one side that are scored at once, at most: about 50 MB."""
+"""Largest number of candidates from one source that are scored at once: about 50 MB."""
 _WHOLE_UP_TO = 4_096
-"""Longest `allow` that is scored whole."""
+"""Longest `allow` whose labels are all scored, without a beam."""
 _EXCLUDE_BY_OVERFETCH_UP_TO = 1_000
-"""Excluded labels that a beam finds and drops; for longer lists the tree loses their leaves."""
+"""Longest list of excluded labels that a beam handles by finding more labels and dropping those; for longer lists the
+leaves are emptied."""
 _LARGEST_LOG_P = 1e30
 
 
 class TreeRanker:
     """Scores `s = f + λ·log p_n(y|x) + μ·log π`, f = u·v/T + b + Σ w·r, λ >= 0; thread-safe.
 
-    Of every query the best 1,000 + 10k labels by f + μ·log π and as many by p_n are candidates. Recall@20 at λ = ½
-    against exact scores of the whole catalogue, on the 20,000 synthetic labels of
-    tests/serving/core/test_tree_ranking.py: 1.00; by f alone .94, by p_n alone .84, with 100 candidates from each
-    .70. It is 1.00 there from λ = 0 to 2 at every μ from −1 to 2. The number was chosen on an adversarial model of
-    Gowalla's 40,981 labels, where it keeps .99 from λ = ¼ to 2.
+    Every query has 2,000 + 20k candidates: one half are the best labels by f + μ·log π, the other half the best by p_n.
+    Recall@20 at λ = ½ against exact scores of the whole catalogue, on the 20,000 synthetic labels of
+    tests/serving/core/test_tree_ranking.py, is 1.00; with candidates by f alone .94, by p_n alone .84, with 100 from
+    each source .70. It stays 1.00 from λ = 0 to 2 at every μ from −1 to 2. The number of candidates was chosen on an
+    adversarial model of Gowalla's 40,981 labels, where recall is .99 from λ = ¼ to 2.
 
-    λ = 0 is left to the index alone. λ < 0 favours labels that p_n all but rules out, and nothing looks for those
-    (recall .21 at λ = −½), so `Dials` refuses it.
+    λ = 0 is answered by the index alone. λ < 0 favours labels of tiny p_n, which neither source finds (recall .21 at
+    λ = −½), so `Dials` refuses it.
 
     Args:
         proposal: the tree, one leaf for every label of the bundle.
@@ -66,19 +67,20 @@ class TreeRanker:
         self._tree = proposal
         self._hidden = hidden
         self._trees: dict[frozenset[int] | None, Proposal] = {} if hidden.size else {None: proposal}
+        # Bounds |z| so that a sum of `depth` log-sigmoids of w·z stays far inside float32.
         steps = proposal.depth * proposal.weights.shape[1] * float(np.abs(proposal.weights).max())
         self._largest_z = _LARGEST_LOG_P / max(1.0, steps)
 
     @property
     def proposal(self) -> str:
-        """Which log p_n λ multiplies."""
+        """Describe the noise whose logarithm λ multiplies."""
         return f"p_n(y|x), a tree of depth {self._tree.depth}"
 
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
-        """As `Ranker.rank`.
+        """Rank labels; see `Ranker.rank`.
 
         Raises:
-            InvalidRequestError: features whose z is so large that log p_n would overflow.
+            InvalidRequestError: the z of a query's features is so large that log p_n would overflow.
         """
         if not batch.bias_removal_B.any():
             return self._at_zero.rank(batch)
@@ -93,7 +95,7 @@ class TreeRanker:
         return scores_BK, rows_BK
 
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
-        """Queries that `_group_alike` put together, λ ≠ 0, from `reach` candidates of either side."""
+        """Rank queries of one group, λ ≠ 0, from `reach` candidates of either source."""
         queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B, part.priors_BP)
         first = part.filters[0]
         if first is not None and first.allow is not None and len(first.allow) <= _WHOLE_UP_TO:
@@ -105,6 +107,7 @@ class TreeRanker:
             products_by_f, by_f = self._searcher.search(queries_bE, reach, filters)
             by_p_n, log_p_by_p_n = self._most_likely(z_bZ, reach, part.filters)
             rows_bC = np.concatenate([by_f, by_p_n], axis=1)
+            # The index's own scores are reused: of a label found twice, the second place is dropped.
             rows_bC[_repeated(rows_bC)] = NO_ROW
             products_by_p_n = self._exact.rescore(queries_bE, rows_bC[:, reach:])
             products_bC = np.concatenate([products_by_f, products_by_p_n], axis=1)
@@ -113,9 +116,9 @@ class TreeRanker:
         return top_k([scores_bC], [rows_bC], part.k)
 
     def _most_likely(self, z_bZ: Float32, reach: int, filters: Sequence[Filter | None]) -> tuple[Int64, Float32]:
-        """The eligible labels of highest p_n(y|x) that a beam finds, int64 [b, C], and its log, float32 [b, C].
+        """Find the eligible labels of highest p_n(y|x) by a beam search.
 
-        C >= reach; −1 and 0 where too few are eligible.
+        Returns rows int64 [b, C] and log p_n float32 [b, C], C >= reach; −1 and 0 where too few are eligible.
         """
         first = filters[0]
         if first is not None and _needs_own_tree(first):
@@ -128,11 +131,11 @@ class TreeRanker:
             for rows_C, exclude in zip(rows_bC, excludes, strict=True):
                 if exclude is not None:
                     rows_C[np.isin(rows_C, exclude)] = NO_ROW
-        log_p_bC[np.isneginf(log_p_bC)] = 0
+        log_p_bC[np.isneginf(log_p_bC)] = 0  # λ·(−inf) would be NaN; `top_k` drops these rows by their −inf product
         return rows_bC, log_p_bC
 
     def _tree_of_filter(self, filter_: Filter | None) -> Proposal:
-        """The tree of the labels that are not hidden, of some buckets or a selection; those of buckets are kept."""
+        """Get the tree of the visible labels of some buckets or a selection; trees of buckets are cached."""
         buckets = None if filter_ is None else filter_.buckets
         if filter_ is not None and filter_.selection is not None:
             return self._tree_of(self._eligible(Filter(buckets=buckets, selection=filter_.selection)))
@@ -142,18 +145,18 @@ class TreeRanker:
         return tree
 
     def _eligible(self, filter_: Filter) -> Bools:
-        """The labels that pass a filter and are not hidden, bool [L]."""
+        """Compute which labels pass a filter and are not hidden, bool [L]."""
         mask_L = filter_.mask(self._buckets_L)
         mask_L[self._hidden] = False
         return mask_L
 
     def _tree_of(self, eligible_L: Bools) -> Proposal:
-        """The same probabilities, in a tree whose other leaves are empty: a beam does not enter there."""
+        """Empty the leaves of all other labels, so that a beam does not enter them; p_n stays the same."""
         leaves = self._tree.leaf_labels
         return replace(self._tree, leaf_labels=np.where(eligible_L[leaves] & (leaves >= 0), leaves, np.int32(PADDING)))
 
     def _project(self, batch: Batch) -> Float32:
-        """z of every query, float32 [B, Z]; one of λ = 0 need not be finite."""
+        """Project every query to z, float32 [B, Z]; z need not be finite where λ = 0."""
         with np.errstate(over="ignore", invalid="ignore"):
             z_BZ = self._tree.project(batch.inputs)
             fits_B = (batch.bias_removal_B == 0) | (np.abs(z_BZ) <= self._largest_z).all(axis=1)
@@ -166,8 +169,10 @@ class TreeRanker:
 
 
 def _group_alike(batch: Batch, largest: int) -> list[Int64]:
-    """Queries that one beam can serve, by place, at most so many: same buckets and selection, like numbers of excluded
-    labels; or λ = 0.
+    """Group queries that one beam can serve, at most `largest` each, as positions, int64.
+
+    A group has the same buckets and selection, and about the same number of excluded labels; queries with λ = 0 form
+    their own groups.
     """
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for query, (bias_removal, filter_) in enumerate(zip(batch.bias_removal_B, batch.filters, strict=True)):
@@ -186,7 +191,7 @@ def _group_alike(batch: Batch, largest: int) -> list[Int64]:
 
 
 def _needs_own_tree(filter_: Filter) -> bool:
-    """Whether a filter allows so few labels, or excludes so many, that the beam needs a tree of its own."""
+    """Return whether a filter needs a tree of its own: with `allow`, or many excluded labels."""
     return filter_.allow is not None or _count_excluded(filter_) > _EXCLUDE_BY_OVERFETCH_UP_TO
 
 
@@ -195,7 +200,7 @@ def _count_excluded(filter_: Filter) -> int:
 
 
 def _repeated(rows_bC: Int64) -> Bools:
-    """Where a row stands for the second time, bool [b, C]."""
+    """Find the repeated occurrences of a row in each query's candidates, bool [b, C]."""
     order_bC = np.argsort(rows_bC, axis=1, kind="stable")
     sorted_bC = np.take_along_axis(rows_bC, order_bC, axis=1)
     repeated_bC: Bools = np.zeros(rows_bC.shape, np.bool_)

@@ -1,8 +1,7 @@
-"""The operator's page at /dashboard: one self-contained file that reads /v1/monitoring, /v1/release,
-/v1/release/staged and /v1/retrieve.
+"""Serve the operator's page at /dashboard: one file that reads /v1/monitoring, /v1/release(/staged) and /v1/retrieve.
 
-`index.html` is the shell; `style.css` and the scripts, in the order of `SCRIPTS`, go into it, so that the page
-needs no second request and works under a policy that allows nothing else.
+`index.html` is the shell; `style.css` and the scripts, in the order of `SCRIPTS`, are inserted, so that the page needs
+no further request for itself and works under a policy that forbids all other content.
 """
 
 from __future__ import annotations
@@ -23,15 +22,16 @@ SCRIPTS = (
 
 @cache
 def page() -> bytes:
-    """The page as UTF-8 HTML, put together once; it holds no data, so it may be served without a key."""
+    """Assemble the page once, as UTF-8 HTML; it contains no data, so no key is needed."""
     return Template(_read("index.html")).substitute(style=_style(), script=_script()).encode()
 
 
 @cache
 def csp() -> str:
-    """The page's Content-Security-Policy: its own style and script by hash, requests to its own origin, nothing else.
+    """Create the page's Content-Security-Policy.
 
-    Trusted types are on and no policy may make one, so a script that parsed text as HTML would throw.
+    It allows the page's own style and script by their hashes, and requests to its own origin, nothing else. It requires
+    trusted types and allows no policy for them, so a script that parsed text as HTML would throw.
     """
     return "; ".join(
         (

@@ -1,4 +1,4 @@
-"""Events for training and analysis: what was chosen, which labels changed, and a share of the answers.
+"""Record events for training and analysis: choices, label changes, and a share of the answers.
 
     schema.py    the one schema of all events, and events as JSON
     folder.py    a folder: segments of JSON lines, rotated to Parquet
@@ -16,20 +16,21 @@ from typing import Protocol
 
 
 class EventSink(Protocol):
-    """A place that keeps events. Thread-safe."""
+    """A destination that stores events. Thread-safe."""
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
-        """Take events, JSON each; the future is done when they are kept for good.
+        """Accept events, each as JSON; the future completes when the events are stored durably.
 
-        Its exception is StorageError if the events may be lost, or if too many wait: send them again later.
+        The future's exception is StorageError if the events may be lost, or if too many events wait; the caller may
+        send the events again later.
         """
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Take events without an acknowledgement, and return at once how many were dropped."""
+        """Accept events without an acknowledgement, and return at once how many were dropped."""
 
     def close(self) -> None:
-        """Keep what waits, for some seconds, and let go of files and connections."""
+        """Store the waiting events, within some seconds, and close files and connections."""
 
 
 CountDropped = Callable[[int], None]
-"""Counts events that were offered, taken, and could not be kept."""
+"""Callback that counts accepted events without acknowledgement which were later lost."""

@@ -1,8 +1,8 @@
-"""Events in a folder: each worker appends JSON lines to a segment of its own, which becomes a Parquet file.
+"""Store events in a folder: each worker appends JSON lines to its own segment, which becomes a Parquet file.
 
-`append` is done when its lines are on disk: one write and one fsync serve all that wait. A segment ends by size, by
-age and when the process stops; a second thread then writes it as Parquet, and segments of processes that were killed
-as well: their lock is free. A last line that was cut off was never acknowledged, and is left out.
+`append` completes when its lines are on disk: one write and one fsync serve all waiting events. A segment ends by size,
+by age and when the process stops. A second thread then converts the segment to Parquet, and also segments of killed
+processes, which it recognises by their free lock. A truncated last line was never acknowledged, and is skipped.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ SEGMENT, FINISHED, DAMAGED = ".jsonl", ".parquet", ".damaged"
 _SEGMENT_BYTES = 16 << 20
 _SEGMENT_SECONDS = 600.0
 _DELETED = ".deleted"
-"""Modified when the last event that was deleted became Parquet."""
+"""File whose modification time is when the newest deleted event became Parquet."""
 _MOST_BYTES = 64 << 20
-"""Of events that wait for the disk."""
+"""Most bytes of events that wait for the disk."""
 _PATIENCE_SECONDS = 10.0
 _TICK_SECONDS = 1.0
 _Waiting = tuple[bytes, int, Future[None] | None]
-"""Lines, how many, and who waits for them."""
+"""Lines, their number, and the future of the caller that waits for them."""
 
 
 class FolderEvents:
     """The events of one worker; several workers and hosts may share the folder. Thread-safe.
 
-    Starts threads, so a process that forks makes it afterwards.
+    The constructor starts threads, so a forking process creates this object after the fork.
 
     Args:
-        folder: made if need be, for its owner alone.
-        days: that Parquet files are kept.
-        most_bytes: of all Parquet files; the oldest go first.
+        folder: created if missing, accessible to its owner alone.
+        days: age at which Parquet files are deleted.
+        most_bytes: largest size of all Parquet files together; the oldest are deleted first.
 
     Raises:
         OSError: the folder cannot be made.
@@ -88,21 +88,21 @@ class FolderEvents:
             thread.start()
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
-        """Take events; the future is done when they are on disk, or has StorageError: nothing of them is kept."""
+        """Accept events; the future completes when they are on disk, or fails with StorageError."""
         future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # a client that goes away cancels nothing
+        future.set_running_or_notify_cancel()  # a running future cannot be cancelled when its client hangs up
         if not self._put(lines, future):
-            future.set_exception(StorageError("expected a disk that keeps up with events, found none; send them later"))
+            future.set_exception(StorageError("too many events wait for the disk; send these events again later"))
         return future
 
     def offer(self, lines: Sequence[bytes]) -> int:
-        """Take events without an acknowledgement; return how many were dropped."""
+        """Accept events without an acknowledgement; returns how many were dropped."""
         return 0 if self._put(lines, None) else len(lines)
 
     def close(self) -> None:
-        """Write what waits, and end the segment."""
+        """Write the waiting events, and end the segment."""
         self._closing.set()
-        self._queue.put((b"", 0, None))  # the thread waits for something
+        self._queue.put((b"", 0, None))  # wakes the thread, which waits for the queue
         for thread in self._threads:
             thread.join(_PATIENCE_SECONDS)
 
@@ -125,7 +125,7 @@ class FolderEvents:
         self._ended.set()
 
     def _next(self) -> list[_Waiting]:
-        """Get all that waits; nothing after a second without any."""
+        """Get all waiting events; an empty list after a second without any."""
         waiting: list[_Waiting] = []
         with suppress(Empty):
             waiting.append(self._queue.get(timeout=_TICK_SECONDS))
@@ -143,12 +143,12 @@ class FolderEvents:
                 self._segment = self._segment or Segment(self._folder, self._clock())
                 self._segment.write(content, sync=any(future for _, _, future in waiting))
             self._trouble = None
-        except Exception as found:  # without this thread no event is kept: the next ones may fare better
+        except Exception as found:  # the thread must survive any error, as later events may succeed
             if str(found) != self._trouble:
                 unexpected = not isinstance(found, OSError)
                 logger.error("events cannot be written to %s: %s", self._folder, found, exc_info=unexpected)
             self._trouble = str(found)
-            error = StorageError("expected a disk that takes events, found none; send them again later")
+            error = StorageError("the events could not be written to the disk; send them again later")
             self._segment = None
         for _, count, future in waiting:
             if future is None:
@@ -165,7 +165,7 @@ class FolderEvents:
             self._ended.set()
 
     def _tidy_all(self) -> None:
-        """Tidy up at the beginning, after each segment, every ten minutes, and at the end."""
+        """Tidy up at the start, after each segment, every ten minutes, and at the end."""
         while True:
             closing = self._closing.is_set()
             self._tidy()
@@ -175,19 +175,19 @@ class FolderEvents:
             self._ended.clear()
 
     def _tidy(self) -> None:
-        """Delete files that are too old or too many, and write segments that no process writes as Parquet."""
+        """Delete files beyond age and size limits, and convert finished segments to Parquet."""
         works: list[tuple[Callable[[Path], None], Path]] = [(self._delete_old, self._folder)]
         works += [(finish_segment, path) for path in sorted(self._folder.glob(f"*{SEGMENT}"))]
         for work, path in works:
             try:
                 work(path)
-            except Exception as error:  # the others are tidied up all the same
+            except Exception as error:  # one damaged file must not keep the others from being tidied up
                 logger.error("%s cannot be tidied up: %s: %s", path, type(error).__name__, error)
 
     def _delete_old(self, folder: Path) -> None:
         kept = 0
         for path in sorted(folder.glob(f"*{FINISHED}"), reverse=True):
-            with suppress(FileNotFoundError):  # another worker was faster
+            with suppress(FileNotFoundError):  # another worker deleted it first
                 found = path.stat()
                 kept += found.st_size
                 if found.st_mtime < self._clock() - 86_400 * self._days or kept > self._most_bytes:
@@ -199,7 +199,7 @@ class FolderEvents:
 
 
 def kept_since(folder: Path) -> float:
-    """Return the time from which on all events are kept, in seconds since 1970."""
+    """Return the time since which all events are still kept, in seconds since 1970."""
     try:
         return (folder / _DELETED).stat().st_mtime
     except FileNotFoundError:
@@ -207,7 +207,7 @@ def kept_since(folder: Path) -> float:
 
 
 class Segment:
-    """A file of JSON lines that one process appends to, and holds the lock of."""
+    """A locked file of JSON lines that one process appends to."""
 
     def __init__(self, folder: Path, now: float) -> None:
         self._began = now
@@ -217,12 +217,12 @@ class Segment:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             if os.fstat(self._file).st_nlink:
                 break
-            os.close(self._file)  # another process took it for one that was left behind, before it was locked
+            os.close(self._file)  # before the lock, another process took it for an abandoned segment and deleted it
         self._size = 0
         fsync_path(folder)
 
     def write(self, lines: bytes, *, sync: bool) -> None:
-        """Append lines whole, and have them on disk if `sync`; raises OSError where none of them is kept."""
+        """Append complete lines, and fsync if `sync`; after an OSError none of them is kept."""
         try:
             written = 0
             while written < len(lines):
@@ -230,33 +230,33 @@ class Segment:
             if sync:
                 os.fsync(self._file)
         except OSError:
-            # What fsync did not take may be lost later without a word: this file ends before it.
+            # After a failed fsync the kernel may drop the lines silently, so the file is cut to the acknowledged ones.
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
-                if not self._size:  # a full disk would get one with every request
+                if not self._size:  # otherwise every request would leave an empty file on a full disk
                     self._path.unlink()
             self.close()
             raise
         self._size += len(lines)
 
     def full(self, now: float) -> bool:
-        """Whether it has ended by size or age."""
+        """Return whether the segment has reached its size or age limit."""
         return self._size >= _SEGMENT_BYTES or now - self._began >= _SEGMENT_SECONDS
 
     def close(self) -> None:
-        """Let go of the file and its lock."""
-        with suppress(OSError):  # what was acknowledged is on disk
+        """Close the file, which releases its lock."""
+        with suppress(OSError):  # acknowledged events are on disk already
             os.close(self._file)
 
 
 def finish_segment(path: Path) -> None:
-    """Write a segment as a Parquet file of the same name in its place; nothing while a process appends to it."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks only what may be written
+    """Replace a segment by a Parquet file of the same name, unless a process still appends to it."""
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # NFS locks only files opened for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
-        if not path.exists():  # another process has done so
+        if not path.exists():  # another process converted it before this one got the lock
             return
         content = file.read()
         table, damaged = read_lines(content[: content.rfind(b"\n") + 1])
@@ -273,11 +273,12 @@ def finish_segment(path: Path) -> None:
             finally:
                 working.unlink(missing_ok=True)
             fsync_path(path.parent)
+        # Only now that the Parquet file and its name are on disk may the segment go.
         path.unlink()
 
 
 def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
-    """Return whole lines of JSON as a table of SCHEMA, and the lines that are no events."""
+    """Parse lines of JSON into a table of SCHEMA; returns the table and the lines that are not events."""
     if not lines:
         return SCHEMA.empty_table(), b""
     try:
@@ -290,7 +291,7 @@ def read_lines(lines: bytes) -> tuple[pa.Table, bytes]:
 
 
 def _parsed(lines: bytes) -> pa.Table:
-    lines.decode()  # Arrow takes strings of other bytes, which no reader of Parquet does
+    lines.decode()  # raises for invalid UTF-8, which Arrow accepts but readers of Parquet do not
     options = pa.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore")
     read = pa.json.ReadOptions(use_threads=False, block_size=max(1 << 20, len(lines)))
     return pa.json.read_json(BytesIO(lines), read, options).select(SCHEMA.names)

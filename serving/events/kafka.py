@@ -1,4 +1,4 @@
-"""Events in a topic of Kafka, a message each, through librdkafka of the extra `kafka`."""
+"""Send events to a topic of Kafka, one message each, through librdkafka of the extra `kafka`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 
 def parse_kafka(url: str) -> tuple[dict[str, str], str]:
-    """Return librdkafka's settings and the topic of `kafka://HOST:PORT,HOST:PORT/TOPIC?SETTING=VALUE&…`.
+    """Parse `kafka://HOST:PORT,HOST:PORT/TOPIC?SETTING=VALUE&…` into librdkafka's settings and the topic.
 
-    Raises ValueError, which never shows the value of a setting.
+    Raises ValueError, whose message never shows the value of a setting.
     """
     address, _, query = url.partition("?")
     if "@" in address:
@@ -58,10 +58,10 @@ def parse_kafka(url: str) -> tuple[dict[str, str], str]:
 class KafkaEvents:
     """An EventSink whose events wait in librdkafka's bounded buffer until all in-sync brokers have them.
 
-    Starts a thread, so a process that forks makes it afterwards.
+    The constructor starts a thread, so a forking process creates this object after the fork.
 
     Args:
-        seconds: an event that is not acknowledged in that time is given up.
+        seconds: time after which an event without acknowledgement is given up.
 
     Raises ValueError: the URL or a setting is wrong, or the extra `kafka` is not installed.
     """
@@ -71,7 +71,7 @@ class KafkaEvents:
         self._log = _Log()
         self._settings: dict[str, Any] = {
             "message.timeout.ms": int(1000 * seconds),
-            "socket.timeout.ms": int(1000 * seconds),  # brokers that fell silent delay the next try no longer
+            "socket.timeout.ms": int(1000 * seconds),  # bounds the delay that silent brokers cause
             "socket.connection.setup.timeout.ms": int(1000 * seconds),
             "reconnect.backoff.max.ms": 1000,
             "queue.buffering.max.messages": 100_000,
@@ -88,19 +88,19 @@ class KafkaEvents:
             self._producer = Producer(self._settings)
         except ModuleNotFoundError as error:
             raise ValueError(f"kafka://: no module {error.name!r}: pip install 'longtail[kafka]'") from error
-        except (KafkaException, TypeError, AttributeError) as error:  # the last two: settings that are no text
+        except (KafkaException, TypeError, AttributeError) as error:  # the last two: values that are not text
             raise ValueError(f"expected settings of librdkafka after the topic: {_text(error)}") from None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._poll, name="kafka-events", daemon=True)
         self._thread.start()
 
     def append(self, lines: Sequence[bytes]) -> Future[None]:
-        """Send events; the future is done when all are acknowledged, or has StorageError."""
+        """Send events; the future completes when all are acknowledged, or fails with StorageError."""
         future: Future[None] = Future()
         future.set_running_or_notify_cancel()  # a client that goes away cancels nothing
         waiting = len(lines)
 
-        def delivered(error: Any, _: object) -> None:  # by one thread at a time
+        def delivered(error: Any, _: object) -> None:  # only one thread calls this at a time
             nonlocal waiting
             waiting -= error is None
             if error is not None:
@@ -138,7 +138,7 @@ class KafkaEvents:
         return len(lines), None
 
     def close(self) -> None:
-        """Wait for acknowledgements, for some seconds; give up what then waits."""
+        """Wait some seconds for acknowledgements, then give up the remaining events."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -149,7 +149,7 @@ class KafkaEvents:
         self._producer.close()
 
     def _poll(self) -> None:
-        """Call back for messages and log lines; make a new producer after an error that ends this one."""
+        """Serve callbacks for messages and log lines; replace the producer after a fatal error."""
         ended = False
         while not self._closing.is_set():
             try:
@@ -171,7 +171,7 @@ class KafkaEvents:
 
 
 class _Log:
-    """A logger, of librdkafka too, that passes on lines which differ in numbers alone once in ten minutes."""
+    """A logger that passes on lines which differ only in numbers once in ten minutes."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Events of a folder, as a view of DuckDB; also while services write to it."""
+"""Read the events of a folder as a view of DuckDB, also while services write to the folder."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ ONCE = """
 SELECT * FROM events WHERE time >= to_timestamp($since - 48 * 3600) AND time < to_timestamp($until)
 QUALIFY idempotency_key IS NULL OR row_number() OVER (PARTITION BY idempotency_key ORDER BY time) = 1
 """
-"""Events up to `until`, those of one idempotency key once.
+"""Query for the events up to `until`, one for each idempotency key.
 
-They begin 48 hours before `since`, as long as an answer takes feedback, so that what is sent again later is in one
-window alone.
+The query starts 48 hours before `since`, the time during which an answer accepts feedback. So an event that was sent
+again later counts in one window only.
 """
 IN_WINDOW = "time >= to_timestamp($since)"
 
 
 @contextmanager
 def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Open a connection with the view `events`, of SCHEMA: what is in the folder now.
+    """Open a connection with the view `events`, of SCHEMA, over the present content of a folder.
 
     Raises:
         StateError: there is no such folder, or its files cannot be read.
@@ -36,7 +36,7 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         raise StateError(f"{folder}: expected a folder of events, found none; --events names another")
     tables, connection = [SCHEMA.empty_table()], duckdb.connect()
     try:
-        # Segments before Parquet files: a segment that is converted in between is found as Parquet.
+        # Segments are read before Parquet files are listed: a segment converted in between is then found as Parquet.
         contents = {path.stem: content for path in [*folder.glob(f"*{SEGMENT}")] if (content := _content(path))}
         finished = {path.stem for path in folder.glob(f"*{FINISHED}")}
         for stem, content in contents.items():
@@ -51,7 +51,7 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
             paths = ", ".join(
                 "'" + str(folder / f"{stem}{FINISHED}").replace("'", "''") + "'" for stem in sorted(finished)
             )
-            # By name: files of earlier services lack later columns.
+            # By name, because files of earlier versions lack newer columns.
             union += f" UNION ALL BY NAME SELECT * FROM read_parquet([{paths}], union_by_name = true)"
         connection.execute(f"CREATE TEMP VIEW events AS SELECT {columns} FROM ({union})")
         yield connection
@@ -62,7 +62,7 @@ def events_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def _content(path: Path) -> bytes:
-    """Read a segment; nothing of one that became Parquet."""
+    """Read a segment; empty if it has become Parquet."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -70,5 +70,5 @@ def _content(path: Path) -> bytes:
 
 
 def damaged_files(folder: Path) -> list[str]:
-    """Name the files of lines that are no events."""
+    """List the files that hold lines which are not events."""
     return sorted(path.name for path in folder.glob(f"*{DAMAGED}"))

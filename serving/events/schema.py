@@ -1,6 +1,6 @@
-"""The one schema of events, version 1, in Parquet files and in JSON.
+"""Define the schema of events, version 1, in Parquet files and in JSON.
 
-An event is one choice, one answer or one label change. As JSON, a key is left out where the value is null.
+An event is one choice, one answer or one label change. In JSON, keys with null values are left out.
 """
 
 from __future__ import annotations
@@ -13,32 +13,35 @@ import pyarrow as pa
 
 VERSION = 1
 Kind = Literal["choice", "organic", "answer", "label"]
-"""`choice`: from an answer. `organic`: without one. `answer`: what a query was answered. `label`: a label change."""
+"""`choice`: from an answer. `organic`: a choice without an answer. `answer`: an answer. `label`: a label change."""
 
 SCHEMA = pa.schema(
     [
         ("version", pa.int8()),
         ("kind", pa.string()),
-        ("time", pa.timestamp("us", "UTC")),  # of the answer, of an `answer`; else when the service took the event
-        ("idempotency_key", pa.string()),  # of the client's making
+        (
+            "time",
+            pa.timestamp("us", "UTC"),
+        ),  # of an `answer`: its own time; otherwise when the service received the event
+        ("idempotency_key", pa.string()),  # chosen by the client
         ("answer", pa.string()),  # names the answer: the signature of its answer_id
         ("answered_at", pa.timestamp("us", "UTC")),
         ("release", pa.string()),
         ("bias_removal", pa.float32()),  # λ of the answer
         ("popularity", pa.float32()),  # μ of the answer
         ("priors", pa.list_(pa.float32())),  # weights, in the release's order
-        ("restricted", pa.bool_()),  # whether the client said which labels may be answered
-        ("run", pa.string()),  # of an experiment whose arms are compared by the answer
+        ("restricted", pa.bool_()),  # whether the client restricted the eligible labels
+        ("run", pa.string()),  # run of an experiment, if the answer counts in the comparison of arms
         ("arm", pa.string()),
         ("unit", pa.int64()),
         ("labels", pa.list_(pa.string())),  # chosen, answered in order, or changed
         ("positions", pa.list_(pa.int32())),  # from 0, of each label in the answer; null: not in it
-        ("propensities", pa.list_(pa.float32())),  # of each label: 1 where chance had no say
+        ("propensities", pa.list_(pa.float32())),  # of each label; 1 if it was not drawn
         ("buckets", pa.list_(pa.int8())),  # of each label: 0 head, 1 torso, 2 tail, 3 new, −1 unknown
         ("event", pa.string()),  # click, purchase, … of choices; upsert, patch, hide, restore of label changes
         ("weight", pa.float64()),  # in training
         ("features", pa.string()),  # of the query, JSON
-        ("options", pa.string()),  # of an answered query, JSON: what else was set, by its client or its arm
+        ("options", pa.string()),  # of an answered query, JSON: other options set by its client or arm
     ]
 )
 

@@ -1,4 +1,4 @@
-"""The application of one process: the service, its routes, middleware and error handlers."""
+"""Create the ASGI application of one process: service, routes, middleware and error handlers."""
 
 from __future__ import annotations
 
@@ -42,8 +42,10 @@ def create_app(
     """Create the application of one process.
 
     Args:
-        settings: read from the environment (LONGTAIL_RELEASES, …) if None, as other ASGI servers need.
-        retriever: serve this one and follow no releases; for tests and embedding.
+        settings: None: read from the environment (LONGTAIL_RELEASES, …), for other ASGI servers.
+        retriever: serve this release and follow no others, for tests and embedding.
+        worker: number of this process among the workers.
+        workers: board of all workers; None: this process is the only one.
 
     Raises:
         StateError: the state directory cannot be used, or `tracing` is set and its packages are not installed.
@@ -63,7 +65,7 @@ def create_app(
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         if retriever is None:
             follower.start()
-            # A worker that replaces another takes no connection from the others before it can answer.
+            # A restarted worker accepts no connections until it can answer, while the other workers can.
             while seat.replaces and seat.waited_for and not service.draining:
                 await asyncio.sleep(_LOOK_SECONDS)
         yield

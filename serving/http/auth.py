@@ -1,4 +1,4 @@
-"""API keys, compared in constant time: which requests pass, and which may change things."""
+"""Check API keys in constant time, and decide which requests pass and which may change the service."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from longtail.serving.settings import Settings, is_loopback
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
-"""Paths that show nothing of the model or its traffic: probes, the page that wants a key, the documentation."""
+"""Paths without data of the model or its traffic: probes, the shell of the dashboard, the documentation."""
 _FINGERPRINT = 12
-"""Hexadecimal digits of a key's SHA-256 that tell keys apart in the audit log and in the queue."""
+"""Hexadecimal digits of a key's SHA-256 that identify the key in the audit log and in the queue."""
 
 
 class Keys:
-    """The keys that a service knows, held as digests, so that neither comparing nor a memory dump shows one.
+    """The API keys of a service, stored as digests, so that a memory dump does not reveal them.
 
     A key comes as `Authorization: Bearer KEY` or `X-API-Key: KEY`. Without any keys configured every request passes
     and may change things, except those of web pages of other hosts in a browser on this machine: cross-origin requests
@@ -47,7 +47,7 @@ class Keys:
         return tuple([_digest(key) for key in keys] for keys in self._settings.read_keys())
 
     def read_again(self) -> None:
-        """Read the files of keys again; where they are wrong, the log says so, and the keys of before hold."""
+        """Read the key files again; if a file is wrong, log the error and keep the previous keys."""
         with self._reading:
             try:
                 found = self._read()
@@ -60,14 +60,14 @@ class Keys:
         logger.info("keys were read again: %d may ask, %d may change things", *map(len, found))
 
     def refusal(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> ServingError | None:
-        """Return why a request may not pass, if it may not; record its client, key and rights for the routes."""
+        """Return the error of a request that may not pass, otherwise None; record client and rights for routes."""
         path, state = scope["path"], scope["state"]
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         received = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         key = received.decode("utf-8", "surrogateescape")
         digest, (queries, changes) = _digest(key) if key else b"", self._digests
         state["key"] = digest.hex()[:_FINGERPRINT] or None
-        # Compared with every key, so that the time says nothing about one.
+        # Always compared with every key, so that the time does not depend on which one matches.
         asks, admin = (sum([hmac.compare_digest(known, digest) for known in keys]) > 0 for keys in (queries, changes))
         state["admin"] = admin or not (queries or changes)
         is_open = path in OPEN_PATHS or path.startswith("/docs/assets/")
@@ -96,9 +96,9 @@ class Keys:
 
 
 def require_admin(request: Request, **what: object) -> None:
-    """Raise ForbiddenError unless the request came with an admin key, or no keys are configured.
+    """Raise ForbiddenError unless the request has an admin key, or no keys are configured.
 
-    The audit log has a line about the request either way, with `what` it is about.
+    The audit log gets a line about the request in both cases, with the fields `what`.
     """
     request.state.audited = {"key": request.state.key, **what}
     if not request.state.admin:
@@ -107,7 +107,7 @@ def require_admin(request: Request, **what: object) -> None:
 
 @lru_cache(maxsize=1024)
 def _client_of(address: str) -> str:
-    """Return the client that an address stands for: of IPv6 its /64, all of which one client has."""
+    """Return the client of an address: for IPv6 the /64 network, which belongs to one client."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The one middleware: a request's id, key, headers, count and duration, and a plain 500 when something breaks."""
+"""Handle ids, keys, headers, counts and durations of requests, and unexpected errors, in one middleware."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NO_CONTENT = (b"content-security-policy", b"default-src 'none'; frame-ancestors
 _SEED_BYTES = 64
 _COMPRESSED_FROM_BYTES = 1024
 _COMPRESSION_LEVEL = 1
-"""gzip's fastest: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
+"""gzip's fastest level: JSON of labels shrinks to a quarter already, and level 9 takes six times as long."""
 
 _random = Random(os.urandom(_SEED_BYTES))
 os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES)))
@@ -49,25 +49,26 @@ os.register_at_fork(after_in_child=lambda: _random.seed(os.urandom(_SEED_BYTES))
 def new_id() -> str:
     """Return 128 random bits as 32 hex digits: a unique name, not a secret.
 
-    Drawn without a call of the system, after which this thread would wait for a search to hand back the interpreter.
+    The bits come from a generator in this process: a system call would release the interpreter lock, and this thread
+    would then have to wait for a search to release it.
     """
     return f"{_random.getrandbits(128):032x}"
 
 
 class RequestMiddleware:
-    """Surrounds every request, and lets only those pass whose key may.
+    """Wraps every request, and refuses requests without a valid key.
 
-    Takes X-Request-ID if it is sane (1 to 128 letters, digits, `.`, `_`, `:` or `-`), otherwise makes one, and
-    sends it back. Refuses a request without a Host, with two, or of more
-    than 100 headers. As gateways may give several requests one id, every request has a `name` of the service's own. An
-    exception that nothing else answered is logged in full and answered with a 500 that shows none of it. Every answer
-    forbids caching, framing and sniffing, and all content unless it is a page with a policy of its own. While the
-    service drains, every answer closes its connection. Answers are compressed for clients that accept gzip. HEAD is
-    answered as GET, without the body.
+    A valid X-Request-ID (1 to 128 letters, digits, `.`, `_`, `:` or `-`) is returned with the answer; other requests
+    get a new id. As gateways may reuse ids, every request also has a unique internal `name`. Requests without a Host,
+    with two, or with more than 100 headers are refused. An unhandled exception is logged in full, and the client gets a
+    500 without details. Every answer forbids caching, framing and sniffing, and all content unless it is a page with
+    its own policy. While the service drains, every answer closes its connection. Answers are compressed for clients
+    that accept gzip. HEAD is answered like GET, without the body.
 
     Args:
-        service: its monitoring counts every request; its settings say whether to log every one, not only failures.
-        tracing: makes a span of every request; None makes none.
+        service: its monitoring counts every request; its settings decide whether all requests are logged, or failures
+            alone.
+        tracing: creates a span of every request; None: no spans.
     """
 
     def __init__(self, app: ASGIApp, service: Service, keys: Keys, tracing: Tracing | None = None) -> None:
@@ -81,17 +82,17 @@ class RequestMiddleware:
         """Handle one request.
 
         Raises:
-            Exception: the request broke after its answer had begun; the server closes the connection.
+            Exception: the request failed after its answer had begun; the server closes the connection.
         """
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         started, status, method = perf_counter(), 0, scope["method"]
-        headers = dict([*scope["headers"]][::-1])  # of two by one name the first counts
+        headers = dict([*scope["headers"]][::-1])  # reversed, so that the first of equal names counts
         own, sent_id = new_id(), headers.get(b"x-request-id", b"").decode("latin-1")
         id_ = sent_id if _SANE_ID.fullmatch(sent_id) else own
         state = {**scope.get("state", {}), "request_id": id_, "name": own}
-        # The server leaves out the body of HEAD: its own scope still says so.
+        # The server has its own scope, which still says HEAD, and drops the body.
         scope = {**scope, "method": "GET" if method == "HEAD" else method, "state": state}
         current.set(id_)
 
@@ -120,7 +121,7 @@ class RequestMiddleware:
             await app(scope, receive, send_with_headers)
         except ClientDisconnect:
             status = status or _CLIENT_CLOSED_REQUEST
-        # The last stop before the server: the client gets an answer, and the log the cause.
+        # The last place to handle an error: the client gets an answer, and the log gets the cause.
         except Exception:
             logger.exception("request %s: %s %r failed", id_, method, scope["path"])
             if status:

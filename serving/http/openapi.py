@@ -1,4 +1,4 @@
-"""The OpenAPI document of the routes, with the request bodies that they read from bytes themselves; its page, /docs."""
+"""Create the OpenAPI document of the routes, with the bodies that they parse themselves, and the page /docs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DESCRIPTION = (
     "`popularity`, the weight of a prior for frequent labels."
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
-"""Of the statuses that Python 3.13 calls otherwise: the document is the same whatever runs the service."""
+"""Phrases of statuses that Python 3.13 renamed, so that the document is the same with every version of Python."""
 _BODIES = (RetrieveRequest, SimilarRequest, EmbedRequest, LabelsRequest, PatchRequest, PatchesRequest, LabelIdsRequest,
            FeedbackRequest)  # fmt: skip
 _ASSETS = "/docs/assets"
@@ -46,7 +46,7 @@ def openapi_document() -> dict[str, Any]:
     _, bodies = models_json_schema([(body, "validation") for body in _BODIES], ref_template=REFERENCE)
     schemas = schema["components"]["schemas"]
     schemas.update(bodies["$defs"])
-    # FastAPI documents its own 422 for every route with a parameter; no route here answers it.
+    # FastAPI documents its own 422 for every route with a parameter, but no route here returns it.
     theirs = {"$ref": REFERENCE.format(model="HTTPValidationError")}
     for responses in (operation["responses"] for path in schema["paths"].values() for operation in path.values()):
         for status, answer in list(responses.items()):
@@ -62,13 +62,13 @@ def openapi_document() -> dict[str, Any]:
         "bearer": {"type": "http", "scheme": "bearer"},
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
     }
-    # Any of them, or none: a service on loopback may have no keys.
+    # One of the two, or none: a service on loopback may have no keys.
     schema["security"] = [{"bearer": []}, {"key": []}, {}]
     return schema
 
 
 def documentation() -> list[BaseRoute]:
-    """Create the routes of /openapi.json, and of /docs, which loads nothing elsewhere."""
+    """Create the routes of /openapi.json and of /docs, which loads nothing from other hosts."""
     page = get_swagger_ui_html(
         openapi_url="/openapi.json",
         title=f"{_TITLE}: documentation",

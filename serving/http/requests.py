@@ -1,4 +1,4 @@
-"""Requests: how a route declares its body and errors, reads bodies bounded while they arrive, and query strings."""
+"""Read requests: declare bodies and errors of routes, read bodies within limits, and parse query strings."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from longtail.serving.http.schemas.operations import ErrorAnswer
 from longtail.serving.settings import Settings
 
 LONGEST_ID = 512
-"""Characters of a label id that the release does not know."""
+"""Most characters of a label id that the release does not know."""
 REFERENCE = "#/components/schemas/{model}"
 _LONGEST_NAME = 100
 _MOST_VALUES = 1 << 17
-"""Values and keys of a body, at most: 512 in each of 256 queries."""
+"""Most values and keys of a body: 512 in each of 256 queries."""
 _MOST_ERRORS = 1000
-"""Errors of one body that are worth looking at: lists end at their first, so the rest are unknown keys."""
+"""Most errors of a body that are examined; a list stops at its first error, so further ones are unknown keys."""
 
 
 class Body(RequestModel):
     """Base of request bodies."""
 
     def check_limits(self, settings: Settings) -> None:
-        """Raise InvalidRequestError, which names the field, if the body exceeds a limit that can be set."""
+        """Raise InvalidRequestError, which names the field, if the body exceeds a configured limit."""
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -54,7 +54,7 @@ class RequestRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[[Request], Coroutine[Any, Any, Response]], **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        # A label's id may have line breaks: Starlette's `path` ends before one, and names another label.
+        # A label's id may contain line breaks, where Starlette's `path` would end and name another label.
         self.path_regex = re.compile(self.path_regex.pattern, re.DOTALL)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +103,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     message = await request.receive()
     body = message.get("body", b"")
     if message.get("more_body", False):
-        body = bytearray(body)  # bytes would be copied whole for every part
+        body = bytearray(body)  # appending to bytes would copy the whole body for every part
         try:
             async with asyncio.timeout(settings.request_seconds):
                 while message.get("more_body", False) and len(body) <= limit:
@@ -117,7 +117,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
         raise ClientDisconnect
     if len(body) > limit:
         raise BodyTooLargeError(f"expected a body of at most {limit} bytes, received more")
-    # Reading takes time by the value, in which no other request is answered; a value follows one of these.
+    # Parsing blocks the loop in proportion to the number of values; every value follows one of these characters.
     if len(body) > _MOST_VALUES and sum(map(body.count, (b",", b":", b"[", b"{"))) > _MOST_VALUES:
         raise BodyTooLargeError(f"expected a body of at most {_MOST_VALUES} commas, colons, [ and {{, received more")
     try:
@@ -129,7 +129,7 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
 
 
 def read_parameters(request: Request, model: type[Model]) -> Model:
-    """Read the request's query string as `model`; raises InvalidRequestError for one that it refuses."""
+    """Read the request's query string as `model`; raises InvalidRequestError."""
     given = request.query_params.multi_items()
     ((name, count),) = Counter(name for name, _ in given).most_common(1) or [("", 0)]
     if count > 1:
@@ -147,7 +147,7 @@ def at_most(count: int, limit: int, what: str, field: str) -> None:
 
 
 def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, field: str) -> None:
-    """Raise InvalidRequestError if features that are recorded on disk are too long."""
+    """Raise InvalidRequestError if features to be recorded on disk are too long."""
     length = 0 if features is None or not settings.record_features else len(features_json(features))
     if length > settings.max_features_bytes:
         raise InvalidRequestError(
@@ -158,7 +158,7 @@ def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, fi
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyError | InvalidRequestError:
-    """Return the first of pydantic's errors as expected and received."""
+    """Translate the first of pydantic's errors into a message with expected and received."""
     if (count := error.error_count()) > _MOST_ERRORS:
         return InvalidRequestError(f"expected an object of known keys, received one of {count} that are not")
     first = error.errors(include_url=False)[0]
@@ -175,7 +175,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     elif kind == "too_long":
         message = f"expected at most {context['max_length']} of them, received {context['actual_length'] or 'more'}"
-    elif said.startswith("expected "):  # an error of a model's own, which also says what was received
+    elif said.startswith("expected "):  # a message of our own validators, which is complete
         message = said
     else:
         expected = said.removeprefix("Input should be ").removeprefix("String should have ")
@@ -184,7 +184,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
 
 
 def _model_holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
-    """Return the model of the object that the last part of a path is a key of."""
+    """Find the model of the object that contains the last key of a path."""
     for part in path[:-1]:
         annotation = model.model_fields[part].annotation if isinstance(part, str) else None
         model = next(_models_in(annotation), model)

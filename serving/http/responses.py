@@ -1,4 +1,4 @@
-"""Where answers and errors become HTTP: the one mapping of errors to statuses, and the JSON of both."""
+"""Turn answers and errors into HTTP responses; the only mapping of errors to statuses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _ERRORS: dict[type[ServingError], tuple[HTTPStatus, str, dict[str, str]]] = {
     NotReadyError: (HTTPStatus.SERVICE_UNAVAILABLE, "not_ready", {"Retry-After": "1"}),
 }
 _LONGEST_WAIT = 3600
-"""Seconds that a client is told to wait, at most."""
+"""Largest Retry-After, in seconds."""
 PROBLEM = "application/problem+json"
 """Media type of errors [RFC 9457]."""
 
@@ -64,13 +64,13 @@ def service_of(request: Request) -> Service:
 
 
 def json_response(request: Request, answer: dict[str, Any]) -> Response:
-    """Create a response of an answer, to which the request's id is added."""
+    """Create the response of an answer, and add the request's id to it."""
     content = {**answer, "request_id": request.scope["state"]["request_id"]}
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), media_type="application/json")
 
 
 def error_response(id_: str, status: int, kind: str, message: str, field: str | None = None) -> Response:
-    """Create a response of the one shape that errors have: RFC 9457's members, `error` and the request's id."""
+    """Create the response of an error: RFC 9457's members, `error` and the request's id."""
     error = {"type": kind, "message": message} | ({} if field is None else {"field": field})
     problem = {
         "type": f"urn:longtail:{kind}", "title": HTTPStatus(status).phrase, "status": int(status), "detail": message,
@@ -80,7 +80,7 @@ def error_response(id_: str, status: int, kind: str, message: str, field: str | 
 
 
 def serving_error(id_: str, error: ServingError) -> Response:
-    """Create the response to an error of the service's own; raises one that no client may see."""
+    """Create the response to a service error; raises the error if clients may not see it."""
     if type(error) not in _ERRORS:
         raise error
     status, kind, headers = _ERRORS[type(error)]
@@ -92,13 +92,13 @@ def serving_error(id_: str, error: ServingError) -> Response:
 
 
 async def answer_serving_error(request: Request, error: Exception) -> Response:
-    """Answer an error of the service's own."""
+    """Answer a request that failed with a service error."""
     assert isinstance(error, ServingError)
     return serving_error(request.state.request_id, error)
 
 
 async def answer_routing_error(request: Request, error: Exception) -> Response:
-    """Answer a request that no route takes."""
+    """Answer a request that no route matches."""
     assert isinstance(error, HTTPException)
     path, headers, status = describe(request.scope["path"]), dict(error.headers or {}), HTTPStatus(error.status_code)
     kind, message = status.name.lower(), status.description or status.phrase

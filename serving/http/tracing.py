@@ -1,4 +1,4 @@
-"""Make OpenTelemetry's span of every traced request, after the answer was sent."""
+"""Create OpenTelemetry spans of traced requests, after their answers were sent."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SAMPLED = 1
 
 
 class Tracing:
-    """Makes spans that continue a caller's W3C trace, and sends them in batches over OTLP/HTTP.
+    """Creates spans that continue a caller's W3C trace, and sends them in batches over OTLP/HTTP.
 
-    A request whose caller sent a trace is traced if that is sampled, of the others a share is. It is drawn here: a
-    sampler of OpenTelemetry takes 10 µs and more to say no. Probes and scrapes make no spans.
+    A request with a caller's trace is traced if the caller sampled it; other requests are sampled here, because a
+    sampler of OpenTelemetry takes at least 10 µs per request. Probes and scrapes get no spans.
 
     Args:
-        share: share of the requests without a caller's trace.
+        share: share of the requests without a caller's trace that get a span.
 
     Raises:
         StateError: the extra `otel` is not installed.
@@ -54,12 +54,12 @@ class Tracing:
     def record(
         self, method: str, route: str, status: int, seconds: float, headers: Mapping[bytes, bytes], request_id: str
     ) -> None:
-        """Make the span of a request that has just ended.
+        """Create the span of a request that has just ended.
 
         Args:
-            route: the pattern of its path, or UNKNOWN_ROUTE.
+            route: pattern of the request's path, or UNKNOWN_ROUTE.
         """
-        caller = _VALID.fullmatch(headers.get(_CALLER, b""))  # as if none came with what is no trace [W3C]
+        caller = _VALID.fullmatch(headers.get(_CALLER, b""))  # an invalid trace counts as none [W3C]
         sampled = random() < self._share if caller is None else int(caller[1], 16) & _SAMPLED
         if not sampled or route in _UNTRACED:
             return
@@ -87,5 +87,5 @@ class Tracing:
         span.end(ended)
 
     def close(self) -> None:
-        """Send what has not been sent."""
+        """Send the spans that still wait."""
         self._provider.shutdown()

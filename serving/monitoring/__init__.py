@@ -1,9 +1,9 @@
-"""What the service did and what every bucket got, for Prometheus and for GET /v1/monitoring.
+"""Count what the service did and what every bucket got, for Prometheus and for GET /v1/monitoring.
 
-`Monitoring` takes every outcome once (live_figures). It counts it in the multiprocess files of Prometheus (prometheus),
-which adds up replicas, and for the page of this host in one ring of minutes per worker (ring) and one file of labels
-shown per release, through restarts (live_figures). The report is made of them (report); one verdict
-holds it against the baseline and the release's own evaluation (verdict, baseline).
+`Monitoring` receives every outcome once (live_figures) and counts it in two places: in the multiprocess files of
+Prometheus (prometheus), which adds up replicas; and for the page of this host in one ring of minutes per worker (ring)
+and one file of shown labels per release, which survive restarts. The report is computed from the latter (report), and
+one verdict compares the report with the baseline and the release's offline evaluation (verdict, baseline).
 
 Imports no web framework.
 """

@@ -1,4 +1,4 @@
-"""What a release promises: what its calibration queries are answered, and the recall of its own evaluation.
+"""Measure what a release promises: answers to its calibration queries, and recall of its offline evaluation.
 
 Legend: `B` calibration queries, `K` labels per query, `N` answered labels of all queries, `L` labels of the release.
 """
@@ -25,15 +25,15 @@ _NEAR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The distributions of a retrieval of calibration queries.
+    """Distributions of the answers to calibration queries.
 
     Attributes:
-        shares: of the answered labels, by bucket; they sum to 1.
-        coverage: of each bucket's labels, those answered at all.
-        by_k: of the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of
+        shares: shares of the buckets in the answered labels; the sum is 1.
+        coverage: share of each bucket's labels that were answered at all.
+        by_k: for the first 1, 2, …, k labels of every query: labels per query in each bucket, and in each decile of
             `score_edges`.
         score_edges: nine deciles of the scores, ascending.
-        score_shares: of the scores between them, ten; near 1/10 each, unless scores tie.
+        score_shares: shares of the scores in the ten ranges; near 1/10 each, unless scores tie.
     """
 
     bias_removal: float
@@ -48,7 +48,7 @@ class Baseline:
     by_k: tuple[tuple[float, ...], ...]
 
     def report_json(self) -> dict[str, Any]:
-        """Return it as GET /v1/monitoring shows it."""
+        """Return the baseline in the form of GET /v1/monitoring."""
         shown = asdict(self)
         del shown["by_k"]
         scores = {"edges": list(shown.pop("score_edges")), "shares": list(shown.pop("score_shares"))}
@@ -65,10 +65,10 @@ def measure_baseline(
     k: int,
     popularity_weight: float = 0.0,
 ) -> Baseline | None:
-    """Measure the baseline of a retrieval; None if it returned nothing.
+    """Measure the baseline of answers; None if they are empty.
 
     Args:
-        rows_BK: label rows; −1 where a list ends early.
+        rows_BK: label rows; −1 fills short answers.
     """
     listed_BK = rows_BK >= 0
     rows_N, scores_N, rank_N = rows_BK[listed_BK], scores_BK[listed_BK].astype(np.float64), np.nonzero(listed_BK)[1]
@@ -77,7 +77,7 @@ def measure_baseline(
     edges = np.quantile(scores_N, np.arange(1, DECILES) / DECILES)
     exposures = np.bincount(buckets_L[rows_N], minlength=len(BUCKET_NAMES))
     sizes = np.bincount(buckets_L, minlength=len(BUCKET_NAMES))
-    # A score on an edge is in the decile above.
+    # A score equal to an edge counts in the upper decile.
     decile_N = np.searchsorted(edges, scores_N, side="right")
     in_decile = np.bincount(decile_N, minlength=DECILES)
     counts_KC = np.zeros((rows_BK.shape[1], len(BUCKET_NAMES) + DECILES))
@@ -99,7 +99,7 @@ def measure_baseline(
 
 
 class OfflineRecall(NamedTuple):
-    """Recall of held-out queries, with its 95 % interval where it has one."""
+    """Recall on held-out queries, with a 95 % interval if there is one."""
 
     value: float
     low: float | None
@@ -108,11 +108,11 @@ class OfflineRecall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OfflineFigures:
-    """Of one release.
+    """Offline figures of one release.
 
     Attributes:
-        recall: at the default λ and μ, by k, then by bucket and `all`; empty of a model that was not evaluated.
-        data_until: when its training data was read, seconds since 1970; None: not known.
+        recall: recall at the default λ and μ, by k, then by bucket and `all`; empty if the model was not evaluated.
+        data_until: time when the training data was read, in seconds since 1970; None: unknown.
     """
 
     recall: Mapping[int, Mapping[str, OfflineRecall]] = field(default_factory=dict)
@@ -133,6 +133,6 @@ class OfflineFigures:
         return cls(recall, manifest.data_until.timestamp())
 
     def recall_within(self, k: float) -> tuple[int, Mapping[str, OfflineRecall]] | None:
-        """Recall@k at the largest k measured that is no larger than this one: answers of more labels hold no less."""
+        """Return recall at the largest measured k up to `k`: a lower bound, as recall grows with k."""
         measured = [cutoff for cutoff in self.recall if cutoff <= k]
         return (max(measured), self.recall[max(measured)]) if measured else None

@@ -1,4 +1,4 @@
-"""Exact binomial intervals [Clopper & Pearson 1934], without SciPy, which a service does not have."""
+"""Compute exact binomial intervals [Clopper & Pearson 1934] without SciPy, which the service does not install."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @lru_cache(256)
 def binomial_interval(share: float, trials: float, confidence: float) -> tuple[float, float]:
-    """Compute the exact interval of a share of trials; hits need not be whole."""
+    """Compute the exact interval of a share of trials; the number of hits need not be whole."""
     hits, aside = share * trials, (1 - confidence) / 2
     low = 0.0 if hits <= 0 else _bisect(lambda p: _beta(p, hits, trials - hits + 1) < aside)
     high = 1.0 if hits >= trials else _bisect(lambda p: _beta(p, hits + 1, trials - hits) < 1 - aside)

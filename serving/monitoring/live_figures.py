@@ -1,4 +1,4 @@
-"""Every outcome of a worker is recorded by one call of `Monitoring`, for /metrics and for GET /v1/monitoring.
+"""Record every outcome of a worker by one call of `Monitoring`, for /metrics and for GET /v1/monitoring.
 
 | outcome | /metrics, by `Metrics` | GET /v1/monitoring, by `LiveFigures` |
 |---|---|---|
@@ -10,10 +10,10 @@
 | an event was dropped | dropped | dropped |
 | a release went into service | swaps, the release's name | the labels that it may show |
 
-Prometheus has totals since the process began, of any window and of all replicas; the page has windows of this host,
-through restarts, on a service that no Prometheus scrapes.
+Prometheus has totals since the start of the process, from which it computes any window over all replicas. The page has
+windows of this host that survive restarts, also without a Prometheus.
 
-Live figures are in mapped files, and reported together with those of all workers of the host.
+Live figures are in memory-mapped files, and reports add up those of all workers of the host.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TRAFFIC_ROUTES = ("/v1/retrieve", "/v1/similar")
 
 @dataclass(frozen=True)
 class _Counted:
-    """A release whose answers are counted."""
+    """State of a release whose answers are counted."""
 
     name: str
     shown: ShownLabels
@@ -61,12 +61,12 @@ class _Counted:
 
     @cached_property
     def edges(self) -> Float64 | None:
-        """Deciles of the baseline's scores."""
+        """Return the deciles of the baseline's scores."""
         return None if self.baseline is None else np.array(self.baseline.score_edges)
 
     @cached_property
     def promised(self) -> Float64 | None:
-        """Labels per query by bucket and decile, of queries for 0, 1, …, k labels, float64 [1 + k, 14]."""
+        """Return the baseline's labels per query by bucket and decile, for k = 0, 1, …, float64 [1 + k, 14]."""
         if self.baseline is None:
             return None
         by_k = np.array(self.baseline.by_k)
@@ -74,16 +74,16 @@ class _Counted:
 
 
 class LiveFigures:
-    """The live figures of one worker's answers, reported together with those of all workers. Thread-safe.
+    """The live figures of one worker, reported together with those of all workers. Thread-safe.
 
-    Everything is kept in `state`, where a restart finds it again:
+    All figures are stored in `state`, where a restart finds them:
 
         live/minutes.WORKER    counts by minute and release (ring.py)
         live/RELEASE.shown     when each label was last answered (ring.py)
 
     Args:
-        worker: number of this process among those that share `state`; no two that run have the same.
-        releases: begun last, that labels shown are counted of, at least one.
+        worker: number of this process, unique among the running processes that share `state`.
+        releases: number of latest releases whose shown labels are counted, at least one.
 
     Raises:
         OSError: `state` cannot be read or written.
@@ -116,12 +116,12 @@ class LiveFigures:
     def begin_release(
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None
     ) -> None:
-        """Count `release` as the one in service from now on; after a restart its figures go on.
+        """Count `release` as the one in service from now on; after a restart its figures continue.
 
-        Never refuses a release: what the disk does not take is kept in memory, with a warning.
+        A full disk does not prevent this: counts then stay in memory, with a warning.
 
         Args:
-            baseline: what its traffic is compared with; None leaves scores uncounted and PSI undefined.
+            baseline: distributions to compare the traffic with; None: scores are not counted, and PSI is undefined.
         """
         with self._begin_lock:
             counted = _Counted(release, ShownLabels(self._root, release, buckets_L), baseline)
@@ -135,13 +135,13 @@ class LiveFigures:
                         path.unlink(missing_ok=True)
 
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
-        """Count a batch; a release not held here gets no deciles and no count of labels shown.
+        """Count a batch; an older release than those counted here gets no deciles and no shown labels.
 
-        Unrestricted answers are judged by as many of their first labels as the baseline has.
+        From unrestricted answers the first labels are judged, as many as the baseline has per query.
 
         Returns:
-            Labels by bucket, int64 [4]; those of unrestricted answers; and these by decile of their scores, int64 [10],
-            None without a baseline.
+            Labels by bucket, int64 [4]; labels of unrestricted answers by bucket; and the latter by decile of their
+            scores, int64 [10], None without a baseline.
         """
         now, queries = self._clock(), len(answered.ends_B)
         held, deciles = self._held.get(answered.release), None
@@ -210,18 +210,19 @@ class LiveFigures:
         return positives, hits
 
     def set_label_counts(self, *, added: int, hidden: int) -> None:
-        """Set how many labels are added to the release and hidden from it."""
+        """Set the numbers of labels added to the release and hidden in it."""
         self._labels = (added, hidden)
 
     def set_trouble(self, signal: Signal, sentence: str | None) -> None:
-        """Say what is broken, for the verdict; None: it is well again."""
+        """Set the sentence about a problem for the verdict; None: the problem is solved."""
         troubles = self._broken | {signal: sentence}
         self._broken = {known: told for known, told in troubles.items() if told is not None}
 
     def report(self) -> dict[str, Any]:
-        """The report as GET /v1/monitoring shows it, but for the request's id; up to a second old. Not to be modified.
+        """Create the report of GET /v1/monitoring, without the request's id; it may be a second old.
 
-        Sorts every label's exposures, about 0.1 s for a million labels: not for the event loop.
+        Callers must not modify the report, and must not call this in the event loop: it sorts all labels' exposures,
+        about 0.1 s for a million labels.
 
         Raises:
             NotReadyError: no release is in service.
@@ -231,7 +232,7 @@ class LiveFigures:
             if current is None:
                 raise NotReadyError("no release is loaded yet")
             if self._report is None or not 0 <= now - self._report[0] < _REPORT_SECONDS:
-                with self._ring_lock:  # this worker's row of the minute is not half written
+                with self._ring_lock:  # so that this worker's row of the current minute is complete
                     rows = self._ring.read(now)
                 self._report = now, make_report(current.name, current.baseline, current.shown, rows, now)
             added, hidden = self._labels
@@ -241,9 +242,9 @@ class LiveFigures:
             return report | {"verdict": verdict}
 
     def collect(self) -> Iterator[Metric]:
-        """The gauges and counters of METRICS.md, over all workers; for `CollectorRegistry.register`.
+        """Yield the computed series of METRICS.md over all workers, for `CollectorRegistry.register`.
 
-        Never fails a scrape: what cannot be read is NaN.
+        A scrape never fails: unreadable figures are NaN.
         """
         report = None
         with self._warning("reading the figures"):
@@ -252,12 +253,12 @@ class LiveFigures:
         yield from report_metrics(report, self._labels)
 
     def close(self) -> None:
-        """Let go of the files; nothing is counted afterwards."""
+        """Close the files; later calls count nothing."""
         self._current, self._held = None, {}
 
     @contextmanager
     def _warning(self, what: str) -> Iterator[None]:
-        """Log what goes wrong with the files instead of raising it; the same error once, until things go well again."""
+        """Log errors of the files instead of raising them; the same error once, until a success."""
         try:
             yield
         except OSError as error:
@@ -270,12 +271,12 @@ class LiveFigures:
 
 
 class Monitoring:
-    """Both views of what one worker does. Thread-safe.
+    """Counts the outcomes of one worker in both views. Thread-safe.
 
-    What only one of them shows is counted there alone: `metrics.timeouts.inc()`.
+    Outcomes that only one view shows are counted there directly: `metrics.timeouts.inc()`.
 
     Args:
-        seat: tells the other workers of this one, of which there are none if None.
+        seat: this worker's place on the workers' board; None: this worker is alone.
     """
 
     def __init__(self, metrics: Metrics, figures: LiveFigures, seat: Seat | None = None) -> None:
@@ -287,31 +288,31 @@ class Monitoring:
         """Count a request that has ended.
 
         Args:
-            preview: no user sees the answer: only the count of previews has it.
+            preview: no user sees the answer, so only the number of previews includes it.
         """
         if preview:
             self.metrics.count_preview(status)
             return
         self.metrics.count_request(route, status, seconds)
-        # Traffic are requests for labels that were not refused, as that takes no time.
+        # Refused requests take no time, and would make the latency look better than it is.
         if route in _TRAFFIC_ROUTES and not 400 <= status < 500:
             self.figures.count_request(seconds, status)
 
     def count_shed(self) -> None:
-        """Count a request that was turned away because a queue was full."""
+        """Count a request that was refused because a queue was full."""
         self.metrics.shed.inc()
         self.figures.count("shed")
 
     def count_answers(self, batch: AnsweredBatch, unknown: Mapping[str, int]) -> None:
-        """Count a batch that was answered, and ids that its release does not have, by `exclude` and `allow`."""
+        """Count an answered batch, and its unknown ids by `exclude` and `allow`."""
         self.metrics.count_answers(batch, unknown, *self.figures.count_answers(batch))
 
     def count_choice(self, chosen: ChosenLabels) -> None:
-        """Count labels chosen at once, of which the event is kept."""
+        """Count the chosen labels of an event that was stored."""
         self.metrics.count_choice(chosen, *self.figures.count_choice(chosen))
 
     def count_dropped(self, events: int) -> None:
-        """Count events that no client waited for and that could not be kept."""
+        """Count lost events that no client waited for."""
         self.metrics.dropped.inc(events)
         self.figures.count("dropped", events)
 
@@ -319,6 +320,6 @@ class Monitoring:
         self, release: str, buckets_L: Int8, baseline: Baseline | None, offline: OfflineFigures | None = None,
         forecast: ForecastSettings | None = None,
     ) -> None:  # fmt: skip
-        """Count further answers as this release's."""
+        """Count later answers as this release's."""
         self.figures.begin_release(release, buckets_L, baseline, offline)
         self.metrics.begin_release(release, forecast)

@@ -1,7 +1,7 @@
-"""The figures of requests and releases that /metrics shows; METRICS.md lists them all.
+"""Count requests and releases for /metrics; METRICS.md lists all series.
 
-All series are there, at 0, from the first scrape. Where several workers share the port, each counts into mapped
-files that the one that is scraped adds up.
+All series exist, at 0, from the first scrape. If several workers share the port, each counts into memory-mapped files,
+and the worker that is scraped adds them up.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from longtail.serving.monitoring.baseline import DECILES
 from longtail.serving.monitoring.records import SOURCES, AnsweredBatch, ChosenLabels
 from longtail.serving.settings import NO_VALUE, OTHER_VALUE
 
-# Half of all lines, and nobody's question.
+# The `_created` series would be half of all lines, and no dashboard or alert uses them.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 UNKNOWN_ROUTE = "unmatched"
@@ -52,8 +52,8 @@ class Metrics(Collector):
     """The Prometheus series of one process. Thread-safe.
 
     Args:
-        routes: paths as the router knows them, such as `/v1/labels/{id}`.
-        groups: values of query features that answers are counted by.
+        routes: path patterns of the router, such as `/v1/labels/{id}`.
+        groups: query features and their values by which answers are counted.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Metrics(Collector):
         self.unanswered = counter(
             "longtail_engine_unanswered", "Queries refused because the server that holds the index did not answer."
         )
-        # Looked up once: these are counted with every request.
+        # Looked up in advance, because these are counted with every request.
         self._of_route = {
             route: ([requests.labels(route, status) for status in _STATUS_CLASSES], seconds.labels(route))
             for route in (*routes, UNKNOWN_ROUTE)
@@ -188,7 +188,7 @@ class Metrics(Collector):
         """Count one search.
 
         Args:
-            waited: seconds that each of its requests waited for it.
+            waited: seconds that each request of the search waited in the queue.
         """
         self._batch_queries.observe(queries)
         for seconds in waited:
@@ -199,12 +199,12 @@ class Metrics(Collector):
     def count_answers(
         self, batch: AnsweredBatch, unknown: Mapping[str, int], shown: Int64, judged: Int64, deciles: Int64 | None
     ) -> None:
-        """Count what a batch showed.
+        """Count the answers of a batch.
 
         Args:
             batch: its queries, labels and dials are counted.
-            shown, judged: labels by bucket, int64 [4], of all and of unrestricted answers.
-            deciles: of the scores of these, int64 [10]; None without a baseline.
+            shown, judged: labels by bucket, int64 [4], in all answers and in unrestricted ones.
+            deciles: labels of unrestricted answers by decile of their scores, int64 [10]; None without a baseline.
         """
         self._queries.inc(len(batch.ends_B))
         counts = [(self._of_bucket[0], judged), (self._of_bucket[1], shown - judged)]
@@ -230,7 +230,7 @@ class Metrics(Collector):
                     self._arm_exposures.labels(arm.run, arm.arm, name).inc(count)
 
     def count_groups(self, features_B: Sequence[Mapping[str, Any] | None], batch: AnsweredBatch) -> None:
-        """Count the queries of a batch, and what they were shown, by group; None: a query of a vector."""
+        """Count queries and shown labels of a batch by group; None: a query with a vector."""
         queries, buckets = len(batch.ends_B), len(BUCKET_NAMES)
         query_N = np.repeat(np.arange(queries), np.diff(batch.ends_B, prepend=0))
         shown = np.bincount(query_N * buckets + batch.buckets_N, minlength=queries * buckets).reshape(queries, buckets)
@@ -238,7 +238,7 @@ class Metrics(Collector):
             group.count(features_B, shown)
 
     def count_choice(self, chosen: ChosenLabels, positives: Sequence[int], hits: Sequence[int]) -> None:
-        """Count labels chosen at once."""
+        """Count the chosen labels of an event."""
         source = SOURCES.index(chosen.source)
         self._events[source].inc()
         for counters, counts in ((self._positives[source], positives), (self._hits[source], hits)):
@@ -254,12 +254,12 @@ class Metrics(Collector):
                     self._arm_choices.labels(chosen.arm.run, chosen.arm.arm, name).inc(count)
 
     def begin_release(self, name: str, forecast: ForecastSettings | None = None) -> None:
-        """Name the release that is served from now on, and its forecast of popularity."""
+        """Set the release in service and its forecast of popularity."""
         self._release, self._forecast = name, forecast
         self._swaps.inc()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the release that this worker serves; for `CollectorRegistry.register`."""
+        """Yield the series of the release in service, for `CollectorRegistry.register`."""
         family = GaugeMetricFamily(
             "longtail_release_info", "The release being served, as a label; its value is 1.", labels=["release"]
         )
@@ -285,7 +285,7 @@ class Metrics(Collector):
 
 
 class _GroupSeries:
-    """Count one query feature by its listed values, `other` and `missing`, or by `given` and `missing`."""
+    """Counts queries by one feature: by its listed values, `other` and `missing`, or by `given` and `missing`."""
 
     def __init__(self, name: str, values: Sequence[str], queries: Counter, exposures: Counter) -> None:
         self._name, self._values = name, frozenset(values)
@@ -295,7 +295,7 @@ class _GroupSeries:
         }
 
     def count(self, features_B: Sequence[Mapping[str, Any] | None], shown: Int64) -> None:
-        """Count queries by their features, and the labels shown to each by bucket, int64 [B, 4]."""
+        """Count queries by their features, and the labels shown to each query by bucket, int64 [B, 4]."""
         places: dict[str, list[int]] = {}
         for place, features in enumerate(features_B):
             places.setdefault(self._value(None if features is None else features.get(self._name)), []).append(place)

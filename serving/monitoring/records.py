@@ -1,4 +1,4 @@
-"""Records that the service hands over to be counted: answered batches and labels chosen.
+"""Define the records that the service passes to monitoring: answered batches and chosen labels.
 
 Legend: `B` queries, `N` answered labels of all queries, `L` labels of the release.
 """
@@ -14,15 +14,15 @@ from longtail.bundle.arrays import Bools, Float32, Int8, Int64
 
 @dataclass(frozen=True, slots=True)
 class ArmAnswer:
-    """The arm of an experiment that an answer was given in."""
+    """The arm of an experiment by which an answer was given."""
 
     run: str
-    """The experiment with these arms, shares and settings."""
+    """Name of the experiment with its arms, shares and settings."""
     arm: str
     unit: int
-    """64 bits that are the unit's."""
+    """Hash of the unit, 64 bits."""
     counted: bool = True
-    """Whether the arm and chance alone decided how it was answered, so that arms can be compared by it."""
+    """Whether chance alone decided the arm, and the arm the settings, so that the answer counts in comparisons."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class AnsweredBatch:
     """One answered batch of queries.
 
     Attributes:
-        rows_N: rows of the answered labels, all queries one after the other, int64 [N]: of the release's labels their
-            rows in it, also of those that were embedded anew; L and above are labels added since.
-        ends_B: where in the N labels every query's end, ascending.
-        explored: labels drawn by chance, by bucket.
-        restricted_B: whether the client restricted the answer to some labels (`buckets`, `allow`, `filter`), so that it
-            says nothing about the release, bool [B]; None: none.
+        rows_N: rows of the answered labels of all queries in sequence, int64 [N]. Labels of the release have their rows
+            in it, even if embedded again; L and above are labels added since.
+        ends_B: position after each query's last label, ascending.
+        explored: number of randomly drawn labels, by bucket.
+        restricted_B: whether the client restricted the eligible labels (`buckets`, `allow`, `filter`), so that the
+            answer does not represent the release, bool [B]; None: no query is restricted.
     """
 
     release: str
@@ -52,18 +52,18 @@ class AnsweredBatch:
 
 
 Source = Literal["feedback", "organic"]
-"""Of a choice: from an answer, or without one."""
+"""Source of a choice: from an answer, or without one."""
 SOURCES: tuple[Source, ...] = get_args(Source)
 
 
 @dataclass(slots=True)
 class ChosenLabels:
-    """Labels that somebody chose at once.
+    """Labels that a user chose in one event.
 
     Attributes:
-        release: that answered, or would have.
-        buckets: of each label, −1 of one that the release does not know: it is no positive.
-        positions: of each label in the answer; None: not in it.
+        release: the release that answered, or would have answered.
+        buckets: bucket of each label; −1: the release does not know the label, which is not counted as a positive.
+        positions: position of each label in the answer; None: the answer did not hold it.
     """
 
     source: Source

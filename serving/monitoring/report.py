@@ -1,6 +1,6 @@
-"""The report of GET /v1/monitoring, also as Prometheus gauges: three windows, the day by minute, and releases.
+"""Create the report of GET /v1/monitoring, also as Prometheus gauges: three windows, and the day by minute.
 
-Definitions are the trainer's [METHODS §7], over answers instead of test queries. Legend: `M` minutes with traffic.
+The metrics are the trainer's [METHODS §7], over answers instead of test queries. Legend: `M` minutes with traffic.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from longtail.serving.monitoring.ring import MINUTES, ShownLabels, by_minute, di
 from longtail.serving.monitoring.verdict import SIGNALS
 
 WINDOWS = {"5m": 5, "1h": 60, "24h": MINUTES}
-"""In minutes."""
+"""Lengths of the windows in minutes."""
 _NAMES = (*BUCKET_NAMES, "all")
 _SEVERITIES = {"unknown": math.nan, "watch": 1.0, "act": 2.0}
 _OF_WINDOW = {
@@ -45,11 +45,12 @@ def make_report(
     rows: npt.NDArray[np.void],
     now: float,
 ) -> dict[str, Any]:
-    """Make everything but the verdict and the numbers of added and hidden labels.
+    """Create the report without the verdict and the numbers of added and hidden labels.
 
     Args:
-        shown: its labels that were answered.
-        rows: of all workers of the last day, of `MinuteRing.read`.
+        shown: counts of the release's shown labels.
+        rows: rows of all workers over the last day, from `MinuteRing.read`.
+        now: seconds since 1970.
     """
     own = rows[rows["release"] == release.encode()]
     since = 60.0 * float(own["minute"].min()) if len(own) else now
@@ -120,33 +121,36 @@ def _window_json(counts: np.void, coverage: tuple[list[float], float]) -> dict[s
 
 
 def _exposure_psi(counts: np.void) -> float | None:
-    """Compute the PSI of head, torso, and tail with new: the baseline knows no label added since."""
+    """Compute the PSI of head, torso, and tail together with new.
+
+    The baseline has no labels that were added since the build.
+    """
     found, expected = counts["judged_exposures"], counts["promised"][: len(BUCKET_NAMES)]
     return _psi(*(np.append(of[:TAIL], of[TAIL:].sum()) for of in (found, expected)))
 
 
 def _psi(found: Array, promised: Array) -> float | None:
-    """Compute the PSI of counts against what the baseline has of as many labels; None without a baseline."""
+    """Compute the PSI of counts against the baseline's counts for the same depths; None without a baseline."""
     total = promised.sum()
     return psi(found, (promised / total).tolist()) if total else None
 
 
 def _recall_of(counts: np.void, source: int) -> list[tuple[int, int]]:
-    """Return positives and hits of one source, by bucket and of all."""
+    """Return positives and hits of one source, by bucket and in total."""
     positives, hits = (np.append(counts[name][source], counts[name][source].sum()) for name in ("positives", "hits"))
     return list(zip(positives.astype(int).tolist(), hits.astype(int).tolist(), strict=True))
 
 
 def _recall_json(positives: int, hits: int) -> dict[str, Any]:
-    """Positives, hits, their ratio and its 95 % interval."""
+    """Return positives, hits, recall and its 95 % interval."""
     low, high = binomial_interval(hits / positives, positives, 0.95) if positives else (None, None)
     return {"positives": positives, "hits": hits, "value": _ratio(hits, positives), "low": low, "high": high}
 
 
 def _series(rows: npt.NDArray[np.void], now: float) -> dict[str, Any]:
-    """Figures of the minutes with traffic, oldest first, over all releases; the last is under way.
+    """Compute figures of the minutes with traffic over all releases, oldest first.
 
-    A minute has the name of the release with most traffic in it, and its drift is that of this release.
+    The last minute is incomplete. A minute has the name and the drift of the release with most traffic in it.
     """
     first = int(now // 60) - MINUTES + 1
     names: dict[int, str] = {}
@@ -189,16 +193,16 @@ def _ratio(numerator: float, denominator: float) -> float | None:
 
 
 def _iso(at: float) -> str:
-    """Seconds since 1970 in ISO 8601, UTC, to the second."""
+    """Format seconds since 1970 as ISO 8601, UTC, to the second."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) -> Iterator[Metric]:
-    """Yield every series that is computed at the scrape, NaN where a figure is undefined.
+    """Yield the series that are computed at the scrape, NaN where a figure is undefined.
 
     Args:
-        report: as GET /v1/monitoring; None before a release is in service.
-        labels: how many are added and hidden.
+        report: the report of GET /v1/monitoring; None before a release is in service.
+        labels: numbers of added and of hidden labels.
     """
 
     def gauge(name: str, text: str, names: tuple[str, ...], samples: Iterable[_Sample]) -> GaugeMetricFamily:
@@ -233,7 +237,9 @@ def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) ->
     text = "Gini coefficient of the labels' exposures of today and yesterday (UTC)."
     yield gauge("gini", text, (), [((), _at(report, "gini"))])
     found = dict.fromkeys(SIGNALS, math.nan if report is None else 0.0)
-    for finding in reversed([] if report is None else report["verdict"]["findings"]):  # the worst last
+    for finding in reversed(
+        [] if report is None else report["verdict"]["findings"]
+    ):  # the worst last, so that it overwrites the others
         found[finding["signal"]] = _SEVERITIES[finding["severity"]]
     text = "Worst finding of a signal: 0 none, 1 watch, 2 act; NaN: too few answers."
     yield gauge("verdict", text, ("signal",), (((signal,), value) for signal, value in found.items()))
@@ -242,7 +248,7 @@ def report_metrics(report: Mapping[str, Any] | None, labels: tuple[int, int]) ->
 
 
 def _at(figures: Any, *path: str) -> float:
-    """Return the number at the end of the path; NaN if it, or anything before it, is None."""
+    """Return the number at the end of a path of keys; NaN if a value on the path is None."""
     for name in path:
         if figures is None:
             return math.nan

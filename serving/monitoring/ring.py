@@ -1,8 +1,9 @@
-"""Counts by minute and release, one mapped file per worker, and when each label was last answered, one per release.
+"""Store counts by minute and release in one mapped file per worker, and shown labels in one per release.
 
-What was added is in the page cache at once, so a killed process loses nothing; a power cut loses what the kernel had
-not written yet. Files are reserved whole when made: writing to a hole of a mapped file on a full disk would kill the
-process. On a full disk counts stay in memory, with a warning. A reader adds up the rings of all workers of a host.
+Counts are in the page cache at once, so a killed process loses nothing; a power cut loses what the kernel has not
+written yet. Files are allocated completely when they are created, because writing to a hole of a mapped file on a full
+disk would kill the process. If the disk is full, counts stay in memory, with a warning. A reader adds up the rings of
+all workers of a host.
 
 Legend: `B` queries, `L` labels of the release, `N` answered labels.
 """
@@ -30,18 +31,19 @@ from longtail.serving.monitoring.records import SOURCES
 logger = logging.getLogger(__name__)
 
 MINUTES = 1440
-"""That are reported."""
+"""Minutes that are reported: a day."""
 ROWS = 4096
-"""A day of two releases that answer at the same time."""
+"""Rows of a ring: a day of two releases that answer at the same time."""
 SUFFIX = ".shown"
 LATENCY_BINS = 42
-"""Eight per decade from 0.1 ms to 10 s, one below and one above: a quantile is off by a sixth at most."""
+"""Bins of durations: eight per decade from 0.1 ms to 10 s, one below and one above; quantiles err by a sixth at
+most."""
 _PER_DECADE = 8
 _SHIFT = 1 + 4 * _PER_DECADE
 
 LOWEST, WIDTH = -1.0, 0.05
 DIAL_BINS = 61
-"""Around −1, −0.95, …, 2; what lies beyond counts in the bin at that end."""
+"""Bins of a dial around −1, −0.95, …, 2; values beyond count in the bin at that end."""
 COUNTS = np.dtype(
     [
         ("queries", "f8"),
@@ -49,13 +51,13 @@ COUNTS = np.dtype(
         ("popularity_weight", "f8"),
         ("popularity", "f8"),  # training pairs of the answered labels
         ("exposures", "f8", (len(BUCKET_NAMES),)),
-        ("judged_queries", "f8"),  # those that the client did not restrict to some labels
+        ("judged_queries", "f8"),  # queries that the client did not restrict to some labels
         ("judged_exposures", "f8", (len(BUCKET_NAMES),)),
         ("judged_scores", "f8", (DECILES,)),
-        ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # the same two, as the baseline has them of as many labels
+        ("promised", "f8", (len(BUCKET_NAMES) + DECILES,)),  # the baseline's exposures and deciles for the same depths
         ("dials", "f8", (2, DIAL_BINS)),
         ("positives", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen
-        ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # labels chosen that the answer held
+        ("hits", "f8", (len(SOURCES), len(BUCKET_NAMES))),  # chosen labels that the answer held
         ("dropped", "f8"),  # events that could not be kept
         ("requests", "f8"),
         ("errors", "f8"),
@@ -63,11 +65,11 @@ COUNTS = np.dtype(
         ("latency", "f8", (LATENCY_BINS,)),
     ]
 )
-"""Of one minute and release."""
+"""Counts of one minute and release."""
 _COLUMNS = COUNTS.itemsize // 8
 _ROW = np.dtype([("minute", "i8"), ("release", "S128"), ("counts", COUNTS)])
 _LARGEST = 2.0**53
-"""No counter of ones in a double gets there: more is damage."""
+"""Bound on valid counts: a counter of ones in a double cannot exceed it, so larger values are damage."""
 _CHUNK_BYTES = 1 << 22
 
 
@@ -86,14 +88,14 @@ class MinuteRing:
         self._path = directory / f"minutes.{worker}"
         self._table: npt.NDArray[np.void] = np.frombuffer(map_file(self._path, ROWS * _ROW.itemsize), _ROW)
         minutes = self._table["minute"]
-        # Not after the newest where rows are free: a clock that was set back has written older ones behind it.
+        # The first free row, not the one after the newest: a clock set back has written older minutes behind it.
         free = np.flatnonzero(minutes == 0)
         self._next = int(free[0]) if len(free) else (int(np.flatnonzero(minutes == minutes.max())[-1]) + 1) % ROWS
         self._minute = -1
         self._rows: dict[str, np.void] = {}
 
     def at(self, now: float, release: str) -> np.void:
-        """Return the counts of a release in the minute of `now`, to add to."""
+        """Return the counts of a release in the minute of `now`, for adding to."""
         minute = int(now // 60)
         if minute != self._minute:
             self._minute, self._rows = minute, {}
@@ -107,7 +109,7 @@ class MinuteRing:
         return row
 
     def read(self, now: float) -> npt.NDArray[np.void]:
-        """Return a copy of the rows of all workers of the last day."""
+        """Return a copy of all workers' rows of the last day."""
         newest = int(now // 60)
         tables = [self._table]
         for path in sorted(self._directory.glob("minutes.*")):
@@ -137,10 +139,10 @@ def by_minute(rows: npt.NDArray[np.void], now: float) -> npt.NDArray[np.void]:
 
 
 def map_file(path: Path, size: int) -> mmap.mmap | bytearray:
-    """Map a file of this size for writing, of zeros where there was none; memory alone if the disk is full."""
+    """Map a file of a size for writing, created with zeros; plain memory if the disk is full."""
     try:
         with path.open("a+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # of several workers one fills it
+            fcntl.flock(file, fcntl.LOCK_EX)  # so that only one worker allocates the file
             found = os.fstat(file.fileno()).st_size
             if found != size:
                 if found:
@@ -153,7 +155,7 @@ def map_file(path: Path, size: int) -> mmap.mmap | bytearray:
                 except OSError:
                     file.truncate(0)
                     raise
-            fcntl.flock(file, fcntl.LOCK_UN)  # a mapping would hold the lock
+            fcntl.flock(file, fcntl.LOCK_UN)  # the mapping keeps the file open, and so would keep the lock
             return mmap.mmap(file.fileno(), size)
     except OSError as error:
         logger.warning("%s: kept in memory only, lost at a restart: %s", path, error)
@@ -161,16 +163,17 @@ def map_file(path: Path, size: int) -> mmap.mmap | bytearray:
 
 
 def _numbers(rows: npt.NDArray[np.void]) -> Array:
-    """The counts of rows as float64 [rows, columns]."""
+    """View the counts of rows as float64 [rows, columns]."""
     return np.ascontiguousarray(rows["counts"]).view(np.float64).reshape(len(rows), _COLUMNS)
 
 
 class ShownLabels:
-    """One mapped file of 12·L bytes that all workers of a host write. Not thread-safe: its owner holds a lock.
+    """Counts of shown labels in a mapped file of 12·L bytes that all workers of a host share.
 
-    It is int32 [3, 1 + L]: the minute since 1970 in which a label was last answered, and its answers on even and on
-    odd days (UTC); the first column of these is the day. Workers take no turns, as of two that add to one
-    label in the same nanoseconds one may be lost, which no coefficient shows.
+    Not thread-safe: the owner holds a lock. The array is int32 [3, 1 + L]: row 0 has the minute since 1970 in which a
+    label was last answered; rows 1 and 2 have its answers on even and odd days (UTC), with the day in the first column.
+    Workers write without a lock: two that add to the same label in the same nanoseconds may lose one count, which no
+    coefficient shows.
     """
 
     def __init__(self, directory: Path, release: str, buckets_L: Int8) -> None:
@@ -182,7 +185,7 @@ class ShownLabels:
         self.sizes: Int64 = np.bincount(buckets_L, minlength=len(BUCKET_NAMES))
 
     def count(self, rows_N: Int64, now: float) -> None:
-        """Count answered labels, by their rows; those beyond L, added since, are left out."""
+        """Count answered labels by their rows; labels added since (L and above) are left out."""
         if len(rows_N) and rows_N.max() >= len(self.buckets_L):
             rows_N = rows_N[rows_N < len(self.buckets_L)]
         minute = int(now // 60)
@@ -192,15 +195,15 @@ class ShownLabels:
         if shown[0] != day:
             shown[:] = 0
             shown[0] = day
-        np.add.at(shown, rows_N + 1, np.int32(1))  # of its own type: numpy adds any other a dozen times slower
+        np.add.at(shown, rows_N + 1, np.int32(1))  # the same dtype: NumPy adds any other a dozen times slower
 
     def coverage_since(self, since: int) -> tuple[list[float], float]:
-        """Return the share of each bucket's labels answered since a minute, and of all labels."""
+        """Return the share of labels answered since a minute, by bucket and in total."""
         shown_L = (self._last_L >= since).astype(np.int8)
         return coverage_by_bucket(shown_L, self.buckets_L, self.sizes), coverage(shown_L)
 
     def gini(self, now: float) -> float | None:
-        """Return the Gini coefficient of the answers of today and yesterday (UTC); None of no answers."""
+        """Return the Gini coefficient of the answers of today and yesterday (UTC); None without answers."""
         today = int(now // 60) // MINUTES
         shown = self._days[(self._days[:, 0] >= today - 1) & (self._days[:, 0] <= today), 1:]
         return gini(shown.sum(axis=0, dtype=np.int64))
@@ -212,7 +215,7 @@ def latency_bin(seconds: float) -> int:
 
 
 def latency_ms(bins: Counts, quantile: float) -> float | None:
-    """Return a quantile in ms, logarithmic inside its bin; None of no observation, at most 10 s."""
+    """Return a quantile in ms, interpolated logarithmically, at most 10 s; None without observations."""
     upto = np.cumsum(bins)
     if not upto[-1]:
         return None
@@ -228,7 +231,7 @@ def latency_ms(bins: Counts, quantile: float) -> float | None:
 
 def count_dials(counts: Array, weights_B: Float32) -> None:
     """Add the queries of every bin of one dial to `counts`, [DIAL_BINS]; weights are finite."""
-    if len(weights_B) == 1:  # a tenth of the time that arrays take
+    if len(weights_B) == 1:  # takes a tenth of the time of the array code
         place = (float(weights_B[0]) - LOWEST) / WIDTH
         counts[int(min(max(place, 0), DIAL_BINS - 1) + 0.5)] += 1
         return
@@ -237,7 +240,7 @@ def count_dials(counts: Array, weights_B: Float32) -> None:
 
 
 def dial_json(counts: Array) -> list[dict[str, Any]]:
-    """Return the bins that have queries, ascending by the dial's value."""
+    """Return the non-empty bins, ascending by the dial's value."""
     return [
         {"at": round(LOWEST + WIDTH * int(place), 2), "queries": int(counts[place])} for place in np.flatnonzero(counts)
     ]

@@ -1,15 +1,17 @@
-"""One verdict over every signal: what an operator should know before any figure.
+"""Judge all signals in one verdict, which an operator should read before any figure.
 
-A signal is judged over the last hour, or the last day where the hour has too few answers; load over five minutes. Only
-answers that the client did not restrict to some labels are held against the baseline. A figure is off its promise where
+A signal is judged over the last hour, or over the last day if the hour has too few answers; load over five minutes.
+Only answers that the client did not restrict to some labels are compared with the baseline. A figure deviates from its
+promise if
 
-- the 99.9 % intervals of both exclude that they are equal [Newcombe 1998]: the question is put every few seconds, of
-  every bucket, so that one chance in twenty would come up all the time. Intervals are exact binomial ones of as many
-  observations as there were queries, for the labels of one answer are alike;
-- it matters: a quarter more or a fifth less is to be watched, twice or half calls for action; of a PSI the field's 0.1
-  and 0.25 [Siddiqi 2006], above what chance gives: (1/n + 1/m)·χ² of n queries against m [Yurdakul & Naranjo 2020].
+- the difference is significant: the 99.9 % interval of the difference excludes 0 [Newcombe 1998]. Every bucket is
+  tested every few seconds, so at 95 % false alarms would be permanent. Intervals are exact binomial ones with the
+  number of queries as the number of observations, because the labels of one answer are correlated;
+- and the difference matters: a quarter more or a fifth less is to be watched, twice or half calls for action. For PSI
+  the limits are the usual 0.1 and 0.25 [Siddiqi 2006], above the value expected by chance, (1/n + 1/m)·χ² for n queries
+  against m [Yurdakul & Naranjo 2020].
 
-Where the first is open, and the figure could as well be twice or half its promise, it is unknown.
+If the difference is not significant, but the interval includes twice or half the promise, the signal is unknown.
 """
 
 from __future__ import annotations
@@ -30,21 +32,21 @@ Signal = Literal[
 ]  # fmt: skip
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 SIGNALS: tuple[Signal, ...] = get_args(Signal)
-"""In the order in which those of one severity are listed."""
+"""Signals in the order in which equally severe findings are listed."""
 
 _SURE, _USUAL, _WIDER = 0.999, 0.95, 3.290526731491926 / 1.959963984540054
-"""Confidence of intervals, and how much wider a normal one of the first is."""
+"""Confidences, and the ratio of the widths of normal intervals at 99.9 % and 95 %."""
 _MORE, _LESS, _TWICE, _HALF = 1.25, 0.8, 2.0, 0.5
 _FLOOR, _MINUTE_SHARE, _NEAR_SHARE = 1e-4, 1e-3, 5e-3
 _STALE_DAYS = 30.0
 _CHI_SQUARE = 27.877164871256568
-"""99.9 % quantile of 9 degrees of freedom: ten deciles of scores."""
+"""99.9 % quantile of χ² with 9 degrees of freedom, for ten deciles of scores."""
 _WORDS = {"5m": "the last 5 minutes", "1h": "the last hour", "24h": "the last 24 hours"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one signal says of one bucket, or of all (None); `low` and `high` bound what was observed."""
+    """Result of one signal in one bucket, or in all (None); `low` and `high` bound the observation."""
 
     signal: Signal
     severity: Severity
@@ -65,10 +67,12 @@ def judge(
     organic_k: int = 20,
     age_days: float | None = None,
 ) -> dict[str, Any]:
-    """Return `verdict` of GET /v1/monitoring: the worst severity, its sentence, and what is not steady, worst first.
+    """Create `verdict` of GET /v1/monitoring: worst severity, sentence, and findings, worst first.
 
     Args:
-        organic_k: labels retrieved for an organic interaction.
+        troubles: sentences about present problems, by signal.
+        organic_k: number of labels retrieved for an organic interaction.
+        age_days: age of the training data.
     """
     windows, day = report["windows"], report["windows"]["24h"]
     found = [Finding(signal, "act", sentence) for signal, sentence in troubles.items()]
@@ -95,7 +99,7 @@ def judge(
 
 
 def _counted(load: Mapping[str, Any], day: Mapping[str, Any], age_days: float | None) -> Iterator[Finding]:
-    """Judge what is a number, and no estimate."""
+    """Judge the signals that are exact numbers, not estimates."""
     if dropped := day["dropped"]:
         severity: Severity = "act" if dropped > 0.01 * day["queries"] else "watch"
         sentence = f"{dropped:,} events of {_WORDS['24h']} were not kept: LONGTAIL_EVENTS takes none, or too slowly."
@@ -127,7 +131,7 @@ def _judged(
     if baseline is not None and report["windows"]["24h"]["queries"]:
         for bucket in BUCKET_NAMES:
             share, promised = judged["shares"][bucket], judged["promised"][bucket]
-            # Labels added since have no promise, and take their share from the others.
+            # Added labels have no promise, and their exposures reduce the shares of the other buckets.
             known = bucket != "new" or (not report["labels"]["added"] and (share or promised))
             found = _share(window, bucket, share, promised, judged["queries"], baseline["queries"]) if known else None
             yield ("share", bucket), found
@@ -188,7 +192,7 @@ def _recall(
     off, ratio = value < promised and _differ((value, low, high), wide), value / max(promised, _FLOOR)
     severity: Severity = "act" if off and ratio <= _HALF else "watch" if off and ratio <= _LESS else "steady"
     if severity == "steady" and low <= _HALF * promised and window == "1h":
-        severity = "unknown"  # the day may tell
+        severity = "unknown"  # the longer window may decide
     sentence = (
         f"Recall{'' if kind == ALL else f' of {kind} labels'} among "
         f"{'organic choices' if source == 'organic' else 'choices from answers'} is {value:.3f} in {_WORDS[window]}, "
@@ -206,13 +210,13 @@ def _too_few(signal: Signal, bucket: str | None, window: str, queries: int) -> F
 
 
 def _gap(finding: Finding) -> float:
-    """Measure how far a figure is from its promise; a share that is missing counts like one that is gained."""
+    """Measure the deviation of a figure from its promise; losing a share counts like gaining it."""
     observed, expected = finding.observed or 0.0, finding.expected or 0.0
     return (observed - expected) * math.log(max(observed, _FLOOR) / max(expected, _FLOOR))
 
 
 def _differ(one: tuple[float, float, float], other: tuple[float, float, float]) -> bool:
-    """Return whether two proportions (value, low, high) differ, by their difference's interval [Newcombe 1998, 10]."""
+    """Return whether two proportions (value, low, high) differ significantly [Newcombe 1998, method 10]."""
     (upper, upper_low, _), (lower, _, lower_high) = (one, other) if one[0] > other[0] else (other, one)
     return upper - lower > math.hypot(upper - upper_low, lower_high - lower)
 

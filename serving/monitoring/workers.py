@@ -1,4 +1,4 @@
-"""What the processes of a service know of each other: which serve, and how often each was started again."""
+"""Share the state of a service's processes: which of them serve, and how often each was restarted."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ _RESTARTS, _STATE, _CELLS = 0, 1, 2
 
 
 class WorkerState(IntEnum):
-    """What a worker does."""
+    """State of a worker."""
 
     down = 0
-    """Its process has ended, and another is not there yet."""
+    """The process has ended, and its successor has not started yet."""
     starting = 1
-    """It has not looked for a release yet."""
+    """The process has not looked for a release yet."""
     up = 2
-    """It runs, and has no release that it could serve, or is about to stop."""
+    """The process runs, but has no release to serve, or is about to stop."""
     ready = 3
-    """It serves a release."""
+    """The process serves a release."""
 
 
 class Workers(Collector):
-    """A board that all processes of a service share; each number on it is written by one of them at a time.
+    """A board that all processes of a service share; only one process at a time writes each number.
 
     Args:
-        cells: whole numbers, `cells_of(workers)` of them, all 0 at first; shared memory where there are several
-            processes.
+        cells: `cells_of(workers)` integers, initially 0; in shared memory if there are several processes.
     """
 
     def __init__(self, workers: int = 1, cells: MutableSequence[int] | None = None) -> None:
@@ -38,29 +37,29 @@ class Workers(Collector):
 
     @staticmethod
     def cells_of(workers: int) -> int:
-        """Compute how many numbers a board has."""
+        """Compute the size of a board."""
         return _CELLS * workers
 
     def start(self, worker: int, *, again: bool) -> None:
-        """Note that a process for this worker is about to be started, `again` if there was one before."""
+        """Note that a process for a worker is about to start; `again`: it replaces an earlier one."""
         self._cells[_CELLS * worker + _RESTARTS] += again
         self.become(worker, WorkerState.starting)
 
     def become(self, worker: int, state: WorkerState) -> None:
-        """Set what a worker does from now on."""
+        """Set the state of a worker."""
         self._cells[_CELLS * worker + _STATE] = state
 
     def state(self, worker: int) -> WorkerState:
-        """Get what a worker does."""
+        """Get the state of a worker."""
         return WorkerState(self._cells[_CELLS * worker + _STATE])
 
     def restarts(self, worker: int) -> int:
-        """Get how often a worker's process was replaced by another."""
+        """Get the number of times a worker's process was replaced."""
         return self._cells[_CELLS * worker + _RESTARTS]
 
     @property
     def ready(self) -> int:
-        """How many serve a release."""
+        """Count the workers that serve a release."""
         return sum(self.state(worker) is WorkerState.ready for worker in range(self.workers))
 
     @property
@@ -71,7 +70,7 @@ class Workers(Collector):
         )
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the series of METRICS.md about workers, over all of them; for `CollectorRegistry.register`."""
+        """Yield the series of METRICS.md about all workers, for `CollectorRegistry.register`."""
         yield GaugeMetricFamily("longtail_workers", "Worker processes that there should be.", value=self.workers)
         ready = GaugeMetricFamily("longtail_worker_ready", "1 if a worker serves a release.", labels=["worker"])
         restarts = CounterMetricFamily(
@@ -84,7 +83,7 @@ class Workers(Collector):
 
 
 class Seat(Collector):
-    """One worker's place at the board."""
+    """One worker's place on the board."""
 
     def __init__(self, workers: Workers, worker: int) -> None:
         self.workers = workers
@@ -92,16 +91,16 @@ class Seat(Collector):
         workers.become(worker, WorkerState.starting)
 
     def set_ready(self, ready: bool) -> None:
-        """Set whether this worker serves a release; a signal handler may."""
+        """Set whether this worker serves a release; signal handlers may call this."""
         self.workers.become(self.worker, WorkerState.ready if ready else WorkerState.up)
 
     @property
     def ready(self) -> bool:
-        """Whether /readyz of this worker says ready: it serves, and no worker is started for the first time."""
+        """Whether this worker serves, and no worker is still starting for the first time."""
         return self.workers.state(self.worker) is WorkerState.ready and self.workers.complete
 
     def has_looked(self) -> None:
-        """Note that this worker has looked for a release, whether it found one or not."""
+        """Note that this worker has looked for a release, successfully or not."""
         if self.waited_for:
             self.set_ready(False)
 
@@ -116,5 +115,5 @@ class Seat(Collector):
         return self.workers.restarts(self.worker) > 0
 
     def collect(self) -> Iterator[Metric]:
-        """Yield whether this worker is ready; for `CollectorRegistry.register`."""
+        """Yield whether this worker is ready, for `CollectorRegistry.register`."""
         yield GaugeMetricFamily("longtail_ready", "1 if /readyz says ready.", value=self.ready)

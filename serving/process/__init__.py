@@ -1,1 +1,1 @@
-"""The processes of a service: one, or several that share a port, and the connections that they take."""
+"""Run a service as one process, or as several that share a port, and handle their connections."""

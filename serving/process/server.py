@@ -1,4 +1,4 @@
-"""One server process: uvicorn on a shared socket, a stop that drops no request, and keys read again on SIGHUP."""
+"""Run a server process: uvicorn on a shared socket, a stop that drops no request, and reloaded keys on SIGHUP."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from longtail.serving.monitoring.workers import Workers
 from longtail.serving.settings import Settings
 
 BACKLOG = 2048
-"""Connections that the system makes before a process has taken them."""
+"""Connections that the system completes before a process accepts them."""
 _YOUNG_OBJECTS = 20_000
-"""Objects that the garbage collector lets come before it looks at them: at Python's own 700 it looks at the requests
-under way, which leave no cycles behind, over and over."""
+"""New objects between two runs of the garbage collector: with Python's default of 700 it would examine the running
+requests, which leave no cycles, again and again."""
 
 _FIRST_REQUEST_SECONDS = 1.0
-"""How long a stop waits for the first request of connections that were just made."""
+"""Time that a stop waits for the first request of new connections."""
 
 
 class Server(uvicorn.Server):
     """Stops on SIGTERM without dropping a request.
 
-    For `drain_seconds` /readyz says 503, and requests are answered as before, each with `Connection: close`. Then the
-    server accepts no more connections, waits for the first requests of new ones, and uvicorn stops: it closes idle
-    connections and answers requests under way for up to `shutdown_seconds`. SIGINT or a second signal skips the
-    draining, a third ends everything. SIGHUP reads the files of keys again; from a terminal that was closed it is
+    For `drain_seconds` /readyz returns 503, and requests are answered as before, each with `Connection: close`. Then
+    the server accepts no more connections, waits for the first requests of new ones, and uvicorn stops: it closes idle
+    connections and finishes running requests for up to `shutdown_seconds`. SIGINT or a second signal skips the
+    draining, a third ends the process. SIGHUP reloads the key files; if it comes from a closed terminal, it acts like
     SIGTERM.
     """
 
@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
         self._terminal = Terminal()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Handle SIGTERM and SIGINT, without uvicorn's raising them again at the end: the exit status is 0."""
+        """Handle SIGTERM and SIGINT; unlike uvicorn, do not raise them again, so the exit status is 0."""
         first = not self._service.draining
         self._service.drain()
         if first and sig == signal.SIGTERM:
@@ -67,7 +67,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, and wait for the first requests of new connections.
 
-        uvicorn takes a connection whose request it has not read for an idle one, and resets it.
+        uvicorn treats a connection whose request it has not read yet as idle, and resets it.
         """
         for server in self.servers:
             server.close()
@@ -89,19 +89,19 @@ class Server(uvicorn.Server):
 
 
 def _is_new(connection: Any) -> bool:
-    """Check whether no request of a connection has been read."""
+    """Return whether no request of a connection has been read yet."""
     return connection.cycle is None
 
 
 class Terminal:
-    """The terminal that a process was started at, if any; closing it sends SIGHUP as well."""
+    """The terminal at which a process was started, if any; closing it sends SIGHUP too."""
 
     def __init__(self) -> None:
         self._was_one = os.isatty(0)
 
     @property
     def closed(self) -> bool:
-        """Whether it is gone."""
+        """Return whether the terminal is gone."""
         return self._was_one and not os.isatty(0)
 
 
@@ -109,15 +109,15 @@ _held: list[int] = []
 
 
 def hold_hangups() -> None:
-    """Remember a SIGHUP until the service can handle it; it would end the process."""
-    # A mask is not enough: threads that NumPy has begun do not block it.
+    """Hold back a SIGHUP until the service can handle it; unhandled it would end the process."""
+    # Blocking the signal is not enough, because threads that NumPy has started do not block it.
     signal.signal(signal.SIGHUP, lambda sig, _: _held.append(sig))
 
 
 def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
-    """Handle SIGHUP from now on, and one that was held."""
+    """Install the handler of SIGHUP, and handle a SIGHUP that was held back."""
     signal.signal(signal.SIGHUP, handle)
-    # Workers begin with it blocked.
+    # The supervisor starts workers with SIGHUP blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     if _held:
         handle(_held.pop(), None)
@@ -125,14 +125,14 @@ def take_hangups(handle: Callable[[int, FrameType | None], None]) -> None:
 
 def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers: Workers | None = None) -> None:
     """Serve on a socket that all workers share, until a signal comes."""
-    # A mapped file of a release that is cut off ends the process with SIGBUS: leave a trace of where.
+    # Reading a mapped file that was truncated ends the process with SIGBUS: this prints where.
     faulthandler.enable(all_threads=False)
     gc.set_threshold(_YOUNG_OBJECTS)
     use_one_heap()
     # NumPy's pool of threads, for the whole process; FAISS and ONNX Runtime are limited where they search.
     threadpool_limits(1)
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Every idle client holds a file. macOS names a limit that it does not accept.
+    # Every idle client needs a file descriptor. macOS reports a hard limit that it does not accept.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     app = create_app(settings, worker=worker, workers=workers)

@@ -1,4 +1,4 @@
-"""The service as one process, or as several workers on one port: started, started again when they die, stopped."""
+"""Run the service as one process, or as several workers on one port, which are restarted when they die."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ logger = logging.getLogger(__name__)
 
 _SHORT_LIFE_SECONDS = 10.0
 _SHORT_LIVES = 5
-"""Workers in a row that may die young before the service gives up, if none is healthy."""
+"""Consecutive early deaths of workers after which the service gives up, if no worker is healthy."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-"""Before a worker is started again; doubled whenever one dies young."""
+"""Shortest and longest pause before a worker is restarted; an early death doubles the pause."""
 _LOOK_SECONDS = 0.1
 
 
 def serve(settings: Settings, log_level: str) -> None:
-    """Serve in one process, or in several and their parent; return or exit when a signal has come.
+    """Serve in one process, or in several workers with a parent, until a signal comes.
 
-    Raises StateError: what an operator has to change first.
+    Raises StateError, which tells the operator what to change.
     """
     listener = _listen(settings)
     with _exclusive(settings.state_directory):
@@ -55,11 +55,11 @@ def serve(settings: Settings, log_level: str) -> None:
 
 
 class Supervisor:
-    """The parent process of the workers, which answers no request itself.
+    """The parent process of the workers, which answers no requests.
 
-    A worker that ends is started again, after dying young ever later. The service ends when workers only die
-    young and none is healthy: serves a release, or has lived for `_SHORT_LIFE_SECONDS`. At the stop it closes its copy
-    of the listener.
+    A worker that ends is restarted, after growing pauses if workers die early. The service ends when workers keep dying
+    early and none is healthy; a healthy worker serves a release, or has lived for `_SHORT_LIFE_SECONDS`. At the stop
+    the parent closes its copy of the listener.
     """
 
     def __init__(self, settings: Settings, listener: socket.socket, log_level: str) -> None:
@@ -71,25 +71,25 @@ class Supervisor:
         self._alive: dict[int, BaseProcess] = {}
         self._started: dict[int, float] = {}
         self._due = dict.fromkeys(range(settings.workers), 0.0)
-        """When to start workers that do not run, on the monotonic clock."""
+        """Times on the monotonic clock for starting workers that do not run."""
         self._short_lives = 0
         self._stopping = self._failed = False
         self._signals: list[int] = []
         self._terminal = Terminal()
-        # Workers hold the other end: it closes when this process is gone, even by SIGKILL.
+        # Workers hold the other end of this pipe, and notice when this process is gone, even by SIGKILL.
         self._ours, self._theirs = self._spawn.Pipe()
 
     def run(self) -> int:
-        """Run until a signal comes, or workers only die; return the exit status."""
+        """Run until a signal comes, or workers keep dying; returns the exit status."""
         figures = self._settings.state_directory / "prometheus"
         shutil.rmtree(figures, ignore_errors=True)
         figures.mkdir(parents=True)
         os.environ[MULTIPROCESS] = str(figures)
-        # Handled between the starts of workers, never in the middle of one.
+        # The handlers only set flags, so a signal is acted upon between two starts of workers, never during one.
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, lambda sig, _: self._signals.append(sig))
         take_hangups(lambda sig, _: self._signals.append(sig))
-        # Started with the first worker it would let SIGINT through to that one.
+        # If the first worker's start launched the tracker, SIGINT would be unblocked for that worker.
         resource_tracker.ensure_running()
         while self._alive or self._due:
             while self._signals:
@@ -115,7 +115,7 @@ class Supervisor:
             target=_run_worker,
             args=(self._settings, self._listener, worker, self._board, self._log_level, self._theirs),
         )
-        # Held back in the worker until it can handle them: amid its imports they would end it with a traceback.
+        # Blocked until the worker can handle them: during its imports they would end it with a traceback.
         held_back = {signal.SIGINT, signal.SIGHUP}
         signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
         process.start()
@@ -151,7 +151,7 @@ class Supervisor:
     def _stop(self, sig: int) -> None:
         self._stopping = True
         self._due.clear()
-        # While any process has it, the system connects clients that nobody will answer.
+        # While any process holds the listener open, the system accepts connections that no worker will answer.
         self._listener.close()
         self._pass_on(sig)
 
@@ -165,10 +165,10 @@ class Supervisor:
 def _run_worker(
     settings: Settings, listener: socket.socket, worker: int, board: Workers, log_level: str, parent: Connection
 ) -> None:
-    """The main function of a worker process."""
+    """Run a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    # Ctrl-C reaches the whole foreground group; the parent passes it on once.
+    # Ctrl-C reaches the whole foreground group; in its own group the worker gets the signal from the parent alone.
     os.setpgid(0, 0)
     logs.configure(log_level)
     Thread(target=_stop_with_parent, args=(parent,), daemon=True).start()
@@ -176,7 +176,7 @@ def _run_worker(
 
 
 def _stop_with_parent(parent: Connection) -> None:
-    """Stop, as on SIGTERM, when the parent is gone."""
+    """Stop like on SIGTERM when the parent is gone."""
     with suppress(EOFError):
         parent.recv()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -200,7 +200,7 @@ def _listen(settings: Settings) -> socket.socket:
 
 @contextmanager
 def _exclusive(state: Path) -> Iterator[None]:
-    """Keep other services out of a state directory; the system releases the lock when this process ends."""
+    """Lock a state directory against other services; the system releases the lock when this process ends."""
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = (state / "service.lock").open("w")
@@ -223,7 +223,7 @@ def _refuse_left_behind(settings: Settings) -> None:
     directory = settings.state_directory
     with suppress(FileNotFoundError):
         left = len(read_label_changes(directory).records())
-        with suppress(StoreError):  # it may answer later, and is then served from
+        with suppress(StoreError):  # an unreachable database may answer later, so it does not prevent the start
             try:
                 found = len(read_label_changes(settings.place).records())
             except FileNotFoundError:
@@ -236,7 +236,7 @@ def _refuse_left_behind(settings: Settings) -> None:
 
 
 def _how(exit_code: int | None) -> str:
-    """An exit status, or the name of the signal that it stands for."""
+    """Return an exit status, or the name of the signal that it stands for."""
     if exit_code is None or exit_code >= 0:
         return str(exit_code)
     if -exit_code == signal.SIGBUS:

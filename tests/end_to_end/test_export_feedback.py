@@ -140,7 +140,7 @@ def test_a_full_disk_refuses_feedback_alone_and_loses_none(tmp_path: Path) -> No
 
             refused = next(error for number in range(100) if (error := refusal(f"before-{number}")))
             assert (refused.status, refused.type) == (503, "storage")
-            assert "a disk that takes events" in refused.message
+            assert "could not be written to the disk" in refused.message
             assert all(refusal(f"refused-{number}") for number in range(20))
             assert len(client.retrieve(features=FEATURES).results[0].labels) == 10
             assert len(list((disk / "events").iterdir())) == 1

@@ -116,7 +116,7 @@ def test_of_two_publishers_at_once_the_second_is_refused(url: str, monkeypatch: 
     releases.publish("a")
     with (
         published_by_another(url, "b", monkeypatch),
-        pytest.raises(PublishedMeanwhileError, match="somebody else has changed what is published meanwhile"),
+        pytest.raises(PublishedMeanwhileError, match="another writer changed CURRENT in the meantime"),
     ):
         releases.publish("c")
     assert (releases.current(), releases.rollback()) == ("b", "a")
@@ -248,7 +248,7 @@ def test_a_prune_that_was_cut_off_is_seen_and_gone_on_with(
             releases.prune(1)
     with pytest.raises(ReleaseNotFoundError, match="received 'a', which a prune deletes"):
         Releases(url).publish("a")
-    with pytest.raises(BundleExistsError, match="/a: expected a name that is free, found one that a prune deletes"):
+    with pytest.raises(BundleExistsError, match="/a: expected a name that is free, found one that a prune is deleting"):
         build(bundle_path, url, name="a")
     assert Releases(url).prune(3) == ["a"]
     assert Releases(url).names() == ["b", "c"]
@@ -312,7 +312,7 @@ def test_a_copy_that_a_disk_has_changed_is_replaced_when_it_is_opened(url: str, 
 
 def test_a_build_whose_upload_failed_says_how_to_go_on(bundle_path: Path, s3: S3Server) -> None:
     url = s3.url()
-    told = pytest.raises(StorageError, match=rf"the release is built: longtail-index upload (\S+)/x {url} goes on")
+    told = pytest.raises(StorageError, match=rf"the release is built: longtail-index upload (\S+)/x {url} resumes it")
     with s3.failing(lambda _, path: "fail" if path.endswith("labels.arrow") else None), told as error:
         build(bundle_path, url, name="x", spec="flat")
     path = str(error.value).rpartition("longtail-index upload ")[2].split()[0]

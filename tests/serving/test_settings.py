@@ -45,7 +45,7 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
         ("queue_limit = 3", "expected queue_limit >= max_queries"),
         ('refresh_prior = "hourly"', "expected a span such as '90m', '12h', '30d' or '4w', received 'hourly'"),
         ('refresh_prior = "0h"', "expected a span such as '90m', '12h', '30d' or '4w', received '0h'"),
-        ('refresh_prior = "1h"\nrecord_features = false', "expected record_features with refresh_prior"),
+        ('refresh_prior = "1h"\nrecord_features = false', "record_features = false is not allowed with refresh_prior"),
         (
             'refresh_prior = "1h"\nevents = "kafka://localhost:9092/events"',
             "expected events in a folder with refresh_prior",

@@ -1,4 +1,4 @@
-"""The routes: read the request, call the core, answer."""
+"""Collect the routes, each of which reads a request, calls the core, and answers."""
 
 from fastapi.routing import APIRoute
 
@@ -10,6 +10,6 @@ routes = [
     for route in room.router.routes
     if isinstance(route, APIRoute)
 ]
-"""In the order of the documentation."""
+"""All routes, in the order of the documentation."""
 
 __all__ = ["routes"]

@@ -1,4 +1,4 @@
-"""The catalogue: what the release knows of a label, and labels added, hidden or brought back while it serves."""
+"""Routes of the catalogue: show labels, and add, change, hide or restore them while serving."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ _LABEL = {
     responses={200: {"model": LabelPage}, **errors(401, 422, 429, 503)},
 )
 async def labels(request: Request) -> Response:
-    """Page by page the labels of the release, hidden ones too, and those added since, in the order of their ids.
+    """List the release's labels, hidden ones included, and added labels, by pages in order of ids.
 
-    Whatever is added, hidden or swapped between two pages, a label that is there all the while comes exactly once.
+    A label that exists all the time is listed exactly once, even if labels are added or hidden, or the release is
+    swapped, between two pages.
     """
     service = service_of(request)
     asked = read_parameters(request, LabelListing)
@@ -65,7 +66,7 @@ async def labels(request: Request) -> Response:
     "/v1/labels/{id:path}", openapi_extra=_LABEL, responses={200: {"model": LabelAnswer}, **errors(401, 404, 503)}
 )
 async def label(request: Request) -> Response:
-    """What the release knows about one label; its id may hold slashes."""
+    """Show all data of one label; its id may contain slashes."""
     id, retriever = request.path_params["id"], service_of(request).retriever()
     return json_response(request, {**retriever.label(id), "release": retriever.name})
 
@@ -78,8 +79,8 @@ async def label(request: Request) -> Response:
 async def add_labels(request: Request) -> Response:
     """Add labels, or embed known ones again, which also brings hidden ones back. Admin.
 
-    They are on disk and in every answer of this process when the answer comes, in those of other workers a tenth
-    of a second later. The next rebuild takes them in (`longtail-index merge`).
+    When the response arrives, the labels are on disk and in every answer of this process; other workers follow a tenth
+    of a second later. `longtail-index merge` adds them to the bundle for the next build.
     """
     require_admin(request)
     body = await read_body(request, LabelsRequest)
@@ -92,7 +93,7 @@ async def add_labels(request: Request) -> Response:
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def hide_labels(request: Request) -> Response:
-    """Delete or hide many labels, as DELETE does one: all in one write to disk, or none. Admin."""
+    """Delete or hide many labels in one write, all or none; see DELETE. Admin."""
     require_admin(request)
     ids = (await read_body(request, LabelIdsRequest)).ids
     return await _change(request, ids, partial(records_to_hide, ids))
@@ -104,7 +105,7 @@ async def hide_labels(request: Request) -> Response:
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def restore_labels(request: Request) -> Response:
-    """Bring many hidden labels back: all in one write to disk, or none. Admin."""
+    """Restore many hidden labels in one write, all or none. Admin."""
     require_admin(request)
     ids = (await read_body(request, LabelIdsRequest)).ids
     return await _change(request, ids, partial(records_to_restore, ids))
@@ -116,7 +117,7 @@ async def restore_labels(request: Request) -> Response:
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def patch_labels(request: Request) -> Response:
-    """Change columns of many labels, as PATCH does of one: all in one write to disk, or none. Admin."""
+    """Change columns of many labels in one write, all or none; see PATCH of one label. Admin."""
     require_admin(request)
     labels = (await read_body(request, PatchesRequest)).labels
     return await _change(request, [label.id for label in labels], partial(records_to_patch, labels))
@@ -128,10 +129,10 @@ async def patch_labels(request: Request) -> Response:
     responses={200: {"model": LabelsAnswer}, **errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503)},
 )
 async def patch_label(request: Request) -> Response:
-    """Change columns of a label, such as its price or whether it is in stock; nothing is embedded. Admin.
+    """Change columns of a label, such as its price or availability; nothing is embedded. Admin.
 
-    Answers show them and filters go by them. They hold until a release of newer data is served, or one that has them
-    (`longtail-index merge`); a hidden label is refused.
+    Answers show the new values and filters use them, until a release with newer data is served, or one that contains
+    the changes (`longtail-index merge`). Hidden labels are refused.
     """
     require_admin(request, labels=[request.path_params["id"]])
     patch = await read_body(request, PatchRequest)
@@ -145,7 +146,7 @@ async def patch_label(request: Request) -> Response:
     responses={200: {"model": LabelsAnswer}, **errors(401, 403, 404, 429, 503)},
 )
 async def hide_label(request: Request) -> Response:
-    """Delete an added label, or hide one of the catalogue; it is in no answer from now on. Admin."""
+    """Delete an added label, or hide a label of the release; no later answer has it. Admin."""
     ids = [request.path_params["id"]]
     require_admin(request, labels=ids)
     return await _change(request, ids, partial(records_to_hide, ids))

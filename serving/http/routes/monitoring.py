@@ -1,4 +1,4 @@
-"""Feedback in; the figures of every bucket out: as JSON, as Prometheus series, as a page."""
+"""Routes of feedback, and of the figures of every bucket as JSON, Prometheus series and a page."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ router = APIRouter(tags=["figures"], route_class=RequestRoute)
     responses={200: {"model": FeedbackAnswer}, **errors(400, 401, 408, 413, 415, 422, 429, 503)},
 )
 async def feedback(request: Request) -> Response:
-    """Report what was chosen, from an answer (by its `answer_id`) or without one; kept for good when this answers."""
+    """Record what users chose, from an answer (by its `answer_id`) or without one; stored durably on success."""
     service = service_of(request)
     body = await read_body(request, FeedbackRequest)
     for index, event in enumerate(body.events):
         for place, id_ in enumerate(map(str, event.labels)):
-            # Ids of the release's own labels may be longer.
+            # Ids of the release's labels may exceed the limit for unknown ids.
             if len(id_) > LONGEST_ID and not service.retriever().knows(id_):
                 raise InvalidRequestError(
                     f"expected a label of the release, or an id of at most {LONGEST_ID} characters, received "
@@ -40,7 +40,7 @@ async def feedback(request: Request) -> Response:
 
 @router.get("/v1/monitoring", responses={200: {"model": MonitoringAnswer}, **errors(401, 503)})
 async def monitoring(request: Request) -> Response:
-    """Exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
+    """Report exposure, coverage, drift and recall per frequency bucket, over minutes, an hour and a day."""
     service = service_of(request)
     report = await service.read(service.monitoring.figures.report)
     staged = service.mirror.staged
@@ -50,7 +50,7 @@ async def monitoring(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, responses=errors(401))
 async def metrics(request: Request) -> Response:
-    """Every series in Prometheus' text format; METRICS.md lists them."""
+    """Return all series in Prometheus' text format; METRICS.md lists them."""
     service = service_of(request)
     scraped = await service.read(service.monitoring.metrics.scrape)
     return Response(scraped, headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -58,5 +58,5 @@ async def metrics(request: Request) -> Response:
 
 @router.get("/dashboard", include_in_schema=False)
 async def page(_: Request) -> HTMLResponse:
-    """The figures as a page, with a box to try queries and the dial."""
+    """Show the figures as a page, with a form for trying queries and the dial."""
     return HTMLResponse(dashboard.page(), headers={"Content-Security-Policy": dashboard.csp()})

@@ -26,15 +26,16 @@ router = APIRouter(tags=["operations"], route_class=RequestRoute)
 
 @router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})
 async def release(request: Request) -> Response:
-    """The release being served: its model, the dial and what each setting scored, and what queries may carry."""
+    """Describe the release in service: its model, the dial with the offline curve, and the query features."""
     return json_response(request, service_of(request).retriever().release_json())
 
 
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})
 async def staged(request: Request) -> Response:
-    """How a staged release would have answered a share of live queries: its overlap with what was served, exposure by
-    bucket, and organic recall. The counts of all workers of this replica, written every
-    few seconds.
+    """Compare the staged release with the one in service, on a share of live queries.
+
+    The figures are the overlap of the answers, exposure by bucket, and organic recall. The counts come from all workers
+    of this replica, which write them every few seconds.
     """
     service = service_of(request)
     current, other = service.retriever(), service.mirror.staged
@@ -48,9 +49,9 @@ async def staged(request: Request) -> Response:
 
 @router.post("/v1/release/reload", responses={200: {"model": ReloadAnswer}, **errors(401, 403, 409, 503)})
 async def reload(request: Request) -> Response:
-    """Look at CURRENT now instead of at the next poll, and again at a release that was refused. Admin.
+    """Check CURRENT now instead of at the next poll, and retry a release that was refused. Admin.
 
-    Of several workers, the others follow at their next poll.
+    Other workers follow at their next poll.
     """
     require_admin(request)
     service = service_of(request)
@@ -61,16 +62,16 @@ async def reload(request: Request) -> Response:
 
 @router.get("/livez", responses={200: {"model": HealthAnswer}})
 async def live(request: Request) -> Response:
-    """200 as long as the process answers."""
+    """Return 200 while the process runs."""
     return json_response(request, {"status": "alive"})
 
 
 @router.get("/readyz", responses={200: {"model": ReadyAnswer}, **errors(503)})
 async def ready(request: Request) -> Response:
-    """200 while a release is loaded; 503 before, and from SIGTERM on.
+    """Return 200 while a release is loaded; 503 before that, and after SIGTERM.
 
-    A service of several workers is ready when all have looked for a release; later it stays so while one of them
-    answers here, and `workers` says how many do.
+    A service of several workers becomes ready when all workers have looked for a release, and then stays ready while
+    one of them answers; `workers` has their number.
     """
     service = service_of(request)
     service.check_ready()

@@ -1,4 +1,4 @@
-"""Top-k labels for queries and for labels, and the vectors of both."""
+"""Routes of retrieval: top-k labels for queries and for labels, and the vectors of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERRORS = errors(400, 401, 404, 408, 413, 415, 422, 429, 503)
 _FLOAT32_BYTES = 4
 Result = TypeVar("Result")
 _WATCHED_FROM_SECONDS = 0.05
-"""Most searches end sooner; only clients of longer ones are watched for hanging up."""
+"""Duration from which a request is watched for its client hanging up; most searches end sooner."""
 
 
 async def _while_connected(request: Request, search: Awaitable[Result]) -> Result:
@@ -67,7 +67,7 @@ async def _while_connected(request: Request, search: Awaitable[Result]) -> Resul
     responses={200: {"model": RetrieveAnswer}, **_ERRORS},
 )
 async def retrieve(request: Request) -> Response:
-    """The best labels for each query."""
+    """Find the best labels for each query."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, RetrieveRequest)
     state["preview"] = body.preview
     search = service.retrieve(
@@ -84,7 +84,7 @@ async def retrieve(request: Request) -> Response:
     responses={200: {"model": SimilarAnswer}, **_ERRORS},
 )
 async def similar(request: Request) -> Response:
-    """The labels nearest to each given label."""
+    """Find the labels nearest to each given label."""
     service, state, body = service_of(request), request.scope["state"], await read_body(request, SimilarRequest)
     state["preview"], options = body.preview, [body] * len(body.labels)
     retriever = service.retriever(body.release)
@@ -99,9 +99,9 @@ async def similar(request: Request) -> Response:
     responses={200: {"model": EmbedAnswer}, **_ERRORS},
 )
 async def embed(request: Request) -> Response:
-    """The vectors of queries, by the query tower, or of labels: u or v of the scores.
+    """Compute the vectors of queries (u, by the query tower) or of labels (v).
 
-    It waits with searches and counts as they do: a vector as a query. It is in no figure of what was answered.
+    The request waits in the queue of searches, where a vector counts as a query. No figures of answers include it.
     """
     service, body = service_of(request), await read_body(request, EmbedRequest)
     retriever, limit = service.retriever(body.release), service.settings.max_embed_bytes

@@ -1,1 +1,1 @@
-"""JSON of requests and answers, a file for each file of routes: requests are validated by it, answers documented."""
+"""Define the JSON of requests and answers, one file per file of routes: requests are validated, answers documented."""

@@ -52,7 +52,7 @@ class LabelIdsRequest(Body):
 
 
 class LabelAnswer(BaseModel):
-    """What the release knows of one label: the answer of GET /v1/labels/{id}, and one label of a page."""
+    """All data of one label: the answer of GET /v1/labels/{id}, and one label of a page."""
 
     id: str
     count: int = Field(description="Training pairs.")
@@ -82,7 +82,7 @@ class LabelPage(BaseModel):
 
 
 class LabelsAnswer(BaseModel):
-    """Answer of every change of labels: on disk, and in effect for every answer from now on."""
+    """Answer of every change of labels: the changes are on disk and apply to all later answers."""
 
     accepted: int = Field(description="Distinct labels.")
     release: str

@@ -28,14 +28,14 @@ class FeedbackRequest(Body):
 
 
 class FeedbackAnswer(BaseModel):
-    """Answer of POST /v1/feedback: the events are kept for good."""
+    """Answer of POST /v1/feedback: the events are stored durably."""
 
     accepted: int
     request_id: str
 
 
 class Share(BaseModel):
-    """What one bucket got."""
+    """Figures of one bucket."""
 
     count: int
     share: float | None
@@ -43,7 +43,7 @@ class Share(BaseModel):
 
 
 class Recall(BaseModel):
-    """Of the labels chosen, how many were answered, with the exact 95 % interval."""
+    """Share of the chosen labels that were answered, with the exact 95 % interval."""
 
     positives: int
     hits: int
@@ -53,9 +53,9 @@ class Recall(BaseModel):
 
 
 class Unrestricted(BaseModel):
-    """Answers that the client restricted neither by `buckets`, `allow` nor `filter`: what the verdict judges.
+    """Answers without `buckets`, `allow` or `filter`, which the verdict judges.
 
-    Of each, as many of its first labels as the baseline has.
+    From each answer the first labels count, as many as the baseline has per query.
     """
 
     queries: int
@@ -86,21 +86,21 @@ class Load(BaseModel):
 
 
 class Asked(BaseModel):
-    """Queries that asked for one setting of a dial, to 0.05; what lies beyond −1 and 2 is in the bin at that end."""
+    """Queries with one setting of a dial, rounded to 0.05; settings beyond −1 or 2 count in the bin at that end."""
 
     at: float
     queries: int
 
 
 class DialsAsked(BaseModel):
-    """What queries asked of λ and μ, ascending; settings that nobody asked for are left out."""
+    """Settings of λ and μ in queries, ascending; unused settings are left out."""
 
     bias_removal: list[Asked]
     popularity_weight: list[Asked]
 
 
 class Finding(BaseModel):
-    """What the verdict says of one signal, of one bucket or of all (null)."""
+    """Result of the verdict for one signal, in one bucket or in all (null)."""
 
     signal: Signal
     bucket: BucketName | None
@@ -117,7 +117,7 @@ class Finding(BaseModel):
 
 
 class Verdict(BaseModel):
-    """One verdict over every signal."""
+    """Verdict over all signals."""
 
     severity: Severity = Field(description="That of the worst finding.")
     headline: str
@@ -125,7 +125,7 @@ class Verdict(BaseModel):
 
 
 class Window(BaseModel):
-    """Figures of the release being served over the last so many seconds."""
+    """Figures of the release in service over a time window."""
 
     seconds: int
     queries: int

@@ -1,4 +1,4 @@
-"""Answers of /v1/release and the probes, and the one shape of every error."""
+"""Define the answers of /v1/release and the probes, and the shape of errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ReloadAnswer(BaseModel):
 
 
 class ExpectedFeature(BaseModel):
-    """One feature that a query may carry."""
+    """One feature that a query may have."""
 
     name: str
     kind: FeatureKind
@@ -30,7 +30,7 @@ class ExpectedFeature(BaseModel):
 
 
 class ReleasePrior(BaseModel):
-    """A prior of the release, and which weights requests may give it in `priors`."""
+    """A prior of the release, and the weights that requests may give it in `priors`."""
 
     name: str
     minimum: float
@@ -96,7 +96,7 @@ class StagedRefusals(BaseModel):
 
 
 class StagedShare(BaseModel):
-    """A bucket's share of the answered labels, of the same queries; null before the first."""
+    """A bucket's share of the answered labels, over the same queries; null before the first query."""
 
     staged: float | None
     current: float | None
@@ -127,7 +127,7 @@ class StagedAnswer(BaseModel):
 
 
 class HealthAnswer(BaseModel):
-    """Answer of /livez; of /readyz with more."""
+    """Answer of /livez; the answer of /readyz has further fields."""
 
     status: Literal["alive", "ready"]
 
@@ -146,7 +146,7 @@ class ReadyAnswer(HealthAnswer):
 
 
 class ErrorDetail(BaseModel):
-    """What was wrong."""
+    """Description of an error."""
 
     type: str = Field(description="Stable name of the kind of error.")
     message: str = Field(description="What was expected and what was received.")
@@ -156,7 +156,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every answer whose status is 4xx or 5xx: a problem of RFC 9457, as application/problem+json."""
+    """Answer with a status of 4xx or 5xx: a problem of RFC 9457, as application/problem+json."""
 
     type: str = Field(description="urn:longtail: and the kind of error, as in error.type.")
     title: str = Field(description="What HTTP calls the status.")

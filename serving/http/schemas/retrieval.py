@@ -1,4 +1,4 @@
-"""Bodies and answers of /v1/retrieve and /v1/similar."""
+"""Define bodies and answers of /v1/retrieve, /v1/similar and /v1/embed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RELEASE = Field(
 _PREVIEW = Field(default=False, description="Nobody will see the answer: leave it out of exposure, drift and recall.")
 _LONGEST_NAME = 100
 _EXPLAINED = 50
-"""Labels of a query that is explained, at most."""
+"""Largest k of a query with `explain`."""
 _ANSWER_IDS = Field(default=True, description="Give every result an `answer_id`, for feedback.")
 
 
@@ -46,7 +46,7 @@ class RetrieveRequest(Body):
     )
 
     def check_limits(self, settings: Settings) -> None:
-        """Check every query, and the labels that they ask for together."""
+        """Check every query, and the sum of k over all queries."""
         at_most(len(self.queries), settings.max_queries, "queries", "queries")
         explained = [place for place, query in enumerate(self.queries) if query.explain]
         if explained and (len(explained) > 1 or self.queries[explained[0]].k > _EXPLAINED):
@@ -66,17 +66,17 @@ class SimilarRequest(SimilarQuery, Body):
     answer_ids: bool = _ANSWER_IDS
 
     def check_limits(self, settings: Settings) -> None:
-        """Check the options, and the labels that all ids ask for together."""
+        """Check the options, and the sum of k over all ids."""
         at_most(len(self.labels), settings.max_queries, "ids", "ids")
         _check_options([self] * len(self.labels), settings, [""] * len(self.labels), "k")
 
 
 def _check_options(queries: Sequence[SearchOptions], settings: Settings, prefixes: Sequence[str], whole: str) -> None:
-    """Raise InvalidRequestError if the options of queries exceed a limit, each by itself or all together.
+    """Raise InvalidRequestError if the options of queries exceed a limit, singly or together.
 
     Args:
-        prefixes: leads the fields of errors of each, such as `queries.0.`.
-        whole: the field of an error of all together.
+        prefixes: prefix of the fields in each query's errors, such as `queries.0.`.
+        whole: field in errors of all queries together.
     """
     total, limit = 0, max(settings.max_total_k, settings.max_k)
     for options, prefix in zip(queries, prefixes, strict=True):
@@ -107,7 +107,7 @@ class EmbedRequest(ToEmbed, Body):
     release: str | None = _RELEASE
 
     def check_limits(self, settings: Settings) -> None:
-        """Check how many vectors are wanted."""
+        """Check the number of requested vectors."""
         name = "queries" if self.labels is None else "labels"
         at_most(self.count, settings.max_queries, name, name)
 
@@ -127,7 +127,7 @@ class EmbedAnswer(BaseModel):
 
 
 class Explanation(BaseModel):
-    """What a label's score is made of, in logits; the parts add up to it."""
+    """Parts of a label's score in logits; their sum is the score."""
 
     taste: float = Field(description="u·v/T.")
     bias: float = Field(description="b.")
@@ -157,7 +157,7 @@ class RankedLabel(BaseModel):
 
 
 class Exploration(BaseModel):
-    """What a query that explores was given by chance."""
+    """The random part of the answer to a query that explores."""
 
     slots: dict[BucketName, int] = Field(
         description="Slots drawn for each bucket; fewer than asked for where fewer of its labels are eligible."
@@ -167,15 +167,17 @@ class Exploration(BaseModel):
 
 
 class UnknownIds(BaseModel):
-    """How many ids of the request the release does not know; they were ignored."""
+    """Numbers of ids in the request that the release does not know and ignored."""
 
     exclude: int
     allow: int
 
 
 class Ranking(BaseModel):
-    """The answer to one query, best label first, but for what was drawn to explore, which is at random places, and for
-    what MMR chose, which is in the order in which it did."""
+    """The answer to one query, best label first.
+
+    Labels drawn for exploration stand at random positions, and labels chosen by MMR in the order of choice.
+    """
 
     labels: list[RankedLabel]
     bias_removal: float
@@ -209,9 +211,7 @@ class RetrieveResult(Ranking):
 
 
 class RetrieveAnswer(BaseModel):
-    """Answer of POST /v1/retrieve; every result comes from the one release that is named, but for those of an
-    experiment's arms that name another.
-    """
+    """Answer of POST /v1/retrieve; `release` gave all results, except for an experiment's arms that name another."""
 
     results: list[RetrieveResult]
     release: str
@@ -219,7 +219,7 @@ class RetrieveAnswer(BaseModel):
 
 
 class SimilarResult(Ranking):
-    """The labels nearest to label `id`, itself left out."""
+    """The labels nearest to label `id`, without the label itself."""
 
     id: str
 

@@ -290,11 +290,11 @@ def test_there_is_room_for_so_many_labels() -> None:
     bundle = make_bundle(labels=L, label_tower=True)
     overlay = overlay_of(bundle, upsert("a"), upsert("item-1"), most=3)
     overlay.check([upsert("a", year=1), upsert("item-1"), upsert("b")])
-    with pytest.raises(InvalidRequestError, match="at most 1 more labels beside the index, which holds 2 of 3"):
+    with pytest.raises(InvalidRequestError, match="at most 1 more labels, as 2 of 3 are added already"):
         overlay.check([upsert("b"), upsert("c")])
     full = overlay_of(bundle, *[upsert(f"new-{at}") for at in range(5)], most=3)
     assert len(full.added) == 5, "what was acknowledged is served, whatever the setting says now"
-    with pytest.raises(InvalidRequestError, match=r"at most 0 more labels .* holds 5 of 3, received 1"):
+    with pytest.raises(InvalidRequestError, match=r"at most 0 more labels, as 5 of 3 are added already, received 1"):
         full.check([upsert("b")])
     full.check([upsert("new-1")])
 

@@ -86,7 +86,7 @@ def test_offered_events_are_written_or_counted(tmp_path: Path, monkeypatch: pyte
     events.append([line("b")]).result(10)
     monkeypatch.setattr(Segment, "write", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "No space left")))
     assert events.offer([line("c"), line("d")]) == 0
-    with pytest.raises(StorageError, match="expected a disk that takes events"):
+    with pytest.raises(StorageError, match="the events could not be written to the disk"):
         events.append([line("e")]).result(10)
     monkeypatch.undo()
     events.append([line("f")]).result(10)

@@ -210,7 +210,7 @@ def test_events_that_no_disk_takes_are_refused_and_not_counted(
     with monkeypatch.context() as patched:
         patched.setattr(Segment, "write", full)
         message = refused(say(client, event, status=503), 503, "storage", None)
-    assert message == "expected a disk that takes events, found none; send them again later"
+    assert message == "the events could not be written to the disk; send them again later"
     assert found(client)["all"]["positives"] == 0
     trouble = {"signal": "records", "severity": "act"}
     assert trouble.items() <= client.get("/v1/monitoring").json()["verdict"]["findings"][0].items()
