@@ -118,7 +118,7 @@ def build(
         _publish(releases, manifest.name, floors)
 
 
-@app.command(epilog="Example: longtail-index from-vectors items.parquet --releases releases --publish")
+@app.command(epilog="Example: longtail-index from-vectors items.parquet --releases releases")
 def from_vectors(
     labels: Annotated[
         str, typer.Argument(metavar="LABELS", help="Table of label ids, counts, vectors, and columns to show.")
