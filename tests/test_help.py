@@ -42,7 +42,8 @@ def test_help_shows_every_character_of_the_docstring_and_options(
 ) -> None:
     shown = bare(page(app, *words))
     for text in (command.help, *(parameter.help for parameter in command.params)):
-        assert text and bare(text) in shown
+        assert text
+        assert bare(text) in shown
     assert "<bool>" not in shown
 
 

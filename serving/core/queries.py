@@ -30,6 +30,12 @@ MOST_POOL = 4_096
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Labels of a pool that the request says nothing of: at least, and for each result."""
 BucketName = Literal["head", "torso", "tail", "new"]
+ELSEWHERE = {
+    "lambda": "bias_removal", "λ": "bias_removal", "mu": "popularity", "μ": "popularity", "top_k": "k", "topk": "k",
+    "limit": "k", "n": "k", "num_results": "k", "candidates": "allow", "exclude_ids": "exclude", "where": "filter",
+    "inputs": "queries", "instances": "queries", "items": "labels", "item_id": "label_id",
+}  # fmt: skip
+"""Keys of requests by what papers and other services call them."""
 _LONGEST_NAME = 100
 _ANY = 1 << 62
 _NO_MEMBERS: JsonDict = {"default": {}}

@@ -125,7 +125,7 @@ INVALID: dict[str, Case] = {
     "unknown feature": (
         {"queries": [{"features": {}}, {"features": {"usr": "u"}}]},
         "queries.1.features.usr",
-        "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received \"usr\"",
+        "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received \"usr\": did you mean 'user'?",
     ),
     "id as a list": in_feature("user", ["u"], f"{A_FEATURE_ID}a list of 1"),
     "history as a string": in_feature("seen", "u", f'{IDS}"u"'),
@@ -140,6 +140,14 @@ INVALID: dict[str, Case] = {
     "long exclude": in_query("exclude", "expected at most 10000 of them, received 10001", exclude=[1] * 10_001),
     "unknown bucket": in_query(
         "buckets.0", "expected 'head', 'torso', 'tail' or 'new', received \"mid\"", buckets=["mid"]
+    ),
+    "λ by its paper's name": in_query(
+        "lambda",
+        f"expected one of the keys {QUERY_KEYS}, received \"lambda\": did you mean 'bias_removal'?",
+        **{"lambda": 1},
+    ),
+    "top_k": in_query(
+        "top_k", f"expected one of the keys {QUERY_KEYS}, received \"top_k\": did you mean 'k'?", top_k=1
     ),
     "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
     "no queries": ({}, "queries", "expected a value for queries, received none"),
