@@ -55,15 +55,18 @@ def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     return next(iter(get_close_matches(name, [*known], 1, alike)), None) if len(name) <= _LONGEST_NAME else None
 
 
-def did_you_mean(name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None) -> str:
+def did_you_mean(
+    name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None, *, alike: float = 0.6
+) -> str:
     """Return the end of an error message, `: did you mean 'weight'?`, or nothing.
 
     Args:
+        alike: as of `nearest`.
         elsewhere: known names by what other libraries call them.
     """
     known = [*known]
     meant = (elsewhere or {}).get(name)
-    meant = meant if meant in known else nearest(name, known)
+    meant = meant if meant in known else nearest(name, known, alike)
     return "" if meant is None else f": did you mean {meant!r}?"
 
 

@@ -271,8 +271,8 @@ class Settings(BaseSettings):
             raise ValueError(str(error)) from None
         if self.state is None and isinstance(self.releases, str):
             raise ValueError(
-                "expected a directory in state where releases are at a URL, received none: what must stay is not to be "
-                "in a cache"
+                "expected a directory for state, which must outlive the cache of releases at a URL, received none: use "
+                "--state or LONGTAIL_STATE, such as /var/lib/longtail"
             )
         if self.refresh_prior is not None and str(self.events).startswith("kafka:"):
             raise ValueError(
@@ -304,7 +304,8 @@ class Settings(BaseSettings):
                 )
         if not (self.insecure or is_loopback(self.host) or asking):
             raise ValueError(
-                f"expected api_keys, or insecure, for the address {self.host}, which others can reach; received neither"
+                f"expected API keys for the address {self.host}, which others can reach, received none: set "
+                "LONGTAIL_API_KEYS or LONGTAIL_API_KEYS_FILE, or use --insecure behind a gateway that checks keys"
             )
         return asking, changing
 

@@ -18,6 +18,7 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
 from longtail.index import Filter
+from longtail.serving.core.attributes import unfilterable
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
@@ -558,10 +559,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     columns = catalogue.attributes.kinds
     for name in options.max_per:
         if name not in columns:
-            raise InvalidRequestError(
-                f"expected columns that this release can be filtered by, {list(columns)}, received {describe(name)}",
-                field=f"{prefix}max_per.{name[:_LONGEST_NAME]}",
-            )
+            raise unfilterable(name, list(columns), f"{prefix}max_per.{name[:_LONGEST_NAME]}")
     asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")

@@ -168,7 +168,7 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         return MalformedBodyError(f"expected a JSON object in UTF-8, received a body that is not: {context['error']}")
     path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
     if kind == "missing":
-        message = f"expected a value for {path[-1]}, received none"
+        message = f"expected a value for {path[-1]}, received none; /docs has examples"
     elif kind == "extra_forbidden":
         known = keys_at(first["loc"], model)
         hint = did_you_mean(path[-1], known, ELSEWHERE)
