@@ -18,6 +18,7 @@ from longtail.bundle.arrays import Array, Float32, Int32
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text, parts_of, respelled
 from longtail.bundle.manifest import Feature
+from longtail.bundle.validation import did_you_mean
 from longtail.bundle.values import (
     feature_error,
     read_dates,
@@ -57,7 +58,9 @@ class FeatureReader:
             if not features.keys() <= self._names:
                 unknown = next(name for name in features if name not in self._names)
                 names = [feature.name for feature in self.features]
-                message = f"expected one of the features {names}, received {describe(unknown)}"
+                message = (
+                    f"expected one of the features {names}, received {describe(unknown)}{did_you_mean(unknown, names)}"
+                )
                 raise feature_error(row, unknown[:_LONGEST_NAME], message)
         inputs: Inputs = {}
         for feature in self.features:

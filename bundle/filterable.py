@@ -31,6 +31,9 @@ def filter_kind(type_: pa.DataType) -> FilterKind | None:
     return None
 
 
+ABSENT = "no such column: data.display of a recipe names the columns of a bundle"
+
+
 def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]:
     """Check that columns can be filtered by, and return the distinct names."""
     kinds = {field.name: filter_kind(field.type) for field in display.schema}
@@ -39,6 +42,6 @@ def check_filterable(display: pa.Table, names: Sequence[str]) -> tuple[str, ...]
             raise BundleInvariantError(
                 f"labels.arrow column {name!r} can be filtered by",
                 expected=f"one of {[known for known, kind in kinds.items() if kind is not None]}",
-                found=f"a column of {display.schema.field(name).type}" if name in kinds else "no such column",
+                found=f"a column of {display.schema.field(name).type}" if name in kinds else ABSENT,
             )
     return tuple(dict.fromkeys(names))

@@ -272,9 +272,13 @@ def feedback(events: Feedback | Iterable[Feedback]) -> Call[Json]:
     return Call("POST", "/v1/feedback", Json, {"events": [_json(event) for event in _list(events)]})
 
 
-def release() -> Call[Json]:
-    """Get the release in service: its model, the curve over λ and μ, the query features and an example."""
-    return Call("GET", "/v1/release", Json)
+def release(*, curve: bool = False) -> Call[Json]:
+    """Get the release being served: the features of a query, an example of them, the model and the dial.
+
+    Args:
+        curve: with the offline figures at every λ and μ, in `bias_removal`; tens of kilobytes.
+    """
+    return Call("GET", "/v1/release?include=curve" if curve else "/v1/release", Json)
 
 
 def staged() -> Call[Json]:

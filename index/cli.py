@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Build FAISS indexes over bundles and decide which release serves.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -67,7 +68,7 @@ NameOption = Annotated[str | None, typer.Option(help="Release name; UTC time and
 _PIPED_WIDTH = 160
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index build bundle --releases releases --publish")
 def build(
     bundle: BundleArgument,
     releases: ReleasesOption,
@@ -94,7 +95,7 @@ def build(
         typer.Option(metavar="NAME", help="Take over kind and lists of this release, so that nothing is clustered."),
     ] = None,
 ) -> None:
-    """Index a bundle, measure recall against exact search, write a release."""
+    """Index a bundle and write a release. Recall is measured against exact search."""
     checked, floors = _device(device), Releases(releases).floors() if publish else None
     table = _table_of(priors, prior, missing)
     notes: list[str] = []
@@ -117,7 +118,7 @@ def build(
         _publish(releases, manifest.name, floors)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index from-vectors items.parquet --releases releases")
 def from_vectors(
     labels: Annotated[
         str, typer.Argument(metavar="LABELS", help="Table of label ids, counts, vectors, and columns to show.")
@@ -141,7 +142,7 @@ def from_vectors(
     name: NameOption = None,
     publish: PublishOption = False,
 ) -> None:
-    """Index vectors of any two-tower model, measure recall, write a release with the dial."""
+    """Index vectors of any two-tower model. Requests to that release have the dial, too."""
     if similarity not in SIMILARITIES:
         raise LongtailIndexError(f"--similarity: expected dot, cosine or l2, received {similarity!r}")
     floors = Releases(releases).floors() if publish else None
@@ -158,7 +159,7 @@ def from_vectors(
         _publish(releases, manifest.name, floors)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index priors releases --events clicks.parquet --publish")
 def priors(
     releases: ReleasesArgument,
     table: Annotated[
@@ -174,7 +175,10 @@ def priors(
     missing: MissingOption = None,
     publish: PublishOption = False,
 ) -> None:
-    """Write a release with named priors of a new table, or with π* after later pairs; nothing is trained."""
+    """Write a release with other priors, without training.
+
+    TABLE holds new named priors; --events refreshes the forecast of popularity.
+    """
     if (table is None) == (events is None):
         raise LongtailIndexError("priors: expected a TABLE or --events, one of them")
     if events is not None and (prior or missing):
@@ -194,7 +198,7 @@ def priors(
         _publish(releases, manifest.name)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index publish releases books-2")
 def publish(
     releases: ReleasesArgument,
     name: NameArgument,
@@ -202,13 +206,16 @@ def publish(
         bool, typer.Option("--force", help="Publish although a bucket is below its floor, or clients lose something.")
     ] = False,
 ) -> None:
-    """Point CURRENT at a release that is intact, meets promise.toml, and takes what clients of CURRENT send."""
+    """Point CURRENT at a release that passes every check.
+
+    The release must be intact, meet promise.toml, and take what clients of CURRENT send.
+    """
     _publish(releases, name, force=force)
 
 
 @app.command()
 def stage(releases: ReleasesArgument, name: NameArgument) -> None:
-    """Verify a release and have services send it a share of live queries as shadow traffic; publishes nothing."""
+    """Send a release a share of live queries as shadow traffic. The release is verified, and not published."""
     Releases(releases).stage(name)
     print(f"staged: {name}")
 
@@ -227,7 +234,7 @@ def rollback(releases: ReleasesArgument) -> None:
 
 @app.command("list")
 def list_(releases: ReleasesArgument) -> None:
-    """Show every release; * marks the published one, s the staged one."""
+    """Show every release; * is published, s is staged."""
     shelf = Releases(releases)
     current, staged = shelf.current(), shelf.staged()
     table = Table("", "release", "created (UTC)", "labels", "spec", "recall at λ", "size")
@@ -256,7 +263,7 @@ def merge(
     ],
     out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
 ) -> None:
-    """Take labels added and hidden while serving into a bundle, for the next build."""
+    """Take labels added and hidden while serving into a bundle. The next build reads that bundle."""
     report = merge_labels(path_of(bundle), state, out)
     print(
         f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} changed, {report.removed:,} removed"
@@ -279,18 +286,18 @@ def upload(
 
 @app.command()
 def verify(releases: ReleasesArgument, name: NameArgument) -> None:
-    """Read every byte of a release and compare it with what was written."""
+    """Read a release and compare every byte with the manifest."""
     release = Releases(releases).verify(name)
     files = len(release.manifest.files) + len(release.bundle.manifest.files) + 2
     print(f"intact: {name}, {files} files, {release.searcher.labels:,} labels")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-index prune releases --keep 3")
 def prune(
     releases: ReleasesArgument,
     keep: Annotated[int, typer.Option(help="Newest releases that stay, besides the published and the one before it.")],
 ) -> None:
-    """Delete old releases and the leftovers of killed builds; one that an arm of experiments.toml names stays."""
+    """Delete old releases and leftovers of killed builds. A release that experiments.toml names stays."""
     for name in Releases(releases).prune(keep, print):
         print(f"deleted: {name}")
 

@@ -29,7 +29,7 @@ from longtail.bundle.mapped_table import in_one_piece
 from longtail.index import Releases
 from longtail.index.release.release import BUNDLE
 from longtail.serving.core.loader import load_release
-from longtail.serving.core.queries import LabelId, Query, RequestModel
+from longtail.serving.core.queries import ELSEWHERE, LabelId, Query, RequestModel
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.settings import explain
@@ -269,7 +269,7 @@ def _checked(asked: Asked) -> dict[str, Any]:
     try:
         Query.model_validate({"features": {}, **options})
     except ValidationError as error:
-        raise BatchError(f"--options: {': '.join(filter(None, explain(error)))}") from error
+        raise BatchError(f"--options: {': '.join(filter(None, explain(error, Query, ELSEWHERE)))}") from error
     return options
 
 
@@ -322,7 +322,7 @@ def _queries(
             query.exclude.extend(_Excluded.model_validate({"exclude": labels or []}).exclude)
             queries.append(query)
         except ValidationError as error:
-            raise part.wrong(first + row, ": ".join(filter(None, explain(error)))) from None
+            raise part.wrong(first + row, ": ".join(filter(None, explain(error, Query)))) from None
     return queries
 
 

@@ -13,8 +13,10 @@ from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.bundle import PROPOSAL
 from longtail.bundle.manifest import dial_words
 from longtail.index import Releases
+from longtail.index.release.release import RELEASE_MANIFEST
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
+from longtail.serving.errors import UnservableReleaseError
 
 _QUERIES = 200
 _K = 20
@@ -26,6 +28,8 @@ def check_release(path: Path) -> Iterator[str]:
     Raises:
         BundleError, UnservableReleaseError, OSError, LongtailIndexError: the first check that fails.
     """
+    if not (path / RELEASE_MANIFEST).is_file() and (names := Releases(path).names()):
+        raise UnservableReleaseError(f"{path}: expected one release, found a directory of some: use {path / names[-1]}")
     started = perf_counter()
     retriever = load_release(Releases(path.resolve().parent), path.resolve().name)
     manifest = retriever.manifest

@@ -37,7 +37,11 @@ from longtail.tables import as_place
 
 logger = logging.getLogger(__name__)
 app = typer.Typer(
-    help="Serve releases over HTTP.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    help="Serve releases over HTTP.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 
 SinceOption = Annotated[
@@ -74,7 +78,7 @@ class LogLevel(StrEnum):
     error = "error"
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve run releases --port 8000")
 def run(
     releases: Annotated[
         str,
@@ -141,12 +145,12 @@ def run(
 def check(
     release: Annotated[Path, typer.Argument(help="A release's directory.", exists=True, file_okay=False)],
 ) -> None:
-    """Verify a release, load it as the service would, answer queries from it, and say what that takes."""
+    """Verify a release and answer queries from it. The report says how much time and memory that takes."""
     for line in check_release(release):
         print(line)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve copy-labels old-state --state postgresql://db/longtail")
 def copy_labels(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A state directory, or postgresql://….")],
     *,
@@ -159,13 +163,13 @@ def copy_labels(
         ),
     ],
 ) -> None:
-    """Copy the label changes of a service to another place, such as from its directory to a database."""
+    """Copy label changes to another state, such as a database."""
     place = _place_of(state)
     assert place is not None
     print(f"{copy_label_changes(source, place):,} label changes copied to {place}")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve export-feedback releases --out feedback.parquet")
 def export_feedback(
     releases: ReleasesArgument,
     *,
@@ -177,7 +181,7 @@ def export_feedback(
     state: StateOption = None,
     events: EventsOption = None,
 ) -> None:
-    """Write the service's feedback as training data, while it runs or afterwards."""
+    """Write the service's feedback as training data. The service may run meanwhile."""
     window = read_window(since, until, time())
     for line in export(
         releases, _events_of(releases, state, events), out, window=window, label_id=label_id, everything=all_
@@ -195,7 +199,10 @@ def experiments(
     until: UntilOption = None,
     json_: Annotated[bool, typer.Option("--json", help="The comparison as JSON.")] = False,
 ) -> None:
-    """Compare the arms of the experiment in RELEASES/experiments.toml, while the service runs or afterwards."""
+    """Compare the arms of the running experiment.
+
+    RELEASES/experiments.toml names the arms. The service may run meanwhile.
+    """
     experiment = read_experiment(releases)
     if experiment is None:
         print("no experiment runs")
@@ -205,7 +212,7 @@ def experiments(
         print(line)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve off-policy releases --at 0.5 --out report.html")
 def off_policy(
     releases: ReleasesArgument,
     *,
@@ -226,7 +233,10 @@ def off_policy(
     until: UntilOption = None,
     json_: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
 ) -> None:
-    """Estimate what other λ would bring, off-policy, from answers that explored; say where they cannot tell."""
+    """Estimate what other λ would bring, off-policy.
+
+    The evidence is answers that explored; the report says where the evidence is too thin.
+    """
     if out is not None and find_spec("matplotlib") is None:
         raise typer.BadParameter(
             "expected matplotlib, which draws the page: pip install matplotlib", param_hint="--out"
@@ -243,7 +253,7 @@ def off_policy(
         print(line)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-serve batch releases users.parquet --out answers --k 50")
 def batch(
     releases: Annotated[str, typer.Argument(help="Directory or URL of releases.", envvar="LONGTAIL_RELEASES")],
     queries: Annotated[str, typer.Argument(help="Table of queries: a file, directory, glob or URL.")],

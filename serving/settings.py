@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import json
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -24,6 +32,7 @@ from longtail.bundle.dates import span_seconds
 from longtail.bundle.errors import StorageError, describe
 from longtail.bundle.objects import check_scheme, is_url, local_path
 from longtail.bundle.remote import copies_of
+from longtail.bundle.validation import did_you_mean, nearest, refused
 from longtail.index import MilvusServer, SpecError
 from longtail.state import Place, Postgres
 
@@ -264,8 +273,8 @@ class Settings(BaseSettings):
             raise ValueError(str(error)) from None
         if self.state is None and isinstance(self.releases, str):
             raise ValueError(
-                "state = None is not allowed because releases is a URL, and data that must stay does not belong in a "
-                "cache; use a persistent directory"
+                "expected a directory for state, which must outlive the cache of releases at a URL, received none: use "
+                "--state or LONGTAIL_STATE, such as /var/lib/longtail"
             )
         if self.refresh_prior is not None and str(self.events).startswith("kafka:"):
             raise ValueError(
@@ -300,22 +309,28 @@ class Settings(BaseSettings):
                 )
         if not (self.insecure or is_loopback(self.host) or asking):
             raise ValueError(
-                f"expected api_keys, or insecure, for the address {self.host}, which others can reach; received neither"
+                f"expected API keys for the address {self.host}, which others can reach, received none: set "
+                "LONGTAIL_API_KEYS or LONGTAIL_API_KEYS_FILE, or use --insecure behind a gateway that checks keys"
             )
         return asking, changing
 
 
-def explain(error: ValidationError) -> tuple[str | None, str]:
-    """Return the location and the message of pydantic's first error, without any key.
+def explain(
+    error: ValidationError, model: type[BaseModel] | None = None, elsewhere: Mapping[str, str] | None = None
+) -> tuple[str | None, str]:
+    """Return the location and the message of pydantic's first error; no location if several values contradict.
 
-    The location is None if several values contradict each other.
+    No key is shown.
+
+    Args:
+        model: what refused; settings by default.
+        elsewhere: keys of the model by what other libraries call them.
     """
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part)[:64] for part in first["loc"] if part != "[key]") or None
-    said = str(first["msg"]).removeprefix("Value error, ")
-    if where is None or first["type"] in ("missing", "value_error") or "keys" in where:
-        return where, said
-    return where, f"{said}, received {describe(first['input'])}"
+    first = refused(error.errors(include_url=False)[:1], model or Settings, elsewhere)[0]
+    where = ".".join(part[:64] for part in first.where.split(".")) or None
+    if not first.shown or "keys" in first.where:
+        return where, first.wrong
+    return where, f"{first.wrong}, received {describe(first.received)}"
 
 
 def no_settings(environment: Iterable[str]) -> list[str]:
@@ -329,9 +344,9 @@ def no_settings(environment: Iterable[str]) -> list[str]:
 
 def _refuse_misspelt() -> None:
     for name in no_settings(os.environ):
-        near = difflib.get_close_matches(name[len(_PREFIX) :].lower(), Settings.model_fields, 1, _ALIKE)
-        if near:
-            raise ValueError(f"{name}: expected the name of a setting, such as {_PREFIX}{near[0].upper()}")
+        near = nearest(name[len(_PREFIX) :].lower(), Settings.model_fields, _ALIKE)
+        if near is not None:
+            raise ValueError(f"{name}: expected the name of a setting, such as {_PREFIX}{near.upper()}")
 
 
 def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:
@@ -341,7 +356,8 @@ def _in_file(file: str | Path, settings: type[Settings]) -> dict[str, Any]:
         raise ValueError(f"{file}: expected TOML, found {error}") from None
     for name in found:
         if name not in settings.model_fields or name == _FILE:
-            raise ValueError(f"{file}: expected names of settings, such as max_k, found {describe(name)}")
+            hint = did_you_mean(name, settings.model_fields)
+            raise ValueError(f"{file}: expected names of settings, such as max_k, found {describe(name)}{hint}")
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
+from longtail.bundle.validation import did_you_mean
 from longtail.tables.errors import DataError
 
 _ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
@@ -89,7 +90,10 @@ def find_files(places: Path | str | list[Path | str]) -> list[DataFile]:
         if not files:
             kind = _ending(str(place)) or "Parquet, CSV, TSV or JSON"
             below = " below this directory" if isinstance(place, Path) and place.is_dir() else ""
-            raise DataError(f"{place}: expected a {kind} file, found none{below}")
+            beside = place.parent if isinstance(place, Path) else None
+            names = [] if beside is None or not beside.is_dir() else [path.name for path in beside.iterdir()]
+            hint = "" if below or not names else did_you_mean(Path(place).name, names, alike=0.8)
+            raise DataError(f"{place}: expected a {kind} file, found none{below}{hint}")
         found += files
     names = [file.path if file.kind == "sql" else file.name for file in found]
     if twice := next((name for name in names if names.count(name) > 1), None) if len(set(names)) < len(names) else None:

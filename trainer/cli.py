@@ -20,6 +20,7 @@ app = typer.Typer(
     help="Train two-tower retrieval models and write bundles.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 
@@ -37,7 +38,7 @@ _Since = Annotated[
 ]
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train data movielens-100k --out movielens")
 def data(
     name: Annotated[
         str,
@@ -59,7 +60,7 @@ def data(
     typer.echo(out / "recipe.toml")
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train init clicks.parquet --labels products.parquet")
 def init(
     clicks: Annotated[
         list[Path],
@@ -73,7 +74,7 @@ def init(
     timestamp: Annotated[str | None, typer.Option("--timestamp", help="Column of times.")] = None,
     event: Annotated[str | None, typer.Option("--event", help="Column of event types.")] = None,
 ) -> None:
-    """Look at a log and its feature tables, and write a recipe with its reasons."""
+    """Draft a recipe from a log and its feature tables. Comments give a reason for every choice."""
     from longtail.trainer.drafting.recipe import draft_recipe
 
     roles = draft_recipe(
@@ -93,7 +94,7 @@ def prepare(
     since: _Since = None,
     set_: _Set = None,
 ) -> None:
-    """Read a recipe's data once and keep it in data.prepared, which every later job maps. Run again to resume."""
+    """Read a recipe's data once into data.prepared. Later jobs map that folder. Run again to resume."""
     from longtail.trainer.config import load_recipe
 
     checked = load_recipe(recipe, _overrides(set_, since))
@@ -106,7 +107,7 @@ def prepare(
     typer.echo(folder)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train fit recipe.toml --out bundle --set model.dim=64")
 def fit(
     recipe: _RecipeFile,
     out: _Out,
@@ -131,7 +132,10 @@ def fit(
     ] = None,
     set_: _Set = None,
 ) -> None:
-    """Train a recipe, choose λ on valid, evaluate on test, write a bundle. Run again to resume."""
+    """Train a recipe, evaluate it, write a bundle.
+
+    The default λ is chosen on valid, the figures are those of test. Run again to resume.
+    """
     from longtail.trainer.config import load_recipe
 
     several = [] if processes is None else [f"training.processes={processes}", 'training.devices="all"']
@@ -146,7 +150,7 @@ def fit(
     )  # fmt: skip
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train tune recipe.toml --out study --trials 30")
 def tune(
     recipe: _RecipeFile,
     out: Annotated[Path, typer.Option("--out", help="Directory of the study: new, or one to go on with.")],
@@ -158,7 +162,7 @@ def tune(
     ] = None,
     set_: _Set = None,
 ) -> None:
-    """Try values from the ranges in [tune] on valid, and write the best recipe. Run again to go on."""
+    """Search the ranges in [tune] for the best recipe. Trials are compared on valid. Run again to continue."""
     from longtail.trainer.config import load_recipe
     from longtail.trainer.tuning.ranges import Ranges
 
@@ -174,14 +178,14 @@ def tune(
         raise typer.Exit(130) from None  # what has been found is written and said
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train check recipe.toml")
 def check(
     recipe: _RecipeFile,
     since: _Since = None,
     json_: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     set_: _Set = None,
 ) -> None:
-    """Read all that a recipe names and say what is there, without training. Exit code 1 if fit would refuse it."""
+    """Read a recipe and its data, and report on both. Nothing is trained. Exit code 1 if fit would refuse it."""
     from longtail.trainer import check as checking
     from longtail.trainer.config import load_recipe
     from longtail.trainer.errors import RecipeError
@@ -202,7 +206,7 @@ def check(
     raise typer.Exit(0 if found.ok else 1)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train evaluate bundle --target-prior uniform")
 def evaluate(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     recipe: Annotated[Path | None, typer.Option("--recipe", help="Measure again on this recipe's data.")] = None,
@@ -222,7 +226,7 @@ def evaluate(
     ] = None,
     set_: _Set = None,
 ) -> None:
-    """Print a bundle's evaluation table, as stored or measured again from its files."""
+    """Print a bundle's evaluation, stored or measured again."""
     from longtail.trainer.errors import RecipeError
 
     if target_prior is not None:
@@ -252,7 +256,7 @@ def evaluate(
         )
 
 
-@app.command()
+@app.command(epilog="Example: longtail-train upload bundle s3://bucket/bundles/books")
 def upload(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     url: Annotated[
@@ -260,9 +264,9 @@ def upload(
         typer.Argument(metavar="URL", help="Of the copy: s3://bucket/bundles/books, or models:/books@ALIAS of MLflow."),
     ],
 ) -> None:
-    """Copy a bundle to an object store, or to MLflow's registry as a new version; longtail-index build takes its URL.
+    """Copy a bundle to an object store or to MLflow's registry.
 
-    Run again to go on.
+    The registry gets a new version. longtail-index build takes the URL. Run again to resume.
     """
     from longtail.bundle.registry import is_registered, upload_version
     from longtail.bundle.remote import upload_bundle

@@ -14,11 +14,11 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import entry_points, packages_distributions, version
 from typing import Any, TypeVar, get_args
 
+from longtail.bundle.validation import did_you_mean
 from longtail.trainer.layers import FEATURES, TOWERS, FeatureKind, Kind
 from longtail.trainer.losses.families import LOSSES, Family
 from longtail.trainer.losses.hits import Hits
@@ -140,8 +140,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
         entries = list(entry_points(group=GROUPS[kind], name=name))
         if not entries:
             known = [*(get_args(Kind) if kind == "feature" else ()), *table]
-            near = _ELSEWHERE.get(name) or next(map(repr, get_close_matches(name, known, 1)), "")
-            hint = f": did you mean {near}?" if near else ""
+            hint = f": did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else did_you_mean(name, known)
             raise ValueError(
                 f"{kind}: expected one of {', '.join(known) or 'none'}, received {name!r}, which is neither registered "
                 f"nor an entry point of {GROUPS[kind]}{hint}"

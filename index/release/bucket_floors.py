@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES
 from longtail.bundle.manifest import Manifest, dial_words
+from longtail.bundle.validation import refused
 from longtail.index.errors import LongtailIndexError
 
 FLOORS_FILE = "promise.toml"
@@ -53,15 +54,8 @@ class BucketFloors(BaseModel):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise LongtailIndexError(f"{file}: expected TOML, {error}") from error
         except ValidationError as error:
-            faults = []
-            for fault in error.errors(include_url=False):
-                key = ".".join(str(part) for part in fault["loc"] if part != "[key]")
-                shown = "" if isinstance(fault["input"], dict) else f", received {fault['input']!r}"
-                message = "is no key of promise.toml" if fault["type"] == "extra_forbidden" else fault["msg"]
-                faults.append(f"{key}: {message}{shown}")
-            raise LongtailIndexError(
-                f"{file}: expected metric, max_drop and floors of {', '.join(BUCKET_NAMES)}; {'; '.join(faults)}"
-            ) from error
+            faults = refused(error.errors(include_url=False), cls)
+            raise LongtailIndexError(f"{file}: {'; '.join(map(str, faults))}") from error
 
     def __str__(self) -> str:
         if self.max_drop is None and not self.floors:

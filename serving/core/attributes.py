@@ -34,6 +34,7 @@ from longtail.bundle.display import DisplayColumns
 from longtail.bundle.errors import describe
 from longtail.bundle.filterable import FilterKind, filter_kind
 from longtail.bundle.mapped_table import in_one_piece
+from longtail.bundle.validation import did_you_mean
 from longtail.index import Condition, Selection
 from longtail.serving.errors import InvalidRequestError
 
@@ -191,6 +192,14 @@ class Attributes:
             self._read = {}
 
 
+def unfilterable(name: str, known: list[str], field: str) -> InvalidRequestError:
+    """Return the error of a column that labels cannot be filtered by."""
+    hint = did_you_mean(name, known) or "; data.display of the recipe and longtail-index build --filterable choose them"
+    return InvalidRequestError(
+        f"expected columns that this release can be filtered by, {known}, received {describe(name)}{hint}", field=field
+    )
+
+
 class LabelAttributes:
     """The attributes of a release's labels and of an overlay's labels.
 
@@ -263,11 +272,7 @@ class LabelAttributes:
         for name in sorted(filter_):
             kind, field = self.kinds.get(name), f"{where}.{name[:_LONGEST_NAME]}"
             if kind is None:
-                raise InvalidRequestError(
-                    f"expected columns that this release can be filtered by, {list(self.kinds)}, "
-                    f"received {describe(name)}",
-                    field=field,
-                )
+                raise unfilterable(name, list(self.kinds), field)
             asked = filter_[name]
             for sign, value in sorted((asked if isinstance(asked, dict) else {"eq": asked}).items()):
                 at = field if not isinstance(asked, dict) else f"{field}.{sign[:_LONGEST_NAME]}"

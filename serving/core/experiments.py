@@ -20,7 +20,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
-from longtail.serving.core.queries import Query, QueryInArm, RequestModel, SearchOptions
+from longtail.serving.core.queries import ELSEWHERE, Query, QueryInArm, RequestModel, SearchOptions
 from longtail.serving.errors import InvalidRequestError, ServingError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import Settings, explain
@@ -173,7 +173,7 @@ def parse_experiments(content: bytes, settings: Settings | None = None) -> Exper
     try:
         experiments = _File.model_validate(tomllib.loads(content.decode("utf-8"))).experiments
     except ValidationError as error:
-        raise ExperimentsError(": ".join(filter(None, explain(error)))) from None
+        raise ExperimentsError(": ".join(filter(None, explain(error, _File, ELSEWHERE)))) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ExperimentsError(f"expected TOML in UTF-8, found: {str(error)[:200]}") from None
     most = math.inf if settings is None else max(1, min(settings.max_k, settings.max_total_k // settings.max_queries))

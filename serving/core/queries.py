@@ -18,6 +18,7 @@ from longtail.bundle.arrays import Float32
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
 from longtail.index import Filter
+from longtail.serving.core.attributes import unfilterable
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
@@ -30,6 +31,12 @@ MOST_POOL = 4_096
 _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Default size of a pool: at least so many labels, and so many per result."""
 BucketName = Literal["head", "torso", "tail", "new"]
+ELSEWHERE = {
+    "lambda": "bias_removal", "λ": "bias_removal", "mu": "popularity", "μ": "popularity", "top_k": "k", "topk": "k",
+    "limit": "k", "n": "k", "num_results": "k", "candidates": "allow", "exclude_ids": "exclude", "where": "filter",
+    "inputs": "queries", "instances": "queries", "items": "labels", "item_id": "label_id",
+}  # fmt: skip
+"""Keys of requests by what papers and other services call them."""
 _LONGEST_NAME = 100
 _ANY = 1 << 62
 _NO_MEMBERS: JsonDict = {"default": {}}
@@ -555,10 +562,7 @@ def _diversity(options: SearchOptions, k: int, catalogue: Catalogue, prefix: str
     columns = catalogue.attributes.kinds
     for name in options.max_per:
         if name not in columns:
-            raise InvalidRequestError(
-                f"expected columns that this release can be filtered by, {list(columns)}, received {describe(name)}",
-                field=f"{prefix}max_per.{name[:_LONGEST_NAME]}",
-            )
+            raise unfilterable(name, list(columns), f"{prefix}max_per.{name[:_LONGEST_NAME]}")
     asked = [name for name, given in (("max_per", bool(options.max_per)), ("mmr", options.mmr is not None)) if given]
     if options.pool is not None and not asked:
         raise InvalidRequestError("expected max_per or mmr beside pool, received neither", field=f"{prefix}pool")

@@ -307,32 +307,20 @@ class Retriever:
             ]
         )
 
-    def release_json(self) -> dict[str, Any]:
-        """Create `ReleaseAnswer` of the HTTP API, without the request's id."""
+    def release_json(self, *, curve: bool = False) -> dict[str, Any]:
+        """Return `ReleaseAnswer` of the HTTP API, but for the request's id; what a query needs stands first.
+
+        Args:
+            curve: with the offline figures at every λ and μ, tens of kilobytes.
+        """
         manifest = self.manifest
+        dial = manifest.bias_removal.model_dump(exclude=None if curve else {"curve"})
+        described = {"labels", "dim", "similarity", "temperature", "loss", "popularity", "buckets"}
         return {
             "name": self.name,
             "created_at": self.created_at,
             "model": manifest.name,
-            **manifest.model_dump(
-                include={
-                    "labels",
-                    "dim",
-                    "similarity",
-                    "temperature",
-                    "loss",
-                    "bias_removal",
-                    "popularity",
-                    "buckets",
-                    "exclude_history",
-                }
-            ),
-            "priors": [
-                prior.model_dump(include={"name", "minimum", "default", "maximum"})
-                for prior in (() if self._bundle.priors is None else self._bundle.priors.settings)
-            ],
-            "forecast": self.forecast and self.forecast.model_dump(include={"kind", "until", "horizon", "nats"}),
-            "proposal": self._by_query.proposal,
+            "example": self._encoder.example(),
             "query_features": [
                 {
                     "name": feature.name,
@@ -343,11 +331,19 @@ class Retriever:
                 }
                 for feature in self._encoder.features
             ],
+            "exclude_history": manifest.exclude_history,
             "filterable": [
                 {"name": name, "kind": kind, "operators": operators(kind)}
                 for name, kind in self.catalogue.attributes.kinds.items()
             ],
-            "example": self._encoder.example(),
+            "priors": [
+                prior.model_dump(include={"name", "minimum", "default", "maximum"})
+                for prior in (() if self._bundle.priors is None else self._bundle.priors.settings)
+            ],
+            **manifest.model_dump(include=described),
+            "proposal": self._by_query.proposal,
+            "forecast": self.forecast and self.forecast.model_dump(include={"kind", "until", "horizon", "nats"}),
+            "bias_removal": dial,
         }
 
     def _answer(

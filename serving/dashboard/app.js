@@ -45,7 +45,7 @@ async function poll() {
       ),
       call("/v1/monitoring"),
     ]);
-    if (state.release?.name !== data.release) state.release = await call("/v1/release");
+    if (state.release?.name !== data.release) state.release = await call("/v1/release?include=curve");
     Object.assign(state, { unready, data, answered: Date.now() });
     report();
     render();

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import orjson
 from fastapi.routing import APIRoute
@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from longtail.bundle.errors import describe
-from longtail.serving.core.queries import RequestModel, features_json
+from longtail.bundle.validation import did_you_mean, keys_at
+from longtail.serving.core.queries import ELSEWHERE, RequestModel, features_json
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -167,10 +168,11 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         return MalformedBodyError(f"expected a JSON object in UTF-8, received a body that is not: {context['error']}")
     path = [str(part)[:_LONGEST_NAME] for part in first["loc"]]
     if kind == "missing":
-        message = f"expected a value for {path[-1]}, received none"
+        message = f"expected a value for {path[-1]}, received none; /docs has examples"
     elif kind == "extra_forbidden":
-        known = list(_model_holding(first["loc"], model).model_fields)
-        message = f"expected one of the keys {known}, received {describe(path[-1])}"
+        known = keys_at(first["loc"], model)
+        hint = did_you_mean(path[-1], known, ELSEWHERE)
+        message = f"expected one of the keys {known}, received {describe(path[-1])}{hint}"
     elif kind == "too_short":
         message = f"expected at least {context['min_length']} of them, received {context['actual_length']}"
     elif kind == "too_long":
@@ -181,18 +183,3 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> MalformedBodyErr
         expected = said.removeprefix("Input should be ").removeprefix("String should have ")
         message = f"expected {expected}, received {describe(first['input'])}"
     return InvalidRequestError(message, field=".".join(path) or None)
-
-
-def _model_holding(path: Sequence[str | int], model: type[BaseModel]) -> type[BaseModel]:
-    """Find the model of the object that contains the last key of a path."""
-    for part in path[:-1]:
-        annotation = model.model_fields[part].annotation if isinstance(part, str) else None
-        model = next(_models_in(annotation), model)
-    return model
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)

@@ -100,6 +100,7 @@ CASES: list[tuple[Call[Any], str, Any]] = [
         },
     ),
     (calls.release(), "GET /v1/release", None),
+    (calls.release(curve=True), "GET /v1/release?include=curve", None),
     (calls.staged(), "GET /v1/release/staged", None),
     (calls.monitoring(), "GET /v1/monitoring", None),
     (calls.reload(), "POST /v1/release/reload", None),

@@ -310,7 +310,9 @@ def test_a_bad_value_is_refused_with_its_feature(shop: Shop, name: str, value: A
 
 
 def test_the_release_says_what_each_kind_expects(shop: Shop) -> None:
-    answer = shop.http.get("/v1/release").json()
+    response = shop.http.get("/v1/release")
+    assert len(response.content) < 5_000 < len(shop.http.get("/v1/release?include=curve").content)
+    answer = response.json()
     said = {feature["name"]: feature for feature in answer["query_features"]}
     assert (said["taste"]["kind"], said["taste"]["dims"]) == ("vector", DIMS)
     assert said["taste"]["expects"] == "a list of 6 finite numbers"

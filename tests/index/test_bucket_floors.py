@@ -182,18 +182,21 @@ def test_build_writes_a_release_that_it_may_not_publish(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_dorp = 0.1", "max_dorp: is no key of promise.toml, received 0.1"),
-        ("[floors]\nmid = 0.1", "floors.mid: Input should be 'head', 'torso', 'tail' or 'new', received 'mid'"),
-        ("[floors]\ntail = 1.1", "floors.tail: Input should be less than or equal to 1, received 1.1"),
-        ("[floors]\ntail = nan", "floors.tail: Input should be a finite number"),
-        ("max_drop = -0.1", "max_drop: Input should be greater than or equal to 0"),
-        ("floors = 3", "floors: Input should be a valid dictionary, received 3"),
-        ('metric = "recall"', "metric: String should match pattern"),
+        (
+            "max_dorp = 0.1",
+            "max_dorp: expected one of metric, max_drop, floors, received an unknown key: did you mean 'max_drop'?",
+        ),
+        ("[floors]\nmid = 0.1", "floors.mid: expected 'head', 'torso', 'tail' or 'new', received 'mid'"),
+        ("[floors]\ntail = 1.1", "floors.tail: expected at most 1, received 1.1"),
+        ("[floors]\ntail = nan", "floors.tail: expected a finite number"),
+        ("max_drop = -0.1", "max_drop: expected at least 0"),
+        ("floors = 3", "floors: expected a table, received 3"),
+        ('metric = "recall"', "metric: expected a string that matches"),
         ("a =", "TOML, Invalid value"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong_and_publishes_nothing(text: str, message: str, releases: Releases) -> None:
     write_floors(releases, text)
-    with pytest.raises(LongtailIndexError, match=rf"promise\.toml: expected .*{re.escape(message)}"):
+    with pytest.raises(LongtailIndexError, match=rf"promise\.toml: .*{re.escape(message)}"):
         releases.publish("good")
     assert releases.current() is None

@@ -51,6 +51,13 @@ def test_what_it_says_of_a_release_that_can_be_served(
     assert sum(shares) == pytest.approx(100, abs=0.2)
 
 
+def test_a_directory_of_releases_is_no_release(releases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["check", str(releases)])
+    assert left.value.code == 2
+    assert "expected one release, found a directory of some: use" in capsys.readouterr().err
+
+
 def test_a_release_that_cannot_be_served_is_refused_in_one_line(
     releases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -302,8 +302,8 @@ def test_seen_labels_may_be_found_where_repeats_are_allowed(tmp_path: Path) -> N
         ({"user_id": ["a"], "item_id": ["x"]}, {"ks": (9,)}, "--k 9 is not allowed because the catalogue has 3 labels"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"rank": "r", "score": "s"}, "--rank and --score are not allowed toget"),
         ({"user_id": ["a"], "item_id": ["x"]}, {"groups": ("country",)}, "--group country is not allowed without"),
-        ({"user_id": ["a"], "item_id": ["x"]}, {"baselines": ("SVD",)}, "baselines.0: Input should be 'popularity'"),
-        ({"user_id": ["a"], "item_id": ["x"]}, {"buckets": "thirds"}, "buckets: Input should be 'quantile' or 'coun"),
+        ({"user_id": ["a"], "item_id": ["x"]}, {"baselines": ("SVD",)}, "baselines.0: expected 'popularity'"),
+        ({"user_id": ["a"], "item_id": ["x"]}, {"buckets": "thirds"}, "buckets: expected 'quantile' or 'coun"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(
@@ -336,8 +336,8 @@ REFUSED = {
     "[findings]\nbefore_own_train = 0": "findings: 'before_own_train' is not allowed because this audit "
     "reads no times; use --timestamp",
     "[findings]\nseen = 0": "findings: 'seen' is not allowed because this audit has no such figure; use one that was",
-    "max_drop = 0.1": "max_drop is not allowed because a promise of an audit has no such key; use [over.BASELINE]",
-    "[floors]\ntail = 'high'": "floors.tail: Input should be a valid number",
+    "max_drop = 0.1": "received an unknown key: did you mean 'over'?",
+    "[floors]\ntail = 'high'": "floors.tail: expected a number",
     "[floors": "expected TOML",
 }
 

@@ -163,6 +163,8 @@ def test_the_command_answers_in_json(small: Path, capsys: pytest.CaptureFixture[
     code, found = run(capsys, small, "--set", "data.train=gone.parquet")
     assert (code, found["ok"]) == (1, False)
     assert found["problems"][0].endswith("gone.parquet: expected a parquet file, found none")
+    code, found = run(capsys, small, "--set", "data.train=tran.parquet")
+    assert found["problems"][0].endswith("expected a parquet file, found none: did you mean 'train.parquet'?")
 
 
 @pytest.mark.parametrize(

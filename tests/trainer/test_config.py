@@ -115,7 +115,7 @@ def test_bad_overrides(path: Path, override: str, message: str) -> None:
         (None, r"missing.toml: expected a recipe: No such file or directory"),
         (b"name = ", r"missing.toml: expected TOML: "),
         (b'name = "\xe9"', r"missing.toml: expected TOML: .*utf-8"),
-        (b"", r"missing.toml: name: Field required.*; data: Field required.*; query: .*; label: "),
+        (b"", r"missing.toml: name: expected a value, received none; data: expected a value.*; query: .*; label: "),
     ],
     ids=["missing", "garbled", "latin-1", "empty"],
 )

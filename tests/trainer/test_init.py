@@ -104,6 +104,22 @@ def test_a_shop_s_log_becomes_a_recipe(tmp_path: Path, ending: str) -> None:
         assert said in text, said
 
 
+@pytest.mark.parametrize(("ending", "delimiter"), [("csv", ";"), ("csv", "\t"), ("csv", "|"), ("tsv", "\t")])
+def test_a_log_of_any_delimiter(tmp_path: Path, ending: str, delimiter: str) -> None:
+    """As `check` reads it, and `fit`, all rows are there."""
+    clicks = shop(tmp_path, ending="csv")
+    text = clicks.read_text()
+    clicks.unlink()
+    (tmp_path / f"shop.{ending}").write_text(text.replace(",", delimiter))
+    roles = draft_recipe(tmp_path / f"shop.{ending}", tmp_path / "recipe.toml")
+    assert (roles.query_id, roles.label_id, roles.timestamp, roles.event) == (
+        "visitorId", "sku", "clicked_at", "event_type",
+    )  # fmt: skip
+    found = check(tmp_path / "recipe.toml", overrides=())
+    assert found.ok, found.problems
+    assert read_dataset(load_recipe(tmp_path / "recipe.toml")).report.read == text.count("\n") - 1
+
+
 @pytest.mark.slow
 def test_fit_takes_it_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     clicks = shop(tmp_path)

@@ -107,8 +107,8 @@ WRONG = {
     "unknown kind": (
         "kind='attend'}", r"query\.features\.1: feature: expected one of id, history, audience, bag,",
     ),
-    "no kind": ("dims=3}", r"query\.features\.1\.kind: Field required"),
-    "a kind of no name": ("kind=3}", r"query\.features\.1\.kind: Input should be 'id', .*received 3"),
+    "no kind": ("dims=3}", r"query\.features\.1\.kind: expected a value"),
+    "a kind of no name": ("kind=3}", r"query\.features\.1\.kind: expected 'id', .*received 3"),
     "unknown parameter": (
         "kind='self_attention', head=3}",
         r"query\.features\.1: feature 'self_attention': expected \['heads', 'blocks'\], received 'head'",

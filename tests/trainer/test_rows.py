@@ -68,7 +68,7 @@ def test_everything_wrong_is_one_report(tmp_path: Path) -> None:
         load(path, test=other, valid=tmp_path / "gone.csv", placeholders=["undefined"], **SETTINGS)
 
     head, *lines = str(refused.value).split("\n")
-    assert head == '8 problems with the data; data.on_bad_row = "drop" leaves such rows out:'
+    assert head == 'data with 8 problems; data.on_bad_row = "drop" leaves such rows out:'
     assert [line.replace(f"{tmp_path}/", "").strip() for line in lines] == [
         "gone.csv: expected a csv file, found none",
         "other.csv: expected a column 'when', found user, item",

@@ -57,7 +57,7 @@ def test_the_recipe_s_own_values_are_known_where_they_lie_within() -> None:
 REFUSED = {
     "unknown key": ({"model.temprature": {"low": 0.1, "high": 1}}, r"model\.temprature: expected one of dim, "),
     "unknown section": ({"mdoel.dim": {"low": 1, "high": 2}}, r"mdoel: expected one of name, seed, .*unknown key"),
-    "type": ({"model.dim": {"low": 1.5, "high": 2}}, r"model\.dim = 1\.5: model\.dim: Input should be a valid integer"),
+    "type": ({"model.dim": {"low": 1.5, "high": 2}}, r"model\.dim = 1\.5: model\.dim: expected a whole number"),
     "impossible high": ({"optimizer.momentum": {"low": 0.5, "high": 1.5}}, r"momentum = 1\.5: .*less than 1"),
     "unknown choice": ({"loss.sampler": {"choices": ["in_bach"]}}, r"expected one of in_batch, .* received 'in_bach'"),
     "lacking": ({"loss.sampler": {"choices": ["uniform"]}}, r"'uniform': expected a value for 'negatives'"),

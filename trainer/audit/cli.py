@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.command()
+@app.command(epilog="Example: longtail-audit lists.csv --train old.csv --test new.csv --out audit")
 def run(
     lists: Annotated[
         str,
@@ -69,7 +69,7 @@ def run(
         Path | None, typer.Option("--promise", help="TOML of least and most values; exit code 1 if one is broken.")
     ] = None,
 ) -> None:
-    """Measure lists of any recommender by bucket and group, compared with baselines.
+    """Measure lists of any recommender, compared with baselines. Figures come by bucket and group.
 
     Exit code 0, 1 where a promise is broken, 2 where something cannot be read or judged.
     """

@@ -77,7 +77,8 @@ class Audited:
                 "baselines": self.baselines, "buckets": self.buckets, "exclude_seen": not self.include_seen,
             })  # fmt: skip
         except ValidationError as error:
-            raise RecipeError(in_words(error.errors())) from error
+            of = DataConfig if error.title == DataConfig.__name__ else EvaluationConfig
+            raise RecipeError(in_words(error.errors(), of)) from error
         if self.rank is not None and self.score is not None:
             raise RecipeError("--rank and --score are not allowed together because one orders a list; use one")
         if self.groups and self.queries is None:

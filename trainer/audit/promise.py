@@ -23,7 +23,6 @@ A promise is TOML, every key optional:
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -33,6 +32,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
+from longtail.bundle.validation import nearest, refused
 from longtail.trainer.audit.measure import BEFORE_OWN_TRAIN, BEFORE_TRAIN_ENDS, Audit
 from longtail.trainer.config.base import Section
 from longtail.trainer.errors import DataError
@@ -69,15 +69,8 @@ class Promise(Bounds):
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise DataError(f"{file}: expected TOML: {error}") from error
         except ValidationError as error:
-            faults = []
-            for fault in error.errors(include_url=False):
-                key = ".".join(map(str, fault["loc"]))
-                if fault["type"] == "extra_forbidden":
-                    hint = "; use [over.BASELINE]" if key == "max_drop" else ""
-                    faults.append(f"{key} is not allowed because a promise of an audit has no such key{hint}")
-                else:
-                    faults.append(f"{key}: {fault['msg']}, received {fault['input']!r}")
-            raise DataError(f"{file}: {'; '.join(faults)}") from error
+            faults = refused(error.errors(include_url=False), cls, {"max_drop": "over"})
+            raise DataError(f"{file}: {'; '.join(map(str, faults))}") from error
 
     def judge(self, audit: Audit) -> list[Judged]:
         """Compare every promise with its figure; raises DataError for one that has none."""
@@ -172,6 +165,6 @@ def _known(where: str, name: str, names: Iterable[str]) -> None:
     """Raise DataError for a name without a figure, with the nearest that has one."""
     names = [*names]
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1, 0)
-        hint = f"; use one that was measured, such as {near[0]!r}" if near else ""
+        near = nearest(name, names, alike=0)
+        hint = "" if near is None else f"; use one that was measured, such as {near!r}"
         raise DataError(f"promise: {where}: {name!r} is not allowed because this audit has no such figure{hint}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from longtail.bundle.validation import refused
 from longtail.tables import DataError, is_query
 from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.sections import PLACES
@@ -73,31 +74,9 @@ def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=data), "evaluation": evaluation})
 
 
-def in_words(problems: Sequence[ErrorDetails]) -> str:
+def in_words(problems: Sequence[ErrorDetails], model: type[BaseModel] = Recipe) -> str:
     """Return validation errors in one line: where, what was expected, what was received."""
-    return "; ".join(_problem(problem) for problem in problems)
-
-
-def _problem(problem: ErrorDetails) -> str:
-    where = ".".join(map(str, problem["loc"])) or "recipe"
-    if problem["type"] == "value_error":
-        return f"{where}: {problem['msg'].removeprefix('Value error, ')}"
-    if problem["type"] == "extra_forbidden":
-        keys = _keys_beside(problem["loc"])
-        near = get_close_matches(str(problem["loc"][-1]), keys, 1)
-        hint = f": did you mean {near[0]!r}?" if near else ""
-        return f"{where}: expected one of {', '.join(keys)}, received an unknown key{hint}"
-    return f"{where}: {problem['msg']}, received {problem['input']!r}"
-
-
-def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
-    section: type[BaseModel] = Recipe
-    for name in location[:-1]:
-        if isinstance(name, str) and name in section.model_fields:  # else the name of an objective
-            kind = section.model_fields[name].annotation
-            candidates = [kind, *get_args(kind)]
-            section = next(part for part in candidates if isinstance(part, type) and issubclass(part, BaseModel))
-    return [field.alias or name for name, field in section.model_fields.items()]
+    return "; ".join(str(each if each.where else replace(each, where="recipe")) for each in refused(problems, model))
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:

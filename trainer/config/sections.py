@@ -193,9 +193,10 @@ class TrainingConfig(Section):
     checkpoint_steps: int = Field(default=1000, ge=1)
     """Steps between checkpoints; one more is written after every epoch."""
     devices: Literal["one", "all"] = "one"
-    """`all` computes a step on every device that JAX finds: each takes an equal part of a batch and of every table's
-    rows. Negatives are those of the whole batch, figures those of one device but for the order of sums. Needs the JAX
-    backend, which `longtail-train` then chooses. A run may go on with another number of devices."""
+    """`all` computes a step on every device that JAX finds (`CUDA_VISIBLE_DEVICES` says which): each takes an equal
+    part of a batch and of every table's rows. Negatives are those of the whole batch, figures those of one device but
+    for the order of sums. Needs the JAX backend, which `longtail-train` then chooses. A run may go on with another
+    number of devices."""
     processes: int = Field(default=1, ge=1)
     """Processes that train together, one on each host, started alike (`longtail-train fit --coordinator`)."""
 

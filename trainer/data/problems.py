@@ -228,5 +228,5 @@ def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: 
         raise DataError(problems[0] + (f" ({hint})" if hint else ""))
     if len(problems) == 1 and not hint:
         raise DataError(problems[0])
-    head = f"{len(problems)} problem{'s' if len(problems) > 1 else ''} with the data"
+    head = f"data with {len(problems)} problem{'s' if len(problems) > 1 else ''}"
     raise DataError("\n  ".join([f"{head}{'; ' + hint if hint else ''}:", *problems]))

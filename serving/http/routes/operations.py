@@ -11,12 +11,13 @@ from longtail.serving.core.follower import ReleaseFollower
 from longtail.serving.core.mirror import StagedCounts
 from longtail.serving.errors import UnknownReleaseError
 from longtail.serving.http.auth import require_admin
-from longtail.serving.http.requests import RequestRoute, errors
+from longtail.serving.http.requests import RequestRoute, errors, query_parameters, read_parameters
 from longtail.serving.http.responses import json_response, service_of
 from longtail.serving.http.schemas.operations import (
     HealthAnswer,
     ReadyAnswer,
     ReleaseAnswer,
+    ReleaseParameters,
     ReloadAnswer,
     StagedAnswer,
 )
@@ -24,10 +25,15 @@ from longtail.serving.http.schemas.operations import (
 router = APIRouter(tags=["operations"], route_class=RequestRoute)
 
 
-@router.get("/v1/release", responses={200: {"model": ReleaseAnswer}, **errors(401, 503)})
+@router.get(
+    "/v1/release",
+    openapi_extra=query_parameters(ReleaseParameters),
+    responses={200: {"model": ReleaseAnswer}, **errors(401, 422, 503)},
+)
 async def release(request: Request) -> Response:
-    """Describe the release in service: its model, the dial with the offline curve, and the query features."""
-    return json_response(request, service_of(request).retriever().release_json())
+    """Describe the release in service: the features of a query, an example, the model and the dial."""
+    asked = read_parameters(request, ReleaseParameters)
+    return json_response(request, service_of(request).retriever().release_json(curve=asked.include == "curve"))
 
 
 @router.get("/v1/release/staged", responses={200: {"model": StagedAnswer}, **errors(401, 404, 503)})

@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, JsonValue
 
-from longtail.bundle import BiasRemoval, Buckets, FeatureKind, Loss, Popularity
+from longtail.bundle import BiasRemoval, Buckets, CurvePoint, FeatureKind, Loss, Popularity
 from longtail.bundle.filterable import FilterKind
+from longtail.serving.core.queries import RequestModel
 
 
 class ReloadAnswer(BaseModel):
@@ -58,33 +59,50 @@ class ReleaseForecast(BaseModel):
     )
 
 
+class ReleaseParameters(RequestModel):
+    """Query string of GET /v1/release."""
+
+    include: Literal["curve"] | None = Field(
+        default=None,
+        description="`curve`: with the offline figures at every λ and μ, in `bias_removal.curve`; tens of kilobytes.",
+    )
+
+
+class ReleaseDial(BiasRemoval):
+    """The dial: the λ that a request gets when it names none, its limits, and how every λ scored offline."""
+
+    curve: list[CurvePoint] | None = Field(  # type: ignore[assignment]  # left out unless it is wanted
+        default=None, description="Of `include=curve` alone; empty if the release was not evaluated offline."
+    )
+
+
 class ReleaseAnswer(BaseModel):
     """Answer of GET /v1/release."""
 
     name: str
     created_at: datetime
     model: str
+    example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
+    query_features: list[ExpectedFeature]
+    exclude_history: bool = Field(
+        description="Whether answers leave out a query's history where a request does not say."
+    )
+    filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
+    priors: list[ReleasePrior]
     labels: int
     dim: int
     similarity: Literal["dot", "cosine"]
     temperature: float
     loss: Loss
-    bias_removal: BiasRemoval
     popularity: Popularity
-    priors: list[ReleasePrior]
-    forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
     buckets: Buckets
     proposal: str = Field(
         description="Which noise `bias_removal` multiplies the log of in /v1/retrieve: `label frequencies`, another "
         "one as `bias_removal.noise` names it, or `p_n(y|x), a tree of depth N`, which depends on the query's "
         "features. With a tree, in /v1/similar: label frequencies."
     )
-    exclude_history: bool = Field(
-        description="Whether answers leave out a query's history where a request does not say."
-    )
-    query_features: list[ExpectedFeature]
-    filterable: list[FilterableColumn] = Field(description="What `filter` of a request may name.")
-    example: dict[str, JsonValue] = Field(description="Features of a valid query, to copy and change.")
+    forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
+    bias_removal: ReleaseDial
     request_id: str
 
 

@@ -112,7 +112,7 @@ def text(document: str, id_: str) -> str:
 def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: Path) -> None:
     MonitoringAnswer.model_validate_json(json.dumps(report))
     ReleaseAnswer.model_validate_json(json.dumps(RELEASE))
-    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release": RELEASE}
+    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
     with serving({path: (200, body) for path, body in (well | {"/v1/retrieve": RETRIEVED}).items()}) as url:
         document, complaints = shown(url, tmp_path / "profile")
     assert complaints == []
@@ -148,7 +148,7 @@ def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: 
 )
 def test_a_service_that_refuses_is_said(status: int, error: dict[str, str], word: str, tmp_path: Path) -> None:
     refused = (status, {"error": error, "request_id": "r"})
-    with serving(dict.fromkeys(("/readyz", "/v1/monitoring", "/v1/release"), refused)) as url:
+    with serving(dict.fromkeys(("/readyz", "/v1/monitoring", "/v1/release?include=curve"), refused)) as url:
         document, _ = shown(url, tmp_path)
     assert text(document, "state") == word
 
@@ -175,7 +175,7 @@ def test_a_label_titled_as_a_script_is_shown_as_text(report: dict[str, Any], tmp
     hostile = '<script>document.title = "taken"</script><img src=x onerror="document.title = 1">'
     labels = [{**label, "id": hostile, "display": {"title": hostile}} for label in RETRIEVED["results"][0]["labels"]]
     retrieved = {**RETRIEVED, "results": [{**RETRIEVED["results"][0], "labels": labels}]}
-    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release": RELEASE}
+    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
     with serving({path: (200, body) for path, body in (well | {"/v1/retrieve": retrieved}).items()}) as url:
         document, complaints = shown(url, tmp_path / "profile")
     assert complaints == []

@@ -62,7 +62,8 @@ INVALID: dict[str, Case] = {
     "prior too high beside the default": in_query("popularity", f"{BOTH}0.5 + 2.0{ONE_LOG}", popularity=2),
     "a filter on nothing known": in_query(
         "filter.wide",
-        "expected columns that this release can be filtered by, ['title', 'year'], received \"wide\"",
+        "expected columns that this release can be filtered by, ['title', 'year'], received \"wide\"; data.display of "
+        "the recipe and longtail-index build --filterable choose them",
         filter={"year": 1999, "wide": 3},
     ),
     "a filter of another type": in_query("filter.year.lt", A_YEAR + '"2000"', filter={"year": {"lt": "2000"}}),
@@ -81,7 +82,8 @@ INVALID: dict[str, Case] = {
     ),
     "max_per of no column": in_query(
         "max_per.brand",
-        "expected columns that this release can be filtered by, ['title', 'year'], received \"brand\"",
+        "expected columns that this release can be filtered by, ['title', 'year'], received \"brand\"; data.display of "
+        "the recipe and longtail-index build --filterable choose them",
         max_per={"brand": 10**400},
     ),
     "a pool for nothing": in_query("pool", "expected max_per or mmr beside pool, received neither", pool=5),
@@ -125,7 +127,7 @@ INVALID: dict[str, Case] = {
     "unknown feature": (
         {"queries": [{"features": {}}, {"features": {"usr": "u"}}]},
         "queries.1.features.usr",
-        "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received \"usr\"",
+        "expected one of the features ['user', 'seen', 'tags', 'words', 'age'], received \"usr\": did you mean 'user'?",
     ),
     "id as a list": in_feature("user", ["u"], f"{A_FEATURE_ID}a list of 1"),
     "history as a string": in_feature("seen", "u", f'{IDS}"u"'),
@@ -141,8 +143,16 @@ INVALID: dict[str, Case] = {
     "unknown bucket": in_query(
         "buckets.0", "expected 'head', 'torso', 'tail' or 'new', received \"mid\"", buckets=["mid"]
     ),
+    "λ by its paper's name": in_query(
+        "lambda",
+        f"expected one of the keys {QUERY_KEYS}, received \"lambda\": did you mean 'bias_removal'?",
+        **{"lambda": 1},
+    ),
+    "top_k": in_query(
+        "top_k", f"expected one of the keys {QUERY_KEYS}, received \"top_k\": did you mean 'k'?", top_k=1
+    ),
     "unknown key of a query": in_query("K", f'expected one of the keys {QUERY_KEYS}, received "K"', K=1),
-    "no queries": ({}, "queries", "expected a value for queries, received none"),
+    "no queries": ({}, "queries", "expected a value for queries, received none; /docs has examples"),
     "empty batch": ({"queries": []}, "queries", "expected at least 1 of them, received 0"),
     "long batch": ({"queries": [{"features": {}}] * 6}, "queries", "expected at most 5 queries, received 6"),
     "a list": ([], None, "expected an object, received a list of 0"),
@@ -308,7 +318,10 @@ def test_similar(client: httpx.Client, body: dict, status: int, field: str | Non
         ({"labels": []}, 422, "labels", "expected at least 1 of them, received 0"),
         ({"queries": [{"features": {}}] * 6}, 422, "queries", "expected at most 5 queries, received 6"),
         ({"labels": ["a"] * 6}, 422, "labels", "expected at most 5 labels, received 6"),
-        ({"queries": [{}]}, 422, "queries.0.features", "expected a value for features, received none"),
+        (
+            {"queries": [{}]}, 422, "queries.0.features",
+            "expected a value for features, received none; /docs has examples",
+        ),
         (
             {"queries": [{"features": {}, "k": 1}]}, 422, "queries.0.k",
             "expected one of the keys ['features'], received \"k\"",

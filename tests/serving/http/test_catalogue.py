@@ -101,12 +101,17 @@ def test_many_changes_are_one_write_and_may_be_sent_again(
 @pytest.mark.parametrize(
     ("body", "status", "field", "message"),
     [
-        ({}, 422, "ids", "expected a value for ids, received none"),
+        ({}, 422, "ids", "expected a value for ids, received none; /docs has examples"),
         ({"ids": []}, 422, "ids", "expected at least 1 of them, received 0"),
         ({"ids": [1] * 10_001}, 422, "ids", "expected at most 10000 of them, received 10001"),
         ({"ids": "a"}, 422, "ids", 'expected a valid array, received "a"'),
         ({"ids": ["a", None]}, 422, "ids.1", "expected an id (a string or a whole number), received null"),
-        ({"ids": ["a"], "id": "a"}, 422, "id", "expected one of the keys ['ids'], received \"id\""),
+        (
+            {"ids": ["a"], "id": "a"},
+            422,
+            "id",
+            "expected one of the keys ['ids'], received \"id\": did you mean 'ids'?",
+        ),
         (
             {"ids": ["a", "z", 17, "z"]},
             404,

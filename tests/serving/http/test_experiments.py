@@ -138,9 +138,7 @@ def test_a_bad_file_leaves_the_one_before_in_force(
         for _ in range(3):
             say("[experiments.x]\narms = 3")
     (message,) = [record.message for record in caplog.records]
-    assert message.endswith(
-        "refused, tail_week goes on: experiments.x.arms: Input should be a valid dictionary, received 3"
-    )
+    assert message.endswith("refused, tail_week goes on: experiments.x.arms: expected a table, received 3")
     assert ask(client, EAST)["results"][0]["arm"] == "tail"
     assert client.get("/readyz").status_code == 200
     findings = client.get("/v1/monitoring").json()["verdict"]["findings"]

@@ -73,6 +73,7 @@ def test_release(client: httpx.Client) -> None:
     response = client.get("/v1/release")
     ReleaseAnswer.model_validate_json(response.content)
     answer = response.json()
+    assert [*answer][:5] == ["name", "created_at", "model", "example", "query_features"]
     assert answer.pop("request_id")
     assert answer == {
         "name": "plane-1",
@@ -91,7 +92,6 @@ def test_release(client: httpx.Client) -> None:
             "maximum": 2.0,
             "chosen_by": "the recipe, for want of validation data",
             "curve_split": "none",
-            "curve": [],
         },
         "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0},
         "priors": [],
@@ -118,3 +118,15 @@ def test_release(client: httpx.Client) -> None:
         ],
         "example": {"user": "north", "seen": ["north"], "tags": ["north"], "words": "some words", "age": 7.5},
     }
+
+
+def test_the_curve_of_a_release_comes_when_it_is_wanted(client: httpx.Client) -> None:
+    response = client.get("/v1/release?include=curve")
+    ReleaseAnswer.model_validate_json(response.content)
+    whole = response.json()
+    assert whole["bias_removal"].pop("curve") == []
+    without = client.get("/v1/release").json()
+    assert whole | {"request_id": ""} == without | {"request_id": ""}
+    for query, field in (("include=evaluation", "include"), ("fields=curve", "fields"), ("include=", "include")):
+        refused = client.get(f"/v1/release?{query}")
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)

@@ -302,7 +302,7 @@ def test_addresses_that_others_reach_need_keys_or_somebody_who_insists(tmp_path:
     empty = tmp_path / "empty"
     empty.write_text("\n \n")
     for changes in ({}, {"api_keys": " , "}, {"admin_keys": ADMIN}, {"api_keys_file": empty}):
-        with pytest.raises(ValidationError, match="expected api_keys, or insecure"):
+        with pytest.raises(ValidationError, match="set LONGTAIL_API_KEYS"):
             Settings(releases=tmp_path, host=host, **changes)
     (tmp_path / "keys").write_text(f"\n{ASKING}\n")
     for changes in ({"insecure": True}, {"api_keys": ASKING}, {"api_keys_file": tmp_path / "keys"}):
@@ -313,7 +313,7 @@ def test_the_command_refuses_to_start_there(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit) as caught:
         main(["run", str(tmp_path), "--host", "0.0.0.0", "--port", "0"])
     assert caught.value.code == 2
-    assert "expected api_keys, or insecure" in capsys.readouterr().err
+    assert "set LONGTAIL_API_KEYS" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", ["/livez", "/v1/release"])

@@ -1,0 +1,181 @@
+"""Say in words what pydantic refuses: where, what was expected, and which known name was probably meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+_EXPECTED = {
+    "bool_parsing": "true or false", "bool_type": "true or false", "float_parsing": "a number",
+    "float_type": "a number", "int_from_float": "a whole number", "int_parsing": "a whole number",
+    "int_type": "a whole number", "list_type": "a list", "missing": "a value", "path_type": "a path",
+    "string_type": "a string", "finite_number": "a finite number", "tuple_type": "a list",
+    "greater_than": "more than {gt}", "greater_than_equal": "at least {ge}", "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}", "literal_error": "{expected}", "enum": "{expected}",
+    "string_pattern_mismatch": "a string that matches {pattern}",
+    "too_long": "at most {max_length} of them", "too_short": "at least {min_length} of them",
+}  # fmt: skip
+"""What pydantic's errors expect, by type; the braces are keys of an error's context."""
+_LONGEST_NAME = 100
+_TABLES = ("dict_type", "model_type", "model_attributes_type")
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One refused value."""
+
+    where: str
+    """Dotted path, such as `evaluation.floor.tail`; empty for the whole."""
+    wrong: str
+    """What is wrong, such as `expected a whole number`."""
+    received: object = None
+    """The value, where `wrong` does not say it already."""
+    shown: bool = False
+    """Whether `received` belongs to the sentence."""
+
+    def __str__(self) -> str:
+        received = f", received {self.received!r}" if self.shown else ""
+        return f"{self.where}: {self.wrong}{received}" if self.where else f"{self.wrong}{received}"
+
+
+def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    """Return the known name most like another one, or None if none is alike.
+
+    Args:
+        alike: least ratio of difflib's matcher, from 0 to 1.
+    """
+    # A long name costs seconds to compare, and is nothing misspelt.
+    return next(iter(get_close_matches(name, [*known], 1, alike)), None) if len(name) <= _LONGEST_NAME else None
+
+
+def did_you_mean(
+    name: str, known: Iterable[str], elsewhere: Mapping[str, str] | None = None, *, alike: float = 0.6
+) -> str:
+    """Return the end of an error message, `: did you mean 'weight'?`, or nothing.
+
+    Args:
+        alike: as of `nearest`.
+        elsewhere: known names by what other libraries call them.
+    """
+    known = [*known]
+    meant = (elsewhere or {}).get(name)
+    meant = meant if meant in known else nearest(name, known, alike)
+    return "" if meant is None else f": did you mean {meant!r}?"
+
+
+def refused(
+    problems: Sequence[ErrorDetails], model: type[BaseModel], elsewhere: Mapping[str, str] | None = None
+) -> list[Refused]:
+    """Describe validation errors of a model, one for each place.
+
+    Args:
+        elsewhere: keys of the model by what other libraries call them.
+    """
+    found: dict[str, list[Refused]] = {}
+    for problem in problems:
+        one = _refused(problem, _walk(problem["loc"], model), elsewhere or {})
+        found.setdefault(one.where, []).append(one)
+    return [_as_one(each) for each in found.values()]
+
+
+def keys_at(location: Sequence[str | int], model: type[BaseModel]) -> list[str]:
+    """List the keys of the object whose unknown key ends a location."""
+    return _keys(_walk(location, model).holder)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a location of pydantic's leads."""
+
+    path: tuple[str, ...]
+    """Without the names of types that pydantic puts into it."""
+    holder: type[BaseModel] | None
+    """The model of the object that has the last part as a key."""
+    own: type[BaseModel] | None
+    """The model of the place itself."""
+
+
+def _refused(problem: ErrorDetails, place: _Place, elsewhere: Mapping[str, str]) -> Refused:
+    kind, said, given, where = problem["type"], problem["msg"], problem["input"], ".".join(place.path)
+    if kind == "value_error":
+        return Refused(where, said.removeprefix("Value error, "))
+    if said.startswith("expected "):  # an error of a model's own
+        return Refused(where, said)
+    if kind == "missing":
+        return Refused(where, "expected a value, received none")
+    if kind == "extra_forbidden":
+        keys = _keys(place.holder)
+        hint = did_you_mean(place.path[-1], keys, elsewhere)
+        return Refused(where, f"expected one of {', '.join(keys)}, received an unknown key{hint}")
+    if kind in _TABLES:
+        of = f" of {', '.join(_keys(place.own))}" if place.own else ""
+        return Refused(where, f"expected a table{of}", given, True)
+    expected = re.sub("^(Input|String|Value) should (be|have) ", "", said)
+    if kind in _EXPECTED:
+        context = {name: _plain(value) for name, value in problem.get("ctx", {}).items()}
+        expected = _EXPECTED[kind].format(**context)
+        if "actual_length" in context:
+            return Refused(where, f"expected {expected}, received {context['actual_length'] or 'more'}")
+    if kind == "literal_error" and (hint := did_you_mean(str(given), re.findall("'([^']*)'", expected))):
+        return Refused(where, f"expected {expected}, received {given!r}{hint}")
+    return Refused(where, f"expected {expected}", given, True)
+
+
+def _plain(value: Any) -> Any:
+    """Return a whole float as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _as_one(faults: Sequence[Refused]) -> Refused:
+    """Join what the members of a union expect of one value."""
+    if len(faults) == 1 or not all(each.shown for each in faults):
+        return faults[0]
+    expected = dict.fromkeys(each.wrong.removeprefix("expected ") for each in faults)
+    return Refused(faults[0].where, f"expected {' or '.join(expected)}", faults[0].received, True)
+
+
+def _walk(location: Sequence[str | int], model: type[BaseModel]) -> _Place:
+    path: list[str] = []
+    at: list[Any] = [model]
+    holder = None
+    for part in location:
+        if len(at) > 1 and isinstance(part, str):  # the part names a member of the union
+            at = [each for each in at if isinstance(each, type) and each.__name__ in part] or at[:1]
+            continue
+        kind, of = (at[0], get_origin(at[0])) if at else (None, None)
+        if part == "[key]":
+            continue
+        path.append(str(part))
+        if (holder := _as_model(kind)) is not None:
+            fields = {field.alias or name: field for name, field in holder.model_fields.items()}
+            at = [*_members(fields[str(part)].annotation)] if str(part) in fields else []
+        else:
+            at = [*_members(get_args(kind)[-1 if of is dict else 0])] if of in (dict, list, tuple) else []
+    return _Place(tuple(path), holder, next(filter(None, map(_as_model, at)), None))
+
+
+def _as_model(kind: Any) -> type[BaseModel] | None:
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _keys(model: type[BaseModel] | None) -> list[str]:
+    return [] if model is None else [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """Yield the members of a union, as pydantic tells them apart, or the type itself."""
+    if hasattr(annotation, "__metadata__"):
+        annotation = annotation.__origin__
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        for each in get_args(annotation):
+            if each is not NoneType:
+                yield from _members(each)
+    else:
+        yield annotation

@@ -1,0 +1,83 @@
+"""`--help` shows all that commands say of themselves, and examples in it are commands that would be read."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from longtail.index.cli import app as index_app
+from longtail.serving.cli import app as serve_app
+from longtail.trainer.audit.cli import app as audit_app
+from longtail.trainer.cli import app as train_app
+
+GROUPS = {"longtail-train": train_app, "longtail-index": index_app, "longtail-serve": serve_app}
+COMMANDS: dict[str, tuple[typer.Typer, list[str], Any]] = {
+    f"{program} {name}": (app, [name], command)
+    for program, app in GROUPS.items()
+    for name, command in get_command(app).commands.items()
+} | {"longtail-audit": (audit_app, [], get_command(audit_app))}
+PAGES = pytest.mark.parametrize(("app", "words", "command"), COMMANDS.values(), ids=COMMANDS)
+
+
+def page(app: typer.Typer, *words: str) -> str:
+    result = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"})
+    assert result.exit_code == 0
+    return result.output
+
+
+def bare(text: str) -> str:
+    """Text without what wrapping changes."""
+    return re.sub(r"\s+", "", text)
+
+
+@PAGES
+def test_help_shows_every_character_of_the_docstring_and_options(
+    app: typer.Typer, words: list[str], command: Any
+) -> None:
+    shown = bare(page(app, *words))
+    for text in (command.help, *(parameter.help for parameter in command.params)):
+        assert text
+        assert bare(text) in shown
+    assert "<bool>" not in shown
+
+
+@pytest.mark.parametrize("app", GROUPS.values(), ids=GROUPS)
+def test_the_list_of_commands_cuts_no_sentence(app: typer.Typer) -> None:
+    shown = page(app)
+    for name, command in get_command(app).commands.items():
+        line = re.search(rf"(?m)^  {name} +(.+)$", shown)
+        assert line is not None
+        assert line[1].endswith(".")
+        assert not line[1].endswith("...")
+        assert command.help.startswith(line[1].removesuffix("."))
+
+
+@PAGES
+def test_an_example_is_read_by_its_command(app: typer.Typer, words: list[str], command: Any) -> None:
+    if command.epilog is None:
+        return
+    assert command.epilog in page(app, *words)
+    program, *given = shlex.split(command.epilog.removeprefix("Example: "))
+    assert [program, *given[: len(words)]] in (name.split() for name in COMMANDS)
+    command.make_context(program, given[len(words) :])
+
+
+def test_square_brackets_are_words() -> None:
+    assert "in [tune] for" in page(train_app)
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "meant"),
+    [(train_app, ["fti"], "'fit'"), (train_app, ["fit", "--warmstart", "x"], "--warm-start"),
+     (serve_app, ["run", "--setings", "x"], "--settings")],
+)  # fmt: skip
+def test_a_misspelt_command_or_option_gets_the_nearest(app: typer.Typer, given: list[str], meant: str) -> None:
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2
+    assert meant in result.output
