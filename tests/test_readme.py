@@ -27,11 +27,9 @@ from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-GUIDES = README + "".join(
-    (ROOT / "docs" / f"{page}.md").read_text() for page in ("start", "losses", "production", "audit")
-)
+GUIDES = README + "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))).replace("\\\n", "")
 COMMANDS = sorted(
-    set(re.findall(r"(?m)^ *(longtail-(?:train|audit|index|serve) [^\n`&]+)$|`(longtail-[^`]+)`", GUIDES))
+    set(re.findall(r"(?m)^ *(longtail-(?:train|audit|index|serve) [^\n`&]+)$|`(longtail-\w+ [^`]+)`", GUIDES))
 )
 APPS = {
     "longtail-train": train_app, "longtail-audit": audit_app, "longtail-index": index_app, "longtail-serve": serve_app,
@@ -45,7 +43,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 @pytest.mark.parametrize("line", [block or inline for block, inline in COMMANDS])
 def test_command_parses(line: str) -> None:
-    program, *words = shlex.split(line)
+    program, *words = shlex.split(line, comments=True)
     command = get_command(APPS[program])
     if hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
