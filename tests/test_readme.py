@@ -63,8 +63,9 @@ def test_recipe_is_valid() -> None:
 
 
 def test_promise_is_valid() -> None:
-    (promise,) = blocks("toml", (ROOT / "docs" / "production.md").read_text())
-    assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
+    for page, floor in (("production", 0.02), ("tutorial_operator", 0.001)):
+        (promise,) = blocks("toml", (ROOT / "docs" / f"{page}.md").read_text())
+        assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": floor}
     (of_audits,) = blocks("toml", (ROOT / "docs" / "audit.md").read_text())
     assert Promise.model_validate(tomllib.loads(of_audits)).floors["tail"] == 0.02
 
