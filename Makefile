@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # wait for the processes that they start.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-nightly quick check imports format docs audit pictures bench bench-peers bench-gpu bench-seeds clean
+.PHONY: demo test test-nightly quick check imports format docs docs-pages audit pictures bench bench-peers bench-gpu bench-seeds clean
 
 demo: $(VENV)/.installed  ## Train, index and serve MovieLens 100K; ONESHOT=1 stops after the first query.
 	$(VENV)/bin/python demo.py --port $(PORT) $(if $(ONESHOT),--oneshot)
@@ -53,6 +53,9 @@ format: $(VENV)/.installed
 docs: $(DOCS_VENV)/.installed  ## The site, into build/docs: warnings are errors, every link inside it is checked.
 	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet -b html docs build/docs
 	$(DOCS_VENV)/bin/python docs/check_links.py build/docs
+
+docs-pages: $(VENV)/.installed  ## The parts of docs/ that are made from docstrings, settings and other files; a test compares.
+	$(VENV)/bin/python -m docs.generate
 
 bench: $(VENV)/.installed $(TFRS_VENV)/.installed  ## The tables of benchmarks/RESULTS.md that need no data set.
 	$(VENV)/bin/python -m benchmarks.step_cost --tfrs-python $(TFRS_VENV)/bin/python
@@ -105,7 +108,7 @@ $(TOOLS_VENV)/.installed: docker/tools.txt
 	$(TOOLS_VENV)/bin/python $(PIP_INSTALL) --requirement docker/tools.txt
 	touch $@
 
-# The API reference is read from sources, so the site needs neither TensorFlow nor FAISS.
+# The site is made from Markdown alone and needs none of the package.
 $(DOCS_VENV)/.installed: pyproject.toml setup.py
 	$(PYTHON) -m venv $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --editable '.[docs]'

@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: Markdown by MyST, the API from sources read by griffe, formulas as MathML."""
+"""How Sphinx builds the site: Markdown by MyST, formulas as MathML."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ project = "Longtail"
 author = "the Longtail authors"
 release = version = _PROJECT["version"]
 extensions = ["myst_parser"]
-exclude_patterns = ["_ext"]
-suppress_warnings = ["ref.python"]  # rooms have types of one name, such as Features of bundle and client
+exclude_patterns = ["_ext", "generate"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 5
@@ -43,9 +42,6 @@ html_math_renderer = "mathml"
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
-add_module_names = False
-python_use_unqualified_type_names = True
-toc_object_entries_show_parents = "hide"
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
 
@@ -78,6 +74,6 @@ def _block_math(translator: HTML5Translator, node: nodes.math_block) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Sphinx calls this: generated parts of pages, and formulas that every browser draws without a script."""
+    """Sphinx calls this: files as pages, links, and formulas that every browser draws without a script."""
     app.connect("source-read", _expand)
     app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))

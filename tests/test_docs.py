@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
-GENERATED = re.compile(r"(?m)^<!-- (include|api|http): ([^#\n]+?)(?: # (.+?))? -->$")
+SITE_ALONE = re.compile(r"<!-- page: (\S+) -->$", re.MULTILINE)
 
 
 def tracked(*endings: str) -> list[Path]:
@@ -75,9 +75,10 @@ def test_relative_links_lead_to_something(path: Path) -> None:
         name, _, anchor = target.partition("#")
         file = (path.parent / name).resolve() if name else path
         assert file.exists(), f"{path.name}: {target}"
-        generated = file.suffix == ".md" and GENERATED.search(file.read_text())
-        if anchor and file.suffix == ".md" and not generated:  # `make docs` follows links into generated parts
-            assert anchor in anchors(file), f"{path.name}: {target}"
+        if file.suffix == ".md":
+            assert not anchor or anchor in anchors(file), f"{path.name}: {target}"
+            shown = SITE_ALONE.match(file.read_text())
+            assert not shown or shown[1] in (path.name, str(path.relative_to(ROOT))), f"{path.name}: link to {shown[1]}"
 
 
 def pages() -> set[str]:
@@ -87,22 +88,31 @@ def pages() -> set[str]:
 def test_the_navigation_lists_every_page_once() -> None:
     listed = []
     for page in DOCS.rglob("*.md"):
-        for body in re.findall(r"(?ms)^```\{toctree\}\n(.*?)^```", page.read_text()):
-            listed += [line for line in body.split("\n") if line and not line.startswith(":")]
+        for body in re.findall(r"(?ms)^<!-- toctree:[^\n]*\n(.*?)^-->$", page.read_text()):
+            listed += body.split()
     assert sorted(listed) == sorted(pages() - {"index"})
 
 
-def test_generated_parts_name_what_is_there() -> None:
-    found = [(kind, what.strip(), heading) for page in DOCS.rglob("*.md") for kind, what, heading in
-             GENERATED.findall(page.read_text())]  # fmt: skip
-    assert len(found) > 20
-    for kind, what, heading in found:
-        if kind == "api":
-            assert find_spec(what) is not None, what
-        else:
-            assert (ROOT / what).exists(), what
-        if heading:
-            assert re.search(rf"(?m)^#+ {re.escape(heading)}$", (ROOT / what).read_text()), f"{what} # {heading}"
+@pytest.mark.process  # griffe calls git
+def test_generated_parts_of_pages_are_as_the_repository_makes_them() -> None:
+    pytest.importorskip("griffe")
+    from docs.generate import PART, generated
+
+    made = [page for page in DOCS.rglob("*.md") if PART.search(page.read_text())]
+    assert len(made) > 10
+    stale = [str(page.relative_to(ROOT)) for page in made if generated(page.read_text(), page) != page.read_text()]
+    assert stale == [], "run python -m docs.generate"
+
+
+def test_no_part_of_a_page_is_left_to_the_site() -> None:
+    for page in DOCS.rglob("*.md"):
+        text = page.read_text()
+        if whole := SITE_ALONE.match(text):
+            assert f"](../{whole[1]})" in text
+        markers = re.findall(r"(?m)^<!-- (\w+)", text)
+        assert {*markers} <= {"page", "include", "api", "http", "toctree", "end"}
+        assert markers.count("end") == sum(kind in ("include", "api", "http") for kind in markers), page
+        assert "```{" not in text, page
 
 
 @pytest.mark.parametrize("page", sorted(pages()))
@@ -172,6 +182,17 @@ def test_workflows_read_only_and_pin_their_actions(path: Path) -> None:
         assert "permissions" not in job
         for step in job["steps"]:
             assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/checkout@v4")), step
+
+
+def test_the_addresses_of_the_package_are_of_one_repository_and_lead_to_its_files() -> None:
+    urls = PROJECT["urls"]
+    assert set(urls) == {"Homepage", "Repository", "Documentation", "Changelog", "Issues"}
+    home = urls["Repository"]
+    assert {home, home.removeprefix("https://")} & set((ROOT / "README.md").read_text().split())
+    for url in urls.values():
+        assert url.startswith(home)
+        if "/blob/main/" in url:
+            assert (ROOT / url.split("/blob/main/")[1]).exists(), url
 
 
 def test_every_python_that_the_package_names_is_tested() -> None:

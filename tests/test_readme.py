@@ -27,11 +27,9 @@ from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-GUIDES = README + "".join(
-    (ROOT / "docs" / f"{page}.md").read_text() for page in ("start", "losses", "production", "audit")
-)
+GUIDES = README + "".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))).replace("\\\n", "")
 COMMANDS = sorted(
-    set(re.findall(r"(?m)^ *(longtail-(?:train|audit|index|serve) [^\n`&]+)$|`(longtail-[^`]+)`", GUIDES))
+    set(re.findall(r"(?m)^ *(longtail-(?:train|audit|index|serve) [^\n`&]+)$|`(longtail-\w+ [^`]+)`", GUIDES))
 )
 APPS = {
     "longtail-train": train_app, "longtail-audit": audit_app, "longtail-index": index_app, "longtail-serve": serve_app,
@@ -45,7 +43,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 @pytest.mark.parametrize("line", [block or inline for block, inline in COMMANDS])
 def test_command_parses(line: str) -> None:
-    program, *words = shlex.split(line)
+    program, *words = shlex.split(line, comments=True)
     command = get_command(APPS[program])
     if hasattr(command, "commands"):
         command = command.commands[words.pop(0)]
@@ -65,8 +63,9 @@ def test_recipe_is_valid() -> None:
 
 
 def test_promise_is_valid() -> None:
-    (promise,) = blocks("toml", (ROOT / "docs" / "production.md").read_text())
-    assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": 0.02}
+    for page, floor in (("production", 0.02), ("tutorial_operator", 0.001)):
+        (promise,) = blocks("toml", (ROOT / "docs" / f"{page}.md").read_text())
+        assert BucketFloors.model_validate(tomllib.loads(promise)).floors == {"tail": floor}
     (of_audits,) = blocks("toml", (ROOT / "docs" / "audit.md").read_text())
     assert Promise.model_validate(tomllib.loads(of_audits)).floors["tail"] == 0.02
 

@@ -1,9 +1,9 @@
-"""The parts of a page that are made from the repository when the site is built.
+"""What the site changes in the committed Markdown: whole files of the repository as pages, and links.
 
-A line `<!-- include: PATH -->` or `<!-- include: PATH # HEADING -->` is replaced by that file of the repository, or by
-one of its sections; `<!-- api: MODULE -->` by the reference of a module; `<!-- http: PATH -->` by that of an OpenAPI
-document. Links are rewritten so that they hold on the site: to the page that shows a file, or, for a file that no page
-shows, to `DOCS_SOURCE_URL` if that is set; else the link is left out and its text stays.
+A page that begins with the line `<!-- page: PATH -->` is replaced by that file; on GitHub every link leads to the file
+itself. Links go to the page that shows a file, or, for a file that no page shows, to `DOCS_SOURCE_URL` if that is set;
+else the link is left out and its text stays. `<!-- toctree: CAPTION … -->` holds a part of the navigation, which GitHub
+does not show.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Callable
 from pathlib import Path
-
-from api import module_reference
-from http_api import http_reference
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
@@ -24,7 +20,7 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/RESULTS.md": "results.md",
-    "bundle/FORMAT.md": "formats.md",
+    "bundle/FORMAT.md": "bundle.md",
     "docker/README.md": "docker.md",
     "serving/METRICS.md": "metrics.md",
     "serving/openapi.json": "http.md",
@@ -33,61 +29,25 @@ PAGES = {
 }
 """The page that shows a file or folder of the repository."""
 
-_MARKER = re.compile(r"(?m)^<!-- (include|api|http): (.+?) -->$")
-_LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
-_CODE = re.compile(r"(?ms)^ *```.*?^ *```$|`[^`\n]+`")
-_SPAN = re.compile(r"`[^`\n]+`")
-_CITATION = re.compile(r"\b(METHODS (§\d+(?:\.\d+)?)|DESIGN, (\w+))(?=[];,])")
+_WHOLE = re.compile(r"(?ms)^<!-- page: (\S+) -->$.*")
+_TREE = re.compile(r"(?ms)^<!-- toctree: ?([^\n]*)\n(.*?)^-->$")
+_CODE = r"(?ms)^ *```.*?^ *```$|`[^`\n]+`"
+_LINK = re.compile(_CODE + r"|(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+_CITATION = re.compile(_CODE + r"|\b(METHODS (§\d+(?:\.\d+)?)|DESIGN, (\w+))(?=[];,])")
 
 
 def expand(text: str, page: str) -> str:
-    """A page's source with its generated parts, links as the site has them.
+    """A page's source as the site has it.
 
     Args:
         text: the page as it stands in `docs/`.
         page: its name without the ending, such as `api/client`.
-
-    Raises:
-        ValueError: a marker names a file, section or module that is not there.
     """
-    own = posixpath.dirname(posixpath.join("docs", page))
-
-    def generated(match: re.Match[str]) -> str:
-        kind, what = match[1], match[2]
-        if kind == "api":
-            return _cited(module_reference(what), own, _SPAN)
-        if kind == "http":
-            return http_reference(ROOT / what)
-        path, _, heading = (part.strip() for part in what.partition("#"))
-        included = (ROOT / path).read_text(encoding="utf-8")
-        if heading:
-            included = section(included, heading, path)
-        return _linked(_cited(included, own), posixpath.dirname(path), own)
-
-    parts = _MARKER.split(_cited(_linked(text, own, own), own))
-    whole = [parts[0]]
-    for kind, what, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
-        match = _MARKER.match(f"<!-- {kind}: {what} -->")
-        assert match is not None
-        whole += [generated(match), after]
-    return "".join(whole)
-
-
-def section(text: str, heading: str, path: str) -> str:
-    """What stands under a heading of a Markdown file, without the heading, up to the next one of its level or above.
-
-    Raises:
-        ValueError: no such heading.
-    """
-    found = re.search(rf"(?m)^(#+) {re.escape(heading)}$", text)
-    if found is None:
-        raise ValueError(f"{path}: expected a heading {heading!r}, found none")
-    rest = text[found.end() :]
-    code = [match.span() for match in re.finditer(r"(?ms)^ *```.*?^ *```$", rest)]
-    for end in re.finditer(rf"(?m)^#{{1,{len(found[1])}}} ", rest):
-        if not any(start <= end.start() < stop for start, stop in code):
-            return rest[: end.start()]
-    return rest
+    own = base = posixpath.dirname(posixpath.join("docs", page))
+    if whole := _WHOLE.match(text):
+        text, base = (ROOT / whole[1]).read_text(encoding="utf-8"), posixpath.dirname(whole[1])
+    tree = _TREE.sub(r"```{toctree}\n:caption: \1\n:hidden:\n\n\2```", text)
+    return _cited(_linked(tree, base, own), own)
 
 
 def slug(title: str) -> str:
@@ -101,6 +61,8 @@ def _linked(text: str, base: str, own: str) -> str:
 
     def rewritten(match: re.Match[str]) -> str:
         image, shown, target = match.groups()
+        if target is None:  # code
+            return match[0]
         path, _, anchor = target.partition("#")
         if not path or re.match(r"[a-z]+:", target):
             return match[0]
@@ -113,25 +75,18 @@ def _linked(text: str, base: str, own: str) -> str:
             return f"[{shown}]({url}/{file}{anchor})" if url else shown
         return f"{image}[{shown}]({posixpath.relpath(file, own)}{anchor})"
 
-    return _outside_code(text, lambda prose: _LINK.sub(rewritten, prose))
+    return _LINK.sub(rewritten, text)
 
 
-def _cited(text: str, own: str, code: re.Pattern[str] = _CODE) -> str:
+def _cited(text: str, own: str) -> str:
     """`[METHODS §2.1]` and `[DESIGN, Budgets]` with links to what they cite."""
     up = posixpath.relpath("docs", own)
 
     def link(match: re.Match[str]) -> str:
+        if match[1] is None:  # code
+            return match[0]
         if match[2]:
             return f"[{match[1]}]({up}/methods.md#s{match[2][1:]})"
         return f"[{match[1]}]({up}/design.md#{match[3].lower()})"
 
-    return _outside_code(text, lambda prose: _CITATION.sub(link, prose), code)
-
-
-def _outside_code(text: str, change: Callable[[str], str], code: re.Pattern[str] = _CODE) -> str:
-    """Text with `change` made between the matches of `code`: fenced blocks and code spans."""
-    parts, at = [], 0
-    for match in code.finditer(text):
-        parts += [change(text[at : match.start()]), match[0]]
-        at = match.end()
-    return "".join([*parts, change(text[at:])])
+    return _CITATION.sub(link, text)

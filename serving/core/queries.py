@@ -134,9 +134,9 @@ class SearchOptions(RequestModel):
     bias_removal: float | None = Field(
         default=None,
         allow_inf_nan=False,
-        description="λ of `u·v/T + b + λ·log ν + μ·log π`: 1 removes the bias of training's noise ν, 0 leaves it, "
-        "which favours the tail where ν is near π. Null: the release's default (0 for /v1/similar). GET /v1/release "
-        "says which ν in `bias_removal.noise`.",
+        description="λ of `u·v/T + b + λ·log ν + μ·log π`: 0 ranks by what the query likes beyond the noise ν of "
+        "training, beyond popularity where ν is near π; 1 with it. Null: the release's default (0 for /v1/similar). "
+        "GET /v1/release says which ν in `bias_removal.noise`.",
     )
     popularity: float | None = Field(
         default=None,

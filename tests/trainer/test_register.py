@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from keras import ops
 from longtail.bundle import Bundle
 from longtail.trainer import RecipeError, evaluate, fit, load_recipe, register
 from longtail.trainer.checkpoint import identity_of
+from longtail.trainer.config import Recipe
 from longtail.trainer.losses import MASKED, LogWeight, Objective
 from longtail.trainer.losses.implied_noise import implied_noise
 from longtail.trainer.plugin_checks import check_family, check_sampler, check_weight
@@ -218,3 +221,16 @@ def test_the_page_s_method_fades_pairs_by_their_age(page: SimpleNamespace) -> No
     rows = method.of_rows(SimpleNamespace(batch=columns))
     losses_B = method.target(np.float32([1, 1]), SimpleNamespace(rows=rows))
     assert ops.convert_to_numpy(losses_B).tolist() == [0.25, 1.0]
+
+
+@pytest.mark.usefixtures("tables")
+def test_the_researcher_s_loss_is_what_its_page_says() -> None:
+    text = (Path(__file__).parents[2] / "docs/tutorial_researcher.md").read_text()
+    loss, checks, comparison = re.findall(r"(?ms)^```python\n(.*?)^```", text)
+    (recipe,) = re.findall(r"(?ms)^```toml\n(.*?)^```", text)
+    names: dict[str, Any] = {"__name__": "my_losses"}
+    exec(loss, names)
+    exec(checks.replace("from my_losses import margin_softmax\n", ""), names)
+    compile(comparison, "tutorial_researcher.md", "exec")
+    (family,) = re.findall(r"\{ name = .margin_softmax.[^}]*\}", comparison)
+    Recipe.model_validate(tomllib.loads(recipe.replace("[loss]", f"[loss]\nfamily = {family}")))

@@ -24,13 +24,15 @@ class Recipe(Section):
     what was expected). `load_recipe` reads one from TOML.
 
     Example:
-        >>> recipe = Recipe.model_validate({
-        ...     "name": "shop",
-        ...     "data": {"train": "orders.parquet", "query_id": "user_id", "label_id": "item_id"},
-        ...     "query": {"features": [{"name": "user_id", "kind": "id"}]},
-        ...     "label": {"features": [{"name": "item_id", "kind": "id"}]},
-        ...     "loss": {"sampler": {"name": "uniform", "negatives": 100}, "weight": "importance"},
-        ... })
+        >>> recipe = Recipe.model_validate(
+        ...     {
+        ...         "name": "shop",
+        ...         "data": {"train": "orders.parquet", "query_id": "user_id", "label_id": "item_id"},
+        ...         "query": {"features": [{"name": "user_id", "kind": "id"}]},
+        ...         "label": {"features": [{"name": "item_id", "kind": "id"}]},
+        ...         "loss": {"sampler": {"name": "uniform", "negatives": 100}, "weight": "importance"},
+        ...     }
+        ... )
         >>> str(recipe.loss), recipe.training.epochs
         ('softmax · uniform(negatives = 100) · importance', 20)
     """

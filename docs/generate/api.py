@@ -7,7 +7,6 @@ without one, what is defined there and does not begin with `_`. Docstrings are M
 from __future__ import annotations
 
 import ast
-import json
 import logging
 import re
 import tempfile
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import griffe
-from sphinx.util import logging as sphinx_logging
 
 _ROOMS = ("bundle", "client", "index", "serving", "state", "tables", "trainer")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -26,21 +24,26 @@ _OPTIONS: dict[str, Any] = {"warnings": True, "warn_missing_types": False, "warn
 
 _DOCTEST = re.compile(r"(?m)^>>> (?:.+(?:\n|\Z))+")
 
+_QUOTED = re.compile(r"'([^'\"\\]*)'")
+"""Strings as `ast` writes them; `make check` formats code in pages, too."""
+
 _RAISES = re.compile(r"(?ms)^([ ]*)Raises:\n(?:\1    .*?(?:\n|\Z))+")
 _UNNAMED = re.compile(r"(?m)^( *)(?=as `)")
 """An entry of `Raises:` such as "as `open`": a sentence, where griffe wants an error's name and drops it otherwise."""
 
-_log = sphinx_logging.getLogger(__name__)
-
 
 class _Warnings(logging.Handler):
-    """Passes on what griffe finds wrong with docstrings as warnings of Sphinx, which end the build."""
+    """Makes an error of what griffe finds wrong with docstrings."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log it again, unless it is of several parameters that share one line, `a, b: …`."""
+        """Raise it, unless it is of several parameters that share one line, `a, b: …`.
+
+        Raises:
+            ValueError: a docstring is not what griffe reads.
+        """
         message = record.getMessage()
         if not re.search(r"Parameter '[^']*, ", message):
-            _log.warning("%s", message.rpartition("/longtail/")[2])
+            raise ValueError(message.rpartition("/longtail/")[2])
 
 
 @cache
@@ -54,8 +57,7 @@ def _rooms() -> griffe.ModulesCollection:
         loader = griffe.GriffeLoader(
             search_paths=[folder], docstring_parser=_PARSER, docstring_options=_OPTIONS, allow_inspection=False
         )
-        for room in _ROOMS:
-            loader.load(f"longtail.{room}")
+        loader.load("longtail")
     loader.resolve_aliases(implicit=False, external=False)
     griffe_log = logging.getLogger("griffe")
     griffe_log.addHandler(_Warnings(logging.WARNING))
@@ -63,19 +65,19 @@ def _rooms() -> griffe.ModulesCollection:
     return loader.modules_collection
 
 
-def module_reference(name: str) -> str:
-    """The reference of one module, to stand on a page of its own or under a heading.
+def module_reference(name: str, marks: str) -> str:
+    """Return the reference of one module, its members under headings of these marks, such as `###`.
 
     Raises:
-        ValueError: no such module.
+        ValueError: no such module, or a docstring that cannot be read.
     """
     try:
         module = _rooms()[name]
     except KeyError:
         raise ValueError(f"api: expected a module of the repository, received {name!r}") from None
-    lines = [f"```{{py:module}} {name}", "```", "", *_docstring(module)]
+    lines = _docstring(module)
     for member in _public(module):
-        lines += _member(member, member.name)
+        lines += _member(member, member.name, marks)
     return "\n".join(lines)
 
 
@@ -89,58 +91,73 @@ def _public(module: griffe.Object | griffe.Alias) -> list[griffe.Object | griffe
     ]
 
 
-def _member(member: griffe.Object | griffe.Alias, name: str) -> list[str]:
-    """One class, function or constant as a directive of Sphinx' Python domain."""
+def _member(member: griffe.Object | griffe.Alias, name: str, marks: str) -> list[str]:
+    """One class, function or constant under a heading."""
     member = member.final_target if member.is_alias else member
     if member.is_class:
-        return _class(member, name)
+        return _class(member, name, marks)
     if member.is_function:
-        return _directive("function", f"{name}{_signature(member)}", _docstring(member))
+        return [f"{marks} `{name}`", "", *_code(f"def {_signature(member, name)}", member), *_docstring(member)]
     if member.is_module:
         return []
-    options = [_type(member)] if member.annotation is not None else []
-    return _directive("data", name, _docstring(member), options + _value(member))
+    declared = f": {member.annotation}" if member.annotation is not None else ""
+    value = _value(member)
+    constant = _code(f"{name}{declared}{f' = {value}' if value else ''}") if declared or value else []
+    return [f"{marks} `{name}`", "", *constant, *_docstring(member)]
 
 
-def _class(member: griffe.Object | griffe.Alias, name: str) -> list[str]:
-    body = _docstring(member)
+def _class(member: griffe.Object | griffe.Alias, name: str, marks: str) -> list[str]:
     documented = _attribute_names(member)
     bases = [str(base) for base in member.bases if str(base) not in ("object", "BaseModel", "Section", "Record")]
-    if bases:
-        body = [f"Bases: {', '.join(f'`{base}`' for base in bases)}", "", *body]
     initializer = member.members.get("__init__")
     in_signature = "dataclass" in member.labels
+    fields: list[str] = []
+    methods: list[str] = []
     for field, inner in member.members.items():
         if field.startswith("_") or inner.is_alias or inner.is_class or field == "model_config":
             continue
         if inner.is_function:
-            kind = "classmethod" if "classmethod" in inner.labels else "method"
-            body += _directive(kind, f"{field}{_signature(inner)}", _docstring(inner), awaited=inner)
+            methods += [f"{marks}# `{name}.{field}`", ""]
+            methods += [*_code(f"def {_signature(inner, field)}", inner), *_docstring(inner)]
         elif "property" in inner.labels:
-            options = [_type(inner)] if inner.annotation is not None else []
-            body += _directive("property", field, _docstring(inner), options)
+            fields += _field_entry(field, inner, "")
         elif inner.annotation is not None and field not in documented and (inner.has_docstring or not in_signature):
-            options = [_type(inner)]
-            options += _value(inner)
-            body += _directive("attribute", field, _docstring(inner) + _bounds(inner), options)
+            fields += _field_entry(field, inner, _value(inner))
     signature = ""
     if initializer is not None and initializer.is_function:
-        signature = _signature(initializer).removesuffix(" -> None")
-    return _directive("class", f"{name}{signature}", body)
+        signature = _signature(initializer, name).removesuffix(" -> None")
+    head = [f"{marks} `{name}`", ""]
+    if signature not in ("", f"{name}()"):
+        head += _code(f"class {signature}")
+    if bases:
+        head += [f"Bases: {', '.join(f'`{base}`' for base in bases)}", ""]
+    return [*head, *_docstring(member), *fields, *([""] if fields else []), *methods]
 
 
-def _type(member: griffe.Object | griffe.Alias) -> str:
-    return f":type: {json.dumps(str(member.annotation), ensure_ascii=False)}"
+def _code(signature: str, function: griffe.Object | griffe.Alias | None = None) -> list[str]:
+    """A signature in a fence; a function's with what is before its `def`."""
+    if function is not None:
+        if "async" in function.labels:
+            signature = f"async {signature}"
+        if "classmethod" in function.labels:
+            signature = f"@classmethod\n{signature}"
+    return ["```python", _QUOTED.sub(r'"\1"', signature).replace("e+", "e"), "```", ""]
 
 
-def _value(member: griffe.Object | griffe.Alias) -> list[str]:
-    """A default or constant as an option, unless it is long; of pydantic's `Field(…)` its default."""
+def _field_entry(name: str, member: griffe.Object | griffe.Alias, value: str) -> list[str]:
+    """One attribute as an entry of a list: its type, its default, then its docstring, indented."""
+    declared = f": `{member.annotation}`" if member.annotation is not None else ""
+    default = f", default `{value}`" if value else ""
+    body = textwrap.indent("\n".join(_docstring(member) + _bounds(member)).strip(), "  ")
+    return [f"- **`{name}`**{declared}{default}", *(["", body, ""] if body else [])]
+
+
+def _value(member: griffe.Object | griffe.Alias) -> str:
+    """A default or constant, empty where it is long; of pydantic's `Field(…)` its default."""
     value = "" if member.value is None else str(member.value)
     if value.startswith("Field("):
         value = _field(value).get("default", "")
-    return (
-        [f":value: {json.dumps(value, ensure_ascii=False)}"] if value and "\n" not in value and len(value) <= 60 else []
-    )
+    return value if "\n" not in value and len(value) <= 60 else ""
 
 
 def _field(value: str) -> dict[str, str]:
@@ -177,8 +194,8 @@ def _attribute_names(member: griffe.Object | griffe.Alias) -> set[str]:
     return names
 
 
-def _signature(function: griffe.Object | griffe.Alias) -> str:
-    """`(a, *, b: int = 0) -> str`, without `self` and `cls`."""
+def _signature(function: griffe.Object | griffe.Alias, name: str) -> str:
+    """`name(a, *, b: int = 0) -> str` without `self` and `cls`; a long one has a line for each parameter."""
     shown: list[str] = []
     last: griffe.ParameterKind | None = None
     for parameter in function.parameters:
@@ -193,26 +210,13 @@ def _signature(function: griffe.Object | griffe.Alias) -> str:
             text += f": {parameter.annotation}"
         if parameter.default is not None and not star:
             text += f" = {parameter.default}" if parameter.annotation is not None else f"={parameter.default}"
-        shown.append(text)
+        shown.append(" ".join(text.split()))
         last = kind
     returns = f" -> {function.returns}" if function.returns is not None else ""
-    return f"({', '.join(shown)}){returns}".replace("\n", " ")
-
-
-def _directive(
-    kind: str,
-    signature: str,
-    body: list[str],
-    options: list[str] | None = None,
-    awaited: griffe.Object | griffe.Alias | None = None,
-) -> list[str]:
-    """A MyST directive whose fence is longer than any inside it."""
-    options = list(options or [])
-    if awaited is not None and "async" in awaited.labels:
-        options.append(":async:")
-    longest = max((len(line) - len(line.lstrip("`")) for line in map(str.strip, body)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return [f"{fence}{{py:{kind}}} {signature}", *options, "", *body, fence, ""]
+    line = f"{name}({', '.join(shown)}){returns}"
+    if len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {text}," for text in shown), f"){returns}"])
 
 
 def _sections(member: griffe.Object | griffe.Alias) -> list[griffe.DocstringSection]:
@@ -246,8 +250,8 @@ def _docstring(member: griffe.Object | griffe.Alias) -> list[str]:
         elif kind == "admonition":
             lines += [f"**{part.title}**", "", *_fenced(part.value.contents), ""]
         else:
-            _log.warning(
-                "%s: expected sections Args, Attributes, Returns, Raises or Example, found %s", member.path, kind
+            raise ValueError(
+                f"{member.path}: expected sections Args, Attributes, Returns, Raises or Example, found {kind}"
             )
     return lines
 
