@@ -1,6 +1,6 @@
 """Write, load and check a bundle, the only contract between trainer, index and service.
 
-Legend: `L` labels, `D` embedding dimensions, `C` calibration queries.
+Legend: `L` labels, `D` embedding dimensions, `C` calibration queries, `N` pairs of one and a label.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from longtail.bundle.arrays import Float32, Float64, Int64
+from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.bundle.augment import Augmentation
 from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
@@ -31,6 +31,7 @@ from longtail.bundle.vocabulary import Vocabulary
 LABELS = "labels.arrow"
 EMBEDDINGS = "embeddings.npy"
 CALIBRATION_QUERIES = "calibration_queries.npy"
+CALIBRATION_SEEN = "calibration_seen.npy"
 QUERY_TOWER = "query_tower.onnx"
 LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
@@ -38,7 +39,7 @@ FORECAST = "forecast.arrow"
 VOCABULARIES = "vocabularies"
 TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
-CONTRACT_FILES = (*_REQUIRED, LABEL_TOWER, PROPOSAL, FORECAST)
+CONTRACT_FILES = (*_REQUIRED, CALIBRATION_SEEN, LABEL_TOWER, PROPOSAL, FORECAST)
 """Contract files, in addition to manifest, vocabularies, tables and label vectors; other files are reports."""
 
 UNIT_NORM_TOLERANCE = 1e-3
@@ -55,6 +56,8 @@ class Bundle:
         embeddings: float32 [L, D]; row i belongs to label row i.
         calibration_queries: float32 [C, D], query tower outputs of held-out queries, on which index builds measure
             recall.
+        calibration_seen: int32 [N, 2], pairs of a calibration query and a label that its answer leaves out, ascending;
+            None where answers leave no label out by default.
         query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. To run the model use
             `query_model`, whose folder has its tables.
         tables: files of the embedding tables that are not in the towers, float32 [rows, dims] each, by name; towers
@@ -72,6 +75,7 @@ class Bundle:
     calibration_queries: Float32
     query_tower: bytes
     label_tower: bytes | None = None
+    calibration_seen: Int32 | None = None
     tables: Mapping[str, Path] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
@@ -135,6 +139,8 @@ class Bundle:
             self.labels.write(working / LABELS)
             np.save(working / EMBEDDINGS, self.embeddings, allow_pickle=False)
             np.save(working / CALIBRATION_QUERIES, self.calibration_queries, allow_pickle=False)
+            if self.calibration_seen is not None:
+                np.save(working / CALIBRATION_SEEN, self.calibration_seen, allow_pickle=False)
             (working / QUERY_TOWER).write_bytes(self.query_tower)
             if self.label_tower is not None:
                 (working / LABEL_TOWER).write_bytes(self.label_tower)
@@ -188,6 +194,7 @@ class Bundle:
             labels=Labels.read(path / LABELS, verify=verify),
             embeddings=read_table(path / EMBEDDINGS),
             calibration_queries=read_table(path / CALIBRATION_QUERIES),
+            calibration_seen=np.load(path / CALIBRATION_SEEN) if CALIBRATION_SEEN in manifest.files else None,
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
             tables={name: path / file for name, file in _in(TABLES, manifest)},
@@ -281,6 +288,8 @@ def _check(bundle: Bundle) -> None:
                 f"norm 1 ± {UNIT_NORM_TOLERANCE}",
                 f"norm {norms[worst]:.6g} in row {worst}",
             )
+    if bundle.calibration_seen is not None:
+        _check_seen(bundle.calibration_seen, len(queries), manifest.labels)
     _check_labels(bundle)
     if bundle.forecast is not None:
         rows, served = len(bundle.forecast.first), bundle.labels.log_popularity is not None
@@ -292,6 +301,19 @@ def _check(bundle: Bundle) -> None:
     _check_tables(bundle)
     if bundle.proposal is not None:
         _check_proposal(bundle)
+
+
+def _check_seen(seen_N2: Int32, queries: int, labels: int) -> None:
+    fits = seen_N2.dtype == np.int32 and seen_N2.ndim == 2 and seen_N2.shape[1] == 2
+    require("calibration_seen.npy is int32 [N, 2]", fits, "int32 (N, 2)", f"{seen_N2.dtype} {seen_N2.shape}")
+    outside = int(np.count_nonzero((seen_N2 < 0).any(axis=1) | (seen_N2 >= (queries, labels)).any(axis=1)))
+    require(
+        "calibration_seen.npy names calibration queries and labels", not outside, "rows that exist", f"{outside} others"
+    )
+    keys_N = seen_N2[:, 0].astype(np.int64) * labels + seen_N2[:, 1]
+    require(
+        "calibration_seen.npy is ascending", bool((np.diff(keys_N) > 0).all()), "distinct pairs, ascending", "others"
+    )
 
 
 def _check_labels(bundle: Bundle) -> None:

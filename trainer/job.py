@@ -165,7 +165,8 @@ def finish(
         reporter.say(f"[bold{' red' if compared.behind else ''}]{compared.sentence}[/]")
     for note in left_out if compared is None else compared.notes:
         reporter.say(escape(note))
-    held_out = next((pairs for pairs in (dataset.test, dataset.valid) if len(pairs)), dataset.train)
+    split = next((name for name in ("test", "valid") if len(getattr(dataset, name))), "train")
+    held_out = getattr(dataset, split)
     facts = {
         "Labels": f"{len(dataset.label_ids):,}",
         "Queries": f"{len(dataset.query_ids):,}",
@@ -209,7 +210,8 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared, groups)
     with sibling_folder(out) as folder:
-        made = to_bundle(trained, known, distinct(held_out.request_rows), dial, reports, folder)
+        rows, seen = distinct(held_out.request_rows), dataset.before(split)
+        made = to_bundle(trained, known, rows, seen, dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)
 

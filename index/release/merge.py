@@ -7,7 +7,7 @@ adds one constant each to all labels and changes no order at any λ and μ. Thre
 the offline curve keep their values, measured without the added labels. The label changes are only read, because older
 releases still need them.
 
-Legend: `L` labels of the bundle, `M` changed ones.
+Legend: `L` labels of the bundle, `M` changed ones, `N` labels that calibration queries have seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
-from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
 from longtail.index.errors import LongtailIndexError
@@ -99,6 +99,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         ),
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
+        calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _moved(seen_N2, removed),
         forecast=source.forecast
         and source.forecast.with_labels(
             added.catalogue_rows,
@@ -130,6 +131,12 @@ def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets)
         display=pa.table(display),
         log_popularity=None if log_popularity is None else _normalised(log_popularity[places]),
     )
+
+
+def _moved(seen_N2: Int32, removed: Int64) -> Int32:
+    """Take removed labels out of what calibration queries have seen, and number the others as the new rows."""
+    kept_N2 = seen_N2[~np.isin(seen_N2[:, 1], removed)]
+    return np.stack([kept_N2[:, 0], kept_N2[:, 1] - np.sort(removed).searchsorted(kept_N2[:, 1])], 1).astype(np.int32)
 
 
 def _normalised(log_p_L: Float32) -> Float32:

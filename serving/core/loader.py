@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from longtail.bundle import Tower
-from longtail.index import Release, Releases
+from longtail.index import Filter, Release, Releases
 from longtail.serving.core.ranking import Batch, IndexRanker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
@@ -65,7 +65,12 @@ def _measure_baseline_of(release: Release) -> Baseline | None:
     )  # fmt: skip
     bias_removal_B, popularity_B = (np.full(queries, weight, np.float32) for weight in (bias_removal, popularity))
     priors_BP = None if bundle.priors is None else np.tile(bundle.priors.defaults, (queries, 1))
-    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, [None] * queries, k, priors_BP)
+    filters: list[Filter | None] = [None] * queries
+    if (seen_N2 := bundle.calibration_seen) is not None:
+        # Answers leave a query's history out, which moves scores and shares: the baseline must do the same.
+        ends = np.searchsorted(seen_N2[:, 0], np.arange(1, queries))
+        filters = [Filter(exclude=rows.astype(np.int64)) for rows in np.split(seen_N2[:, 1], ends)]
+    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP)
     scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
     labels = bundle.labels
     return measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)

@@ -143,6 +143,18 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
         lambda b: replace(b, calibration_queries=with_entry(b.calibration_queries, 4, 0.25)),
         r"calibration_queries.npy has unit rows .*: expected norm 1 ± 0.001, found norm 0.5 in row 4",
     ),
+    "seen labels of another type": (
+        lambda b: replace(b, calibration_seen=np.array([[0, 1]])),
+        r"calibration_seen.npy is int32 \[N, 2\]: expected int32 \(N, 2\), found int64 \(1, 2\)",
+    ),
+    "seen labels that do not exist": (
+        lambda b: replace(b, calibration_seen=np.array([[0, 1], [49, 12]], np.int32)),
+        "calibration_seen.npy names calibration queries and labels: expected rows that exist, found 1 others",
+    ),
+    "seen labels twice": (
+        lambda b: replace(b, calibration_seen=np.array([[0, 1], [0, 1]], np.int32)),
+        "calibration_seen.npy is ascending: expected distinct pairs, ascending, found others",
+    ),
     "too few labels": (
         lambda b: with_labels(b, ids=b.labels.ids[:-1]),
         "labels.arrow has a row per label: expected 12 rows, found 11 rows",

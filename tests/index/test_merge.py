@@ -38,7 +38,9 @@ def kept(state: Path, *records: LabelRecord) -> None:
 
 def written(tmp_path: Path, *records: LabelRecord, **variant: Any) -> tuple[Path, Path, Bundle]:
     bundle = make_bundle(labels=L, **({"label_tower": True} | variant))
-    bundle = replace(bundle, reports={"report.html": b"<p>", "metrics.json": b"{}"}).write(tmp_path / "bundle")
+    seen = np.array([[0, 5], [0, 7], [2, 0], [2, 59]], np.int32)
+    reports = {"report.html": b"<p>", "metrics.json": b"{}"}
+    bundle = replace(bundle, reports=reports, calibration_seen=seen).write(tmp_path / "bundle")
     kept(tmp_path, *records)
     return tmp_path / "bundle", tmp_path, bundle
 
@@ -62,6 +64,7 @@ def test_added_labels_become_rows_and_hidden_ones_lose_theirs(tmp_path: Path, va
     assert ids == [f"item-{row}" for row in range(L) if row != 7] + ["new-1", "new-2"]
     assert (report.labels, report.added, report.reembedded, report.removed) == (61, 2, 1, 1)
     assert report.skipped == {}
+    assert after.calibration_seen.tolist() == [[0, 5], [2, 0], [2, 58]]
     kept = np.delete(np.arange(L), 7)
     old, new = before.labels, after.labels
     assert new.counts.tolist() == [*old.counts[kept], 0, 0]

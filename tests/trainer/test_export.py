@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -55,6 +56,17 @@ def test_the_bundle_describes_the_job(bundle: Bundle) -> None:
     assert manifest.bias_removal.curve_split == "test"
     assert [point.bias_removal for point in manifest.bias_removal.curve] == [0, 0.5, 1]
     assert len(bundle.calibration_queries) == 40
+
+
+def test_calibration_queries_know_what_their_answers_leave_out(bundle: Bundle, finished: Finished) -> None:
+    pairs = pq.read_table(finished.recipe.parent / "interactions.parquet").sort_by("timestamp").to_pylist()
+    rows, seen = {id_: row for row, id_ in enumerate(bundle.labels.ids.to_pylist())}, dict[str, list[int]]()
+    for pair in pairs:
+        seen.setdefault(str(pair["user_id"]), []).append(rows[str(pair["item_id"])])
+    queries = finished.trained.dataset.query_ids.to_pylist()
+    expected = [[place, row] for place, query in enumerate(queries) for row in sorted({*seen[query][:-1]})]
+    assert bundle.manifest.exclude_history
+    assert bundle.calibration_seen.tolist() == expected
 
 
 @pytest.mark.parametrize("positions", [1, 3, 8])
@@ -128,7 +140,8 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
     trained = id_towers(tmp_path, training=training, query=query)
 
-    bundle = to_bundle(trained, trained.dataset.train, np.arange(3), Dial(BiasRemoval(default=0)), {}, tmp_path)
+    train = trained.dataset.train
+    bundle = to_bundle(trained, train, np.arange(3), train, Dial(BiasRemoval(default=0)), {}, tmp_path)
     inputs = {"user_id": np.int32([0, 1, 2, 3])}
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
 
@@ -161,9 +174,8 @@ def test_a_tower_that_computes_something_else_is_not_exported(
         (tmp_path / f"{side}_tower.onnx").write_bytes(model)
 
     with pytest.raises(ExportError, match=message):
-        to_bundle(
-            finished.trained, finished.trained.dataset.train, np.arange(40), Dial(BiasRemoval(default=0)), {}, tmp_path
-        )
+        train = finished.trained.dataset.train
+        to_bundle(finished.trained, train, np.arange(40), train, Dial(BiasRemoval(default=0)), {}, tmp_path)
 
 
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:

@@ -1,6 +1,6 @@
 """From a trained model to a bundle: towers, labels, the curve of the dials, reports.
 
-Legend: `C` calibration queries, `D` dimensions.
+Legend: `C` calibration queries, `D` dimensions, `P` pairs that queries have seen, `N` of them those of `C`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
+from longtail.trainer.evaluation.task import seen_pairs
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
@@ -30,13 +31,15 @@ _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
 def to_bundle(
-    trained: Trained, known: Pairs, held_out_rows: Int32, dial: Dial, reports: dict[str, bytes], folder: Path
-) -> Bundle:
+    trained: Trained, known: Pairs, held_out_rows: Int32, seen: Pairs, dial: Dial, reports: dict[str, bytes],
+    folder: Path,
+) -> Bundle:  # fmt: skip
     """Create the bundle of a trained model, not yet written.
 
     Args:
         known: the pairs before the period that a forecast is of.
         held_out_rows: `Pairs.request_rows` to draw calibration queries from, int32 [n].
+        seen: pairs that the evaluation of these queries left out.
         folder: where the towers are written, and the tables that the bundle's are links to.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model
@@ -46,6 +49,10 @@ def to_bundle(
     inputs = trained.encoding.query.of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0
+    exclude_history = recipe.evaluation.exclude_seen and any(
+        feature.kind == "history" for feature in trained.encoding.query_features
+    )
+    seen_N2 = _seen_by(rows_C[embedded], seen, dataset) if exclude_history else None
     towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
     if "label" in towers:
@@ -73,8 +80,7 @@ def to_bundle(
         query_features=trained.encoding.query_features,
         label_features=trained.encoding.label_features,
         own_id=None if recipe.own_id is None else recipe.own_id.name,
-        exclude_history=recipe.evaluation.exclude_seen
-        and any(feature.kind == "history" for feature in trained.encoding.query_features),
+        exclude_history=exclude_history,
         display=display.column_names,
         buckets=buckets,
         bias_removal=dial.bias_removal,
@@ -106,6 +112,7 @@ def to_bundle(
         ),
         embeddings=label_side.embeddings,
         calibration_queries=queries_CD[embedded],
+        calibration_seen=seen_N2,
         query_tower=towers["query"],
         label_tower=towers.get("label"),
         tables=tables,
@@ -114,6 +121,19 @@ def to_bundle(
         forecast=trained.forecast(known),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
+
+
+def _seen_by(rows_C: Int32, seen: Pairs, dataset: Dataset) -> Int32:
+    """Get pairs of a place in `rows_C` and a label that its query has seen, int32 [N, 2], ascending."""
+    queries_C = rows_C if dataset.request_queries is None else dataset.request_queries[rows_C]
+    labels = len(dataset.label_ids)
+    keys_P = seen_pairs(seen, labels=labels, exclude_seen=True)
+    begins_C, ends_C = (np.searchsorted(keys_P, (queries_C.astype(np.int64) + more) * labels) for more in (0, 1))
+    counts_C = ends_C - begins_C
+    of_N = np.repeat(np.arange(len(rows_C)), counts_C)
+    within_N = np.arange(len(of_N)) - np.repeat(np.cumsum(counts_C) - counts_C, counts_C)
+    labels_N = keys_P[begins_C[of_N] + within_N] % labels
+    return np.stack([of_N, labels_N], axis=1).astype(np.int32)
 
 
 def _newest(dataset: Dataset) -> dict[str, str | int]:

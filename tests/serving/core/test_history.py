@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from longtail.index import Releases, build
+from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import Query
 from tests.bundles import make_bundle
 from tests.serving.core.test_tree_ranking import retriever_of
@@ -43,3 +47,16 @@ def test_a_history_is_left_out_beside_all_else() -> None:
     assert by_default == [id_ for id_ in ids(False) if id_ not in SEEN][:5]
     assert ids(True, features={"user_id": "u3", "history": None}) == ids(False, features={"user_id": "u3"})
     assert len(ids(True, features=None, vector=[0.5] * 8)) == 60
+
+
+def test_the_baseline_of_drift_leaves_out_what_answers_leave_out(tmp_path: Path) -> None:
+    made = make_bundle(labels=60)
+    scores_CL = made.augmentation.queries(made.calibration_queries, made.manifest.bias_removal.default) @ made.rows().T
+    best_CL = np.argsort(-scores_CL, axis=1)
+    seen = [(query, row) for query, rows in enumerate(best_CL) for row in sorted(rows[: 3 * (query % 2)])]
+    replace(made, calibration_seen=np.array(seen, np.int32)).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", name="a")
+    baseline = load_release(Releases(tmp_path / "releases"), "a").baseline
+    answered = np.concatenate([rows[3 * (query % 2) :][:20] for query, rows in enumerate(best_CL)])
+    assert baseline.popularity == pytest.approx(made.labels.counts[answered].mean())
+    assert baseline.shares == pytest.approx(np.bincount(made.labels.buckets[answered], minlength=4) / len(answered))
