@@ -173,8 +173,8 @@ def test_a_tower_that_computes_something_else_is_not_exported(
     for side, model in altered.items():
         (tmp_path / f"{side}_tower.onnx").write_bytes(model)
 
+    train = finished.trained.dataset.train
     with pytest.raises(ExportError, match=message):
-        train = finished.trained.dataset.train
         to_bundle(finished.trained, train, np.arange(40), train, Dial(BiasRemoval(default=0)), {}, tmp_path)
 
 
