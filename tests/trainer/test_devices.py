@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.device_traffic import compiled_step, formula, moved, traffic_of
 from longtail.trainer import devices
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.devices import Cluster, is_first, number_of_processes, of_lost_process, sibling_folder, take_part
@@ -76,6 +77,24 @@ def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: 
                 np.testing.assert_allclose(several[key], expected[-len(several[key]) :], atol=1e-5, err_msg=key)
             else:
                 np.testing.assert_allclose(several[key], expected, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.process
+def test_rows_that_lie_on_one_device_are_read_and_written_exactly() -> None:
+    wait(start("-m", "tests.trainer.device_rows", on=4))
+
+
+@pytest.mark.process
+def test_a_step_moves_what_the_documentation_says() -> None:
+    """2 + 4/n + 16/√B arrays of the batch's rows, and ids: 9 arrays of B numbers, of rows of d."""
+    batch, dim, on = 1024, 32, 4
+    traffic = traffic_of(compiled_step(devices=on, batch=batch, dim=dim, rows=10_000), on)
+    arrays = {kind: size / (batch * dim * 4) for kind, size in traffic.items()}
+    assert arrays["all-to-all"] == pytest.approx(4 / on + 16 / batch**0.5, abs=0.1)
+    assert arrays["all-gather"] == pytest.approx(1, abs=0.15)
+    assert arrays["reduce-scatter"] == pytest.approx(1, abs=0.05)
+    assert arrays["all-reduce"] < 0.01
+    assert moved(traffic, on) == pytest.approx(formula(batch, dim, on), rel=0.1)
 
 
 def fit(folder: Path, out: str, where: str, number: int) -> "subprocess.Popen[str]":
