@@ -22,6 +22,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from longtail.bundle.arrays import Array
+
 AXIS = "devices"
 _STRIPES = 1024
 """Neighbours of a table lie this many to a row's distance apart, so that no device has all frequent ones."""
@@ -38,6 +40,13 @@ def wait_for_all(where: str) -> None:
     """Wait until every process has come to the same place."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(where)
+
+
+def of_all(values: Array) -> Array:
+    """Stack what the processes have, of one shape and dtype in all of them, [processes, …]; to the last bit."""
+    content = np.frombuffer(values.tobytes(), np.uint8)
+    every: Array = np.ascontiguousarray(multihost_utils.process_allgather(content))
+    return every.view(values.dtype).reshape(jax.process_count(), *values.shape)
 
 
 def spread(over_all: bool) -> None:
