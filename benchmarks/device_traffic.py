@@ -29,7 +29,7 @@ _SHAPE = re.compile(r"(?P<type>\w+)\[(?P<sizes>[\d,]*)\]")
 
 def formula(batch: int, dim: int, devices: int) -> float:
     """Return the bytes of rows that a device sends in a step [docs/scale.md]."""
-    return (2 + 4 / devices + 16 / math.sqrt(batch)) * batch * dim * 4 * (devices - 1) / devices
+    return (2 + 4 / devices + 20 / math.sqrt(batch)) * batch * dim * 4 * (devices - 1) / devices
 
 
 def traffic_of(program: str, devices: int) -> dict[str, int]:

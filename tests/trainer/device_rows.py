@@ -1,7 +1,7 @@
 """What `test_devices` runs on four devices: rows of a table are read, and their gradients summed, by all-to-all.
 
-Every device reads 64 distinct rows that all lie on the first, of which a round holds 16 + 4·√16 = 32, and some that
-others read.
+Every device reads 64 distinct rows that all lie on the first, of which a round holds 16 + 5·√16 = 36; others read some
+of them too.
 """
 
 from __future__ import annotations

@@ -73,18 +73,21 @@ def scatter(table: keras.Variable, ids_U: jax.Array | Owned, rows_UD: jax.Array)
 
 def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
     """Replace all rows by blocks of them, [N, D] each, in order; rows past the last become 0."""
-    if mesh_in_use() is None:
-        table.assign(np.concatenate([*blocks]))
-        return
     shape, sharding = tuple(table.shape), table.value.sharding
     own = [part[0].indices(shape[0])[:2] for part in sharding.addressable_devices_indices_map(shape).values()]
     first, last = min(start for start, _ in own), max(end for _, end in own)
     rows, start = np.zeros((last - first, *shape[1:]), table.dtype), 0
     for rows_ND in blocks:
-        places_N = on_mesh.places_of(np.arange(start, start + len(rows_ND)), table.rows)
+        places_N = np.arange(start, start + len(rows_ND))
+        if mesh_in_use() is not None:
+            places_N = on_mesh.places_of(places_N, table.rows)
         own_N = (places_N >= first) & (places_N < last)
         rows[places_N[own_N] - first] = rows_ND[own_N]
         start += len(rows_ND)
+
+    if mesh_in_use() is None:
+        table.assign(rows)
+        return
 
     def part(index: tuple[slice, ...] | None) -> Array:
         low, high, _ = (index or (slice(None),))[0].indices(shape[0])

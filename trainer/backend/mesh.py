@@ -27,7 +27,7 @@ from longtail.bundle.arrays import Array
 AXIS = "devices"
 _STRIPES = 1024
 """Neighbours of a table lie this many to a row's distance apart, so that no device has all frequent ones."""
-_DEVIATIONS = 4
+_DEVIATIONS = 5
 """Above a fair share of rows for an owner that one round holds, in standard deviations of a Poisson count."""
 
 
