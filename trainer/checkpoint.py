@@ -20,7 +20,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import CheckpointError
 
 _STATE = "state.json"
-_VERSION = 1
+_VERSION = 2
 """Raised when the same recipe and data make another state."""
 
 

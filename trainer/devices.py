@@ -1,20 +1,23 @@
 """A job on several devices and in several processes: who takes part, who writes, and what ends when one is lost.
 
-All processes run the same program on the same data and meet wherever a variable is computed or read. What a job writes,
-the first process writes.
+All processes run the same program on the same data and meet wherever a variable is computed or read. Each ranks its
+share of an evaluation's queries. What a job writes, the first process writes.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from longtail.bundle import working_directory
+from longtail.bundle.arrays import Array
 from longtail.trainer import backend
 from longtail.trainer.backend import keras
 from longtail.trainer.config import Recipe
@@ -96,6 +99,27 @@ def wait_for_all(where: str) -> None:
         from longtail.trainer.backend import mesh
 
         mesh.wait_for_all(where)
+
+
+def of_all(values: Array) -> Array:
+    """Stack what the processes have, of one shape and dtype in all of them, [processes, …]."""
+    if number_of_processes() == 1:
+        return values[None]
+    from longtail.trainer.backend import mesh
+
+    return mesh.of_all(values)
+
+
+def check_alike(facts: Mapping[str, str]) -> None:
+    """Refuse to go on where processes do not have the same facts, by name and in ASCII; 64 characters of each count."""
+    found_PF = of_all(np.array([*facts.values()], "S64"))
+    for name, found_P in zip(facts, found_PF.T, strict=True):
+        if len(others := np.flatnonzero(found_P != found_P[0])):
+            first, other = found_P[0].decode(), found_P[others[0]].decode()
+            raise DeviceError(
+                f"{name}: expected the same in all {len(found_P)} processes, found {first} in process 0 and {other} in "
+                f"process {others[0]}: start all with the same recipe and data"
+            )
 
 
 @contextmanager

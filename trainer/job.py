@@ -19,11 +19,20 @@ from rich.markup import escape
 
 from longtail.bundle import Bundle, refuse_existing
 from longtail.bundle.sets import distinct
+from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import PLACES, EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.devices import Cluster, first_before_others, is_first, sibling_folder, take_part, wait_for_all
+from longtail.trainer.devices import (
+    Cluster,
+    check_alike,
+    first_before_others,
+    is_first,
+    sibling_folder,
+    take_part,
+    wait_for_all,
+)
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
@@ -95,6 +104,7 @@ def fit(
     try_own_layers(recipe)
     weights = None if warm_start is None else WarmStart.read(Path(warm_start))
     dataset = read_dataset(recipe)
+    check_alike(facts_of(recipe, dataset, weights))
     check_choice(recipe, dataset)
     describe(recipe, dataset, reporter)
     if weights is not None:
@@ -338,6 +348,17 @@ def warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> N
         f"[bold red]No λ or μ reaches evaluation.floor on valid[/]: nearest is {dial.default}, {found}, "
         f"at {config.metric} {chosen.metrics[config.metric].value:.4f}"
     )
+
+
+def facts_of(recipe: Recipe, dataset: Dataset, weights: WarmStart | None) -> dict[str, str]:
+    """Return what all processes of a job have in common, by name."""
+    splits = {"training pairs": dataset.train, "validation pairs": dataset.valid, "test pairs": dataset.test}
+    sizes = {"query ids": dataset.query_ids, "label ids": dataset.label_ids} | splits
+    return {
+        **{name: f"{len(of):,}" for name, of in sizes.items()},
+        "ids, pairs and feature tables (sha256)": dataset.fingerprint,
+        "recipe and first weights (sha256)": identity_of(recipe, dataset, None if weights is None else weights.sha256),
+    }
 
 
 def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:

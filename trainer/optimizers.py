@@ -30,6 +30,7 @@ class RowOptimizer(Protocol):
         """Write `rows − update` at distinct row numbers, int32.
 
         Args:
+            ids_U: what `backend.gather` and `scatter` take; on several devices no tensor, which compares with numbers.
             rows_UD: what the table holds there, float32.
             gradients_UD: gradients of the loss by those rows, float32.
             rate, step: learning rate and number, from 1, of this step, float32 scalars.

@@ -95,7 +95,7 @@ def run(name: str, checkpoints: Path, results: dict[str, Any], restored: bool) -
 
 def main(folder: Path, name: str, coordinator: str | None = None, process: int | None = None) -> None:
     """As the head of this file says."""
-    batch_loss._CACHED_BYTES, batch_loss._LEAST_ROWS = 1, 2  # blocks of two rows a device
+    batch_loss._CACHED_BYTES, batch_loss._LEAST_ROWS = 1, 5  # a few blocks, on one device the last not full
     if coordinator is not None:
         mesh.join(coordinator, 2, process)
     results: dict[str, Any] = {}

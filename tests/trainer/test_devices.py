@@ -11,15 +11,18 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.device_traffic import compiled_step, formula, moved, traffic_of
 from longtail.trainer import devices
 from longtail.trainer.checkpoint import Checkpoints, identity_of
 from longtail.trainer.devices import Cluster, is_first, number_of_processes, of_lost_process, sibling_folder, take_part
 from longtail.trainer.errors import CheckpointError, RecipeError
 from tests.backends import environment
 from tests.trainer import tiny
+from tests.trainer.device_ranks import ranked
 from tests.trainer.test_backends import end, wait
 
 _HANGS_SECONDS = 600
@@ -78,12 +81,65 @@ def test_losses_and_models_of_several_devices_are_those_of_one(one: Path, name: 
                 np.testing.assert_allclose(several[key], expected, atol=1e-4, err_msg=key)
 
 
-def fit(folder: Path, out: str, where: str, number: int) -> "subprocess.Popen[str]":
+@pytest.mark.process
+def test_rows_that_lie_on_one_device_are_read_and_written_exactly() -> None:
+    wait(start("-m", "tests.trainer.device_rows", on=4))
+
+
+@pytest.mark.process
+def test_a_step_moves_what_the_documentation_says() -> None:
+    """2 + 4/n + 20/√B arrays of the batch's rows, and some of its ids."""
+    batch, dim, on = 1024, 32, 4
+    traffic = traffic_of(compiled_step(devices=on, batch=batch, dim=dim, rows=10_000), on)
+    arrays = {kind: size / (batch * dim * 4) for kind, size in traffic.items()}
+    assert arrays["all-to-all"] == pytest.approx(4 / on + 20 / batch**0.5, abs=0.1)
+    assert arrays["all-gather"] == pytest.approx(1, abs=0.15)
+    assert arrays["reduce-scatter"] == pytest.approx(1, abs=0.05)
+    assert arrays["all-reduce"] < 0.01
+    assert moved(traffic, on) == pytest.approx(formula(batch, dim, on), rel=0.1)
+
+
+@pytest.mark.process
+def test_processes_that_share_a_ranking_have_the_lists_of_one(tmp_path: Path) -> None:
+    where = coordinator()
+    wait(*[start("-m", "tests.trainer.device_ranks", tmp_path, where, number, on=1) for number in (0, 1)])
+    alone_GNK, (alone_N,), asked = ranked()
+    assert asked == [0, 1, 2, 3, 4]
+    for number, share in ((0, [0, 1, 2]), (1, [3, 4])):
+        several = np.load(tmp_path / f"{number}.npz")
+        np.testing.assert_array_equal(several["top"], alone_GNK)
+        np.testing.assert_allclose(several["log_p"], alone_N, rtol=1e-9)
+        assert several["asked"].tolist() == share
+
+
+@pytest.mark.process
+def test_processes_that_read_other_data_are_refused(tmp_path: Path) -> None:
+    tiny.write_job(tmp_path)
+    pq.write_table(tiny.clustered(users=40, items=16, each=8, seed=1), tmp_path / "others.parquet")
+    others = ["--set", f"data.train={tmp_path / 'others.parquet'}"]
+    where = coordinator()
+    both = [fit(tmp_path, "out", where, number, *more) for number, more in enumerate(([], others))]
+    try:
+        said_by = [process.communicate(timeout=_HANGS_SECONDS)[0] for process in both]
+    finally:
+        end(*both)
+    for process, output in zip(both, said_by, strict=True):
+        assert process.returncode == 2
+        assert re.fullmatch(OTHERS, said(output, shorten=False)), output
+
+
+OTHERS = (
+    r"longtail-train: ids, pairs and feature tables \(sha256\): expected the same in all 2 processes, found \w{64} in "
+    r"process 0 and \w{64} in process 1: start all with the same recipe and data"
+)
+
+
+def fit(folder: Path, out: str, where: str, number: int, *more: object) -> "subprocess.Popen[str]":
     """One of two processes of a job of `tiny.RECIPE`, two devices each."""
     settings = ["training.epochs=8", "training.patience=0", "training.checkpoint_steps=2"]
     return start(
         "-m", "longtail.trainer", "fit", folder / "recipe.toml", "--out", folder / out, "--processes", 2,
-        "--coordinator", where, "--process", number, *(part for each in settings for part in ("--set", each)),
+        "--coordinator", where, "--process", number, *(part for each in settings for part in ("--set", each)), *more,
         on=2,
     )  # fmt: skip
 
@@ -140,10 +196,10 @@ LOST = (
 )
 
 
-def said(output: str) -> str:
+def said(output: str, *, shorten: bool = True) -> str:
     """The one line of the command itself, without what JAX calls the error."""
     (line,) = [line for line in output.splitlines() if line.startswith("longtail-train: ")]
-    return re.sub(r"\(.*\)", "(…)", line)
+    return re.sub(r"\(.*\)", "(…)", line) if shorten else line
 
 
 BAD = {

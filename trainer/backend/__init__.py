@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         compile_tower,
         count,
         devices,
+        distinct,
         fill,
         gather,
         make_deterministic,
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
         rows_variable,
         scatter,
         sum_of_blocks,
+        sums,
+        take,
         unique,
         value_and_gradients,
     )
@@ -44,6 +47,7 @@ __all__ = [
     "compile_tower",
     "count",
     "devices",
+    "distinct",
     "fill",
     "gather",
     "keras",
@@ -53,6 +57,8 @@ __all__ = [
     "rows_variable",
     "scatter",
     "sum_of_blocks",
+    "sums",
+    "take",
     "unique",
     "value_and_gradients",
 ]

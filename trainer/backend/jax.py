@@ -19,7 +19,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from longtail.bundle.arrays import Array
-from longtail.trainer.backend.mesh import AXIS, by_rows, gather_of, mesh_in_use, scatter_of
+from longtail.trainer.backend import mesh as on_mesh
+from longtail.trainer.backend.mesh import AXIS, Asked, Owned, by_rows, mesh_in_use
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
@@ -34,29 +35,38 @@ def devices() -> int:
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
     """Create a variable that is read and written by rows, float32 [rows, width], in equal parts on all devices.
 
-    There are more rows where parts could not be equal; its attribute `rows` is the number that was wanted.
+    There are more rows where parts could not be equal; its attribute `rows` is the number that was wanted. On a mesh
+    rows lie where `mesh.places_of` says.
     """
-    shards, placed = devices(), {}
-    if (distribution := keras.distribution.distribution()) is not None:
-        placed = {"layout": keras.distribution.TensorLayout((AXIS, None), distribution.device_mesh)}
-    shape = (-(-rows // shards) * shards, width)
-    variable = keras.Variable(initializer, shape=shape, dtype="float32", trainable=False, name=name, **placed)
+    if (distribution := keras.distribution.distribution()) is None:
+        variable = keras.Variable(initializer, shape=(rows, width), dtype="float32", trainable=False, name=name)
+        variable.rows = rows
+        return variable
+    variable = keras.Variable(
+        "zeros", shape=(on_mesh.padded_rows(rows, devices()), width), dtype="float32", trainable=False, name=name,
+        layout=keras.distribution.TensorLayout((AXIS, None), distribution.device_mesh),
+    )  # fmt: skip
     variable.rows = rows
+    if initializer != "zeros":
+        fill(variable, [np.asarray(initializer((rows, width)))])
     return variable
 
 
-def gather(table: keras.Variable, ids: jax.Array) -> jax.Array:
-    """Return rows of a variable, shape [*ids.shape, D]."""
+def gather(table: keras.Variable, ids: jax.Array | Asked | Owned) -> jax.Array:
+    """Return rows of a variable, shape [*ids.shape, D]; those that are asked for or owned, on those devices alone."""
+    if isinstance(ids, Asked):
+        return on_mesh.fetch_of(table.rows, table.value, ids)
+    if isinstance(ids, Owned):
+        return on_mesh.read_of(table.rows, table.value, ids)
     if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
-        rows: jax.Array = gather_of(mesh)(table.value, ids)
-        return rows
+        return on_mesh.gather_of(mesh, table.rows)(table.value, ids)
     return jnp.take(table.value, ids, axis=0, mode="clip")
 
 
-def scatter(table: keras.Variable, ids_U: jax.Array, rows_UD: jax.Array) -> None:
+def scatter(table: keras.Variable, ids_U: jax.Array | Owned, rows_UD: jax.Array) -> None:
     """Replace rows of a variable; ids past its end are dropped."""
-    if (mesh := mesh_in_use()) is not None and hasattr(table, "rows"):
-        table.assign(scatter_of(mesh)(table.value, ids_U, rows_UD))
+    if isinstance(ids_U, Owned):
+        table.assign(on_mesh.write_of(table.rows, table.value, ids_U, rows_UD))
         return
     table.assign(table.value.at[ids_U].set(rows_UD, mode="drop"))
 
@@ -68,9 +78,11 @@ def fill(table: keras.Variable, blocks: Iterable[Array]) -> None:
     first, last = min(start for start, _ in own), max(end for _, end in own)
     rows, start = np.zeros((last - first, *shape[1:]), table.dtype), 0
     for rows_ND in blocks:
-        low, high = max(start, first), min(start + len(rows_ND), last)
-        if low < high:
-            rows[low - first : high - first] = rows_ND[low - start : high - start]
+        places_N = np.arange(start, start + len(rows_ND))
+        if mesh_in_use() is not None:
+            places_N = on_mesh.places_of(places_N, table.rows)
+        own_N = (places_N >= first) & (places_N < last)
+        rows[places_N[own_N] - first] = rows_ND[own_N]
         start += len(rows_ND)
 
     if mesh_in_use() is None:
@@ -89,6 +101,43 @@ def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
     """Return distinct ids padded to a fixed length with `limit`, an id past every table's end; positions, [N]."""
     distinct, positions = jnp.unique(ids_N, return_inverse=True, size=min(ids_N.shape[0], limit), fill_value=limit)
     return distinct, positions.reshape(ids_N.shape)
+
+
+def distinct(
+    ids: Sequence[jax.Array], limit: int, *, shared: bool = False
+) -> tuple[jax.Array | Asked, list[jax.Array]]:
+    """Return the distinct ids of several arrays, [U], and the positions of each array's, shaped as it is.
+
+    On a mesh they are of each device's parts of the arrays if they are not `shared`; ids are for `gather` and `sums`
+    then, positions for `take`.
+    """
+    if (mesh := mesh_in_use()) is not None and not shared:
+        return on_mesh.distinct_of(mesh, ids, limit)
+    ids_U, positions_N = unique(jnp.concatenate([each.reshape(-1) for each in ids]), limit)
+    positions = jnp.split(positions_N, np.cumsum([each.size for each in ids])[:-1])
+    return ids_U, [at.reshape(each.shape) for at, each in zip(positions, ids, strict=True)]
+
+
+def take(rows_UD: jax.Array, positions: jax.Array, *, shared: bool = False) -> jax.Array:
+    """Return rows by positions among the ids of `distinct`, shape [*positions.shape, D]."""
+    if (mesh := mesh_in_use()) is not None and not shared:
+        return on_mesh.take_of(mesh, rows_UD, positions)
+    return jnp.take(rows_UD, positions, axis=0)
+
+
+def sums(
+    table: keras.Variable, read: Sequence[tuple[Any, jax.Array]], gradients: Sequence[jax.Array]
+) -> tuple[Any, jax.Array, jax.Array]:
+    """Return the distinct ids that were read together, [U], their rows, and the sums of their gradients, [U, D]."""
+    ids = [ids_U for ids_U, _ in read]
+    if isinstance(ids[0], Asked):
+        owned, sums_UD = on_mesh.sums_of(table.rows, table.value, ids, gradients)
+        return owned, gather(table, owned), sums_UD
+    if len(read) == 1:
+        return *read[0], gradients[0]
+    ids_U, positions_N = unique(jnp.concatenate(ids), table.rows)
+    sums_UD = jax.ops.segment_sum(jnp.concatenate(gradients), positions_N, num_segments=len(ids_U))
+    return ids_U, gather(table, ids_U), sums_UD
 
 
 def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
@@ -124,41 +173,55 @@ def value_and_gradients(
 
 
 def sum_of_blocks(
-    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, *, blocks: int
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, seen: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
-    """Return the sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's."""
+    """Return the sum of a loss over blocks of rows, differentiated block by block: as TensorFlow's.
 
-    spread = devices() > 1  # then every block has rows of every device
+    On a mesh each device computes its own rows. What all rows see it gathers from the others, and gives each of them
+    the sum of its part's gradient, once for all blocks.
+    """
+    mesh, every = mesh_in_use(), jax.tree.leaves(rows)[0].shape[0]
 
-    def cut(column: jax.Array) -> jax.Array:
-        if spread:
-            return column.reshape(-1, blocks, *column.shape[1:]).swapaxes(0, 1)
-        return column.reshape(blocks, -1, *column.shape[1:])
+    def of_rows_here(shared: Tensors, seen: Any, rows: Tensors, fixed: Any, real_B: jax.Array) -> Any:
+        each = -(-len(real_B) // blocks)
 
-    def whole(column: jax.Array) -> jax.Array:
-        ordered = column.swapaxes(0, 1) if spread else column
-        return ordered.reshape(-1, *column.shape[2:])
+        def cut(column: jax.Array, more: Any = None) -> jax.Array:
+            return on_mesh.lengthened(column, blocks, more).reshape(blocks, each, *column.shape[1:])
 
-    def summed(shared: Tensors, rows: Tensors, fixed: Any) -> tuple[Any, Any]:
+        def sum_of(shared: Tensors, rows: Tensors, fixed: Any, real: jax.Array) -> tuple[Tensor, Tensors]:
+            losses: Any
+            losses, kept = loss(shared, rows, fixed, seen)
+            return jnp.sum(losses, where=real), kept
+
         def add(sums: Any, block: Any) -> tuple[Any, Any]:
-            of_block = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+            of_block = jax.value_and_grad(sum_of, argnums=(0, 1), has_aux=True)
             (value, kept), (of_shared, of_rows) = of_block(shared, *block)
             return jax.tree.map(jnp.add, sums, (value, of_shared)), (of_rows, kept)
 
         nothing = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, shared))
-        (value, of_shared), columns = jax.lax.scan(add, nothing, jax.tree.map(cut, (rows, fixed)))
-        of_rows, kept = jax.tree.map(whole, columns)
+        sums, columns = jax.lax.scan(add, nothing, (*jax.tree.map(cut, (rows, fixed)), cut(real_B, False)))
+        return sums, jax.tree.map(lambda column: column.reshape(-1, *column.shape[2:])[: len(real_B)], columns)
+
+    def summed(shared: Tensors, rows: Tensors, fixed: Any, seen: Any) -> tuple[Any, Any]:
+        real_B = jnp.ones(every, bool)
+        if mesh is None:
+            (value, of_shared), (of_rows, kept) = of_rows_here(shared, seen, rows, fixed, real_B)
+        else:
+            rows, fixed = jax.tree.map(lambda column: on_mesh.lengthened(column, mesh.size, None), (rows, fixed))
+            real_B = on_mesh.lengthened(real_B, mesh.size, False)
+            (value, of_shared), columns = on_mesh.sum_of_parts(mesh, of_rows_here, shared, seen, rows, fixed, real_B)
+            of_rows, kept = jax.tree.map(lambda column: column[:every], columns)
         return (value, kept), (of_shared, of_rows)
 
     @jax.custom_vjp
-    def total(shared: Tensors, rows: Tensors, fixed: Any) -> Any:
-        return summed(shared, rows, fixed)[0]
+    def total(shared: Tensors, rows: Tensors, fixed: Any, seen: Any) -> Any:
+        return summed(shared, rows, fixed, seen)[0]
 
-    def backward(gradients: Any, upstream: Any) -> tuple[Any, Any, None]:
-        return (*jax.tree.map(lambda gradient: upstream[0] * gradient, gradients), None)
+    def backward(gradients: Any, upstream: Any) -> tuple[Any, Any, None, None]:
+        return (*jax.tree.map(lambda gradient: upstream[0] * gradient, gradients), None, None)
 
     total.defvjp(summed, backward)
-    value, kept = total(shared, rows, fixed)
+    value, kept = total(shared, rows, fixed, seen)
     return value, jax.lax.stop_gradient(kept)
 
 

@@ -57,6 +57,39 @@ def unique(ids_N: Tensor, limit: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001 
     return distinct.y, distinct.idx
 
 
+def distinct(ids: Sequence[Tensor], limit: int, *, shared: bool = False) -> tuple[Tensor, list[Tensor]]:  # noqa: ARG001
+    """Return the distinct ids of several tensors, [U], and the positions of each tensor's, shaped as it is.
+
+    Args:
+        shared: of the whole batch on every device, where there are several; else of each device's part.
+    """
+    ids_U, positions_N = unique(tf.concat([tf.reshape(each, (-1,)) for each in ids], axis=0), limit)
+    positions = tf.split(positions_N, [tf.size(each) for each in ids])
+    return ids_U, [tf.reshape(at, tf.shape(each)) for at, each in zip(positions, ids, strict=True)]
+
+
+def take(rows_UD: Tensor, positions: Tensor, *, shared: bool = False) -> Tensor:  # noqa: ARG001
+    """Return rows by positions among the ids of `distinct`, shape [*positions.shape, D]."""
+    rows: Tensor = keras.ops.take(rows_UD, positions, axis=0)
+    return rows
+
+
+def sums(
+    table: keras.Variable, read: Sequence[tuple[Tensor, Tensor]], gradients: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the distinct ids that were read together, [U], their rows, and the sums of their gradients, [U, D].
+
+    Args:
+        read: distinct ids, [U], and their rows, float32 [U, D], of each reading.
+        gradients: float32 [U, D] of each.
+    """
+    if len(read) == 1:
+        return *read[0], gradients[0]
+    ids_U, positions_N = unique(tf.concat([ids for ids, _ in read], axis=0), table.rows)
+    sums_UD = tf.math.unsorted_segment_sum(tf.concat(gradients, axis=0), positions_N, tf.shape(ids_U)[0])
+    return ids_U, gather(table, ids_U), sums_UD
+
+
 def count(positions_N: Tensor, distinct_U: Tensor) -> Tensor:
     """Return how often every distinct id came, float32 [U]."""
     counts_U: Tensor = tf.math.unsorted_segment_sum(
@@ -78,19 +111,29 @@ def value_and_gradients(
 
 
 def sum_of_blocks(
-    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, *, blocks: int
+    loss: BlockLoss, shared: Tensors, rows: Tensors, fixed: Any, seen: Any, *, blocks: int
 ) -> tuple[Tensor, Tensors]:
     """Compute the sum of a loss over blocks of rows, differentiated block by block, and what it keeps of all rows.
 
     Args:
-        loss: of `shared` and of a block of `rows` and `fixed`: its sum, and what is kept of every row.
+        loss: of `shared`, of a block of `rows` and `fixed`, and of `seen`: of every row its loss, and what is kept.
         shared: float tensors that every block sees whole.
-        rows: float tensors, the first axis a multiple of `blocks`.
+        rows: float tensors.
         fixed: further tensors of the rows, in dicts of any depth.
+        seen: further tensors that every block sees whole, alike.
     """
+    every = next(iter(rows.values())).shape[0]
+    each = -(-every // blocks)
+    places = tf.minimum(tf.range(each * blocks), every - 1)
+    real = tf.reshape(tf.range(each * blocks) < every, (blocks, each))
 
     def parted(columns: Any) -> Any:
-        return keras.tree.map_structure(lambda it: tf.reshape(it, (blocks, -1, *it.shape[1:])), columns)
+        def cut(column: Tensor) -> Tensor:
+            equal = column if each * blocks == every else tf.gather(column, places)
+            of_blocks: Tensor = tf.reshape(equal, (blocks, each, *column.shape[1:]))
+            return of_blocks
+
+        return keras.tree.map_structure(cut, columns)
 
     fixed_blocks = parted(fixed)
 
@@ -103,7 +146,9 @@ def sum_of_blocks(
             here = {name: column[at] for name, column in row_blocks.items()}
             with tf.GradientTape() as tape:
                 tape.watch([whole, here])
-                value, kept = loss(whole, here, keras.tree.map_structure(lambda column: column[at], fixed_blocks))
+                fixed_here = keras.tree.map_structure(lambda column: column[at], fixed_blocks)
+                losses, kept = loss(whole, here, fixed_here, seen)
+                value = tf.reduce_sum(tf.where(real[at], losses, 0.0))
             of_whole, of_here = tape.gradient(value, (whole, here), unconnected_gradients="zero")
             sums = [value, *(tf.convert_to_tensor(of_whole[name]) for name in whole)]
             return sums, [tf.convert_to_tensor(of_here[name]) for name in here], kept
@@ -120,7 +165,7 @@ def sum_of_blocks(
         arrays = [tf.TensorArray(each.dtype, blocks, element_shape=each.shape).write(first, each) for each in both]
         _, sums, arrays = tf.while_loop(lambda at, *_: at < blocks, add, (tf.constant(1), sums, arrays))
         stacked = [array.stack() for array in arrays]
-        both = [tf.reshape(each, (-1, *each.shape[2:])) for each in stacked]
+        both = [tf.reshape(column, (-1, *column.shape[2:]))[:every] for column in stacked]
         gradients = [*sums[1:], *both[: len(columns)]]
         of_all = dict(zip(kept, both[len(columns) :], strict=True))
         return (sums[0], of_all), lambda upstream, *_: [upstream * each for each in gradients]

@@ -59,5 +59,5 @@ Step = Callable[[dict[str, Any]], Tensor]
 """One update of a model by a batch, tensors by name; returns the mean loss."""
 
 Tensors = dict[str, Tensor]
-BlockLoss = Callable[[Tensors, Tensors, Any], tuple[Tensor, Tensors]]
-"""A loss of some rows, of tensors by name: what all rows see, what is differentiated by row, what is not."""
+BlockLoss = Callable[[Tensors, Tensors, Any, Any], tuple[Tensor, Tensors]]
+"""Losses of some rows, of tensors by name: of all rows and of each, differentiated; of each and of all, not so."""

@@ -3,7 +3,8 @@
 A query with several requests (another context, attributes of another time) is ranked once for
 each, with the held-out pairs of that way as its positives and the labels the query had in training left out of all.
 
-Legend: `N` queries, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length, `G` settings.
+Legend: `N` queries, `S` a process's share, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length,
+`G` settings.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Labels, Proposal
-from longtail.bundle.arrays import Bools, Float32, Float64, Int8, Int32, Int64
+from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int8, Int32, Int64
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.devices import number_of_processes, of_all, process
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import LabelFacts, Positives, inverse_propensity
 from longtail.trainer.evaluation.selection import Selection, Values, Write
@@ -152,6 +154,8 @@ def rank(
 ) -> tuple[Int32, list[Float64 | None]]:  # fmt: skip
     """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
 
+    Where several processes call it, with the same arguments, each ranks its share of the queries, and all return all.
+
     And for every setting the log-likelihood of each query's pairs, `Σ w log softmax(s)_y` over the labels that may be
     ranked, float64 [N], nats; None without `likely`, and at settings that are not in `likely_at`.
 
@@ -174,14 +178,21 @@ def rank(
     queries_N = rows_N if queries_N is None else queries_N
     block = block_of(labels, matrices=1 if log_proposal is None else 4)
     passes = [range(len(settings))] if log_proposal is None else [range(at, at + 1) for at in range(len(settings))]
-    top_GNK = np.empty((len(settings), len(rows_N), k), np.int32)
-    log_p_GN: list[Float64 | None] = [
-        np.zeros(len(rows_N)) if likely is not None and (likely_at is None or setting in likely_at) else None
+    share = max(1, -(-len(rows_N) // number_of_processes()))
+    shares = [rows_N[first : first + share] for first in range(0, share * number_of_processes(), share)]
+    top_GSK = np.zeros((len(settings), share, k), np.int32)
+    log_p_GS: list[Float64 | None] = [
+        np.zeros(share) if likely is not None and (likely_at is None or setting in likely_at) else None
         for setting in settings
     ]
-    for start in range(0, len(rows_N), block):
-        rows_B = rows_N[start : start + block]
-        queries_EB = augmentation.queries(embed_queries(rows_B), 0.0).T
+    for at_B in range(0, min(share, len(rows_N)), block):
+        blocks = [rows_S[at_B : at_B + block] for rows_S in shares]
+        rows_B, before = blocks[process()], sum(map(len, blocks[: process()]))
+        embedded = embed_queries(np.concatenate(blocks))[before : before + len(rows_B)]  # by all processes together
+        if not len(rows_B):
+            continue
+        own, start = slice(at_B, at_B + len(rows_B)), process() * share + at_B
+        queries_EB = augmentation.queries(embedded, 0.0).T
         seen = seen_by(seen_keys, queries_N[start : start + block], labels=labels)
         noise_PB: Float32 | None = None
         if log_proposal is not None:
@@ -190,14 +201,19 @@ def rank(
             write = _writer(rows_PE, queries_EB, noise_PB, settings[among[0]].bias_removal)
             values = selection.values(len(rows_B), write, seen)
             which = slice(among.start, among.stop)
-            top_GNK[which, start : start + block] = selection.lists(values, which)
+            top_GSK[which, own] = selection.lists(values, which)
             for at in among:
-                if likely is not None and (log_p_N := log_p_GN[at]) is not None:
+                if likely is not None and (log_p_S := log_p_GS[at]) is not None:
                     wanted = likely.between(start, start + len(rows_B))
-                    log_p_N[start : start + block] = _log_likelihood(
-                        selection, values, at, wanted, never_L, augmentation.temperature
-                    )
-    return top_GNK, log_p_GN
+                    log_p_S[own] = _log_likelihood(selection, values, at, wanted, never_L, augmentation.temperature)
+    if number_of_processes() == 1:
+        return top_GSK[:, : len(rows_N)], log_p_GS
+
+    def of_every_share(values: Array) -> Array:
+        return of_all(values).reshape(-1, *values.shape[1:])[: len(rows_N)]
+
+    top_GNK = np.stack([of_every_share(top_SK) for top_SK in top_GSK])
+    return top_GNK, [None if log_p_S is None else of_every_share(log_p_S) for log_p_S in log_p_GS]
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:

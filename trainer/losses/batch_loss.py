@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from longtail.trainer import backend
-from longtail.trainer.backend import Tensor, keras, ops
+from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.backend.tensors import Tensors
 from longtail.trainer.losses.hits import Hits, hits_of, stands_for
 from longtail.trainer.losses.objective import Objective, SampledLogits
@@ -86,9 +86,18 @@ class Candidates(NamedTuple):
         return {"own": own, "of_candidates": of_candidates, "rows": self.rows}
 
     def at(self, part: dict[str, Tensors]) -> Candidates:
-        """Return some rows, by their part of `by_rows`."""
+        """Return these with a part of `by_rows`, or with `of_all_rows`, in place of their own."""
         of_candidates = self.of_candidates | part["of_candidates"]
-        return self._replace(**part["own"], rows=part["rows"], of_candidates=of_candidates)
+        return self._replace(**part["own"], rows=self.rows | part["rows"], of_candidates=of_candidates)
+
+    def of_all_rows(self) -> dict[str, Tensors]:
+        """Return what all rows see, as `at` takes it."""
+        every = {name: getattr(self, name) for name in _OF_CANDIDATES}
+        own, of_candidates = (
+            {name: column for name, column in columns.items() if len(column.shape) == 1}
+            for columns in (every, self.of_candidates)
+        )
+        return {"own": own, "of_candidates": of_candidates, "rows": {}}
 
 
 @dataclass(frozen=True)
@@ -110,24 +119,18 @@ class BatchLoss:
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensors]:
         """Compute the mean weighted loss, float32 scalar, nats; and what methods have made of the rows, by name."""
         rows = batch.positive_B.shape[0]
-        blocks = 1 if any(method.joins_rows for method in self.objective.methods) else _blocks(batch)
+        joined, blocks = any(method.joins_rows for method in self.objective.methods), _blocks(batch)
         shared, of_rows = self._parts(embedded, batch)
-        if blocks == 1:
+        if joined or (blocks == 1 and backend.devices() == 1):
             losses_B, visited = self._of_rows(shared | of_rows, batch)
             return ops.mean(losses_B), visited
 
-        def loss(shared: Tensors, of_rows: Tensors, fixed: dict[str, Tensors]) -> tuple[Tensor, Tensors]:
-            losses_B, visited = self._of_rows(shared | of_rows, batch.at(fixed))
-            return ops.sum(losses_B), visited
+        def losses(shared: Tensors, of_rows: Tensors, fixed: dict[str, Tensors], seen: Any) -> tuple[Tensor, Tensors]:
+            return self._of_rows(shared | of_rows, batch.at(seen).at(fixed))
 
-        fixed = batch.by_rows()
-        if rows % blocks:  # the last row again, of weight 0
-            more = -(-rows // blocks) * blocks
-            places = ops.minimum(ops.arange(more), rows - 1)
-            of_rows, fixed = keras.tree.map_structure(lambda x: ops.take(x, places, axis=0), (of_rows, fixed))
-            fixed["own"]["weight_B"] = ops.where(ops.arange(more) < rows, fixed["own"]["weight_B"], 0.0)
-        value, visited = backend.sum_of_blocks(loss, shared, of_rows, fixed, blocks=blocks)
-        return value / rows, {name: column[:rows] for name, column in visited.items()}
+        fixed, seen = batch.by_rows(), batch.of_all_rows()
+        value, visited = backend.sum_of_blocks(losses, shared, of_rows, fixed, seen, blocks=blocks)
+        return value / rows, visited
 
     def _parts(self, embedded: Embedded, batch: Candidates) -> tuple[Tensors, Tensors]:
         """Return what is embedded, by name: what all rows see, and what every row has of its own."""

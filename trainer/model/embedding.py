@@ -52,42 +52,44 @@ class Table(keras.layers.Layer):
         self.built = True
         self.compact: Tensor | None = None
         """Rows [U, D] that stand in for the table inside `compact_rows`."""
+        self.shared = False
+        """All devices read the same of these rows."""
 
     def call(self, ids: Tensor) -> Tensor:
         """Return rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
-        return backend.gather(self.table, ids) if self.compact is None else ops.take(self.compact, ids, axis=0)
+        if self.compact is None:
+            return backend.gather(self.table, ids)
+        return backend.take(self.compact, ids, shared=self.shared)
 
 
 def read_distinct(
-    tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str]
-) -> tuple[dict[InputKey, Tensor], list[tuple[Tensor, Tensor]]]:
-    """Gather the distinct rows that a batch reads of every table, once; `readers` are the inputs that hold its ids.
+    tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str], *,
+    shared: bool = False,
+) -> tuple[dict[InputKey, Tensor], dict[str, Tensor]]:  # fmt: skip
+    """Find the distinct ids that a batch reads of every table, once; `readers` are the inputs that hold ids.
 
     Returns:
         The inputs, ids replaced by their positions among the distinct ids of their table; and for every table its
-        distinct ids, int32 [U], and their rows, float32 [U, D].
+        distinct ids, int32 [U]: of each device's part of the batch, or of the whole batch if they are `shared`.
     """
-    compact, distinct = dict(inputs), []
+    compact, distinct = dict(inputs), {}
     for name, table in tables.items():
         keys = [key for key, table_name in readers.items() if table_name == name]
-        flat_N = ops.concatenate([ops.reshape(inputs[key], (-1,)) for key in keys])
-        ids_U, positions_N = backend.unique(flat_N, table.rows)
-        start: int | Tensor = 0
-        for key in keys:
-            shape = ops.shape(inputs[key])
-            size = int(np.prod(shape)) if all(isinstance(n, int) for n in shape) else ops.size(inputs[key])
-            compact[key] = ops.reshape(positions_N[start : start + size], shape)
-            start = start + size
-        distinct.append((ids_U, backend.gather(table.table, ids_U)))
+        distinct[name], positions = backend.distinct([inputs[key] for key in keys], table.rows, shared=shared)
+        compact |= zip(keys, positions, strict=True)
     return compact, distinct
 
 
 @contextmanager
-def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor]) -> Iterator[None]:
-    """Let tables answer from their distinct rows [U, D]; ids inside the block are positions 0..U−1."""
+def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor], *, shared: bool = False) -> Iterator[None]:
+    """Let tables answer from their distinct rows [U, D]; ids inside the block are positions 0..U−1.
+
+    Args:
+        shared: as of `read_distinct`, which gave the positions.
+    """
     try:
         for table, compact_UD in zip(tables, rows, strict=True):
-            table.compact = compact_UD
+            table.compact, table.shared = compact_UD, shared
         yield
     finally:
         for table in tables:

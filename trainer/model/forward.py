@@ -34,7 +34,7 @@ class Reading(NamedTuple):
     Attributes:
         inputs: by tower, `neighbour` for the query tower's of neighbours, and name; ids are positions among the
             distinct ones of their table.
-        distinct: distinct ids of every table, int32 [U], and their rows, float32 [U, D].
+        distinct: distinct ids of every table, as `backend.distinct` gives them, and their rows, float32 [U, D].
         pairs: training pairs of what these and the label embeddings stand for, float32 [U, 1].
     """
 
@@ -67,8 +67,8 @@ class Forward:
         if "label" in self._sides:
             labels_E = ops.concatenate([labels_C, ops.convert_to_tensor(batch["_neighbour"])])
         inputs, readers = self._inputs(inputs, labels_C, labels_E, read, batch)
-        inputs, distinct = read_distinct(self._model.tables, inputs, readers)
-        ids = dict(zip(self._model.tables, (ids_U for ids_U, _ in distinct), strict=True))
+        inputs, ids = read_distinct(self._model.tables, inputs, readers)
+        distinct = [(ids[name], backend.gather(table.table, ids[name])) for name, table in self._model.tables.items()]
         positive_B = ops.convert_to_tensor(batch["_positive"])
         towers, ids = self._model.towers, ids | dict(read)
         pairs = [backend.gather(table.table, ids[towers.readers[key]]) for key, table in towers.pairs.items()]
@@ -87,8 +87,11 @@ class Forward:
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
         """Embed a batch by rows of every table, float32 [U, D], and its neighbours, float32 [B, D] by side."""
         towers = self._model.towers
-        tables = [*self._model.tables.values(), *towers.pairs.values()]
-        with compact_rows(tables, [*rows, *reading.pairs]), ExitStack() as histories:
+        with ExitStack() as histories:
+            histories.enter_context(compact_rows([*self._model.tables.values()], rows))
+            for (key, table), pairs in zip(towers.pairs.items(), reading.pairs, strict=True):
+                shared = towers.readers[key] in reading.read
+                histories.enter_context(compact_rows([table], [pairs], shared=shared))
             with dropout_masks(masks[0]):
                 embedded, neighbours = self._embedded(reading, histories)
             if "query" in self._sides:
@@ -105,9 +108,8 @@ class Forward:
             for name, column in batch.items()
             if name.startswith(OF_NEIGHBOUR) and "query" in self._sides
         }
-        label_rows = self._model.towers.label_rows
-        inputs, distinct = read_distinct(label_rows, inputs, self._readers)
-        return inputs, {name: rows_R for name, (rows_R, _) in zip(label_rows, distinct, strict=True)}
+        inputs, read = read_distinct(self._model.towers.label_rows, inputs, self._readers, shared=True)
+        return inputs, read
 
     def _inputs(
         self,
@@ -163,7 +165,7 @@ class Forward:
             if ("entry", name) in reading.inputs:
                 read_RD = read_RD + tables[towers.readers["entry", name]](reading.inputs["entry", name])
             read_RD = ops.where(_are_labels(rows_R, self._model.labels)[:, None], read_RD, 0.0)
-            histories.enter_context(compact_rows([towers.label_rows[name]], [read_RD]))
+            histories.enter_context(compact_rows([towers.label_rows[name]], [read_RD], shared=True))
         queries_BD = towers.query(_side(reading.inputs, "query"))
         bias_C = ops.zeros_like(labels_CD[:, 0]) if bias_ids is None else tables[LABEL_BIAS](bias_ids)[:, 0]
         scale = ops.exp(-self._model.log_temperature.value)

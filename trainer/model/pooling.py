@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keras
 
+from longtail.trainer import backend
 from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.model.embedding import Table
 
@@ -49,7 +50,7 @@ class WeightedBag(keras.layers.Layer):
     def _sum(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
         """Σ w e. Bags over a small table repeat its rows: their sum is a product with those, without a [B, P, D]."""
         compact_UD = self.table.compact
-        if compact_UD is None or self.table.rows > _DENSE_ROWS:
+        if compact_UD is None or self.table.rows > _DENSE_ROWS or backend.devices() > 1:
             return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
         batch = ops.shape(ids_BP)[0]  # histories of label embeddings read as many labels as a batch has
         rows_BP = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], ops.shape(ids_BP))

@@ -49,16 +49,15 @@ def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
 
 
 def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gradients:
-    """Return the mean over parts, by the distinct rows of them all."""
-    if len(made) == 1:
-        return made[0]
+    """Return the mean over parts, by the distinct rows of them all, where they lie."""
     distinct, rows = [], []
     for at, table in enumerate(tables.values()):
-        ids_U, places_N = backend.unique(ops.concatenate([part.distinct[at][0] for part in made]), table.rows)
-        gradients_ND = ops.concatenate([part.rows[at] for part in made])
-        total_UD = ops.segment_sum(gradients_ND, places_N, num_segments=ops.shape(ids_U)[0])
-        distinct.append((ids_U, backend.gather(table.table, ids_U)))
+        read, gradients = [part.distinct[at] for part in made], [part.rows[at] for part in made]
+        ids_U, rows_UD, total_UD = backend.sums(table.table, read, gradients)
+        distinct.append((ids_U, rows_UD))
         rows.append(total_UD / len(made))
+    if len(made) == 1:
+        return made[0]._replace(distinct=distinct, rows=rows)
     dense = [sum(parts[1:], parts[0]) / len(made) for parts in zip(*(part.dense for part in made), strict=True)]
     value = sum((part.value for part in made[1:]), made[0].value) / len(made)
     return Gradients(value, distinct, rows, dense)

@@ -1,0 +1,57 @@
+"""What `test_devices` runs in two processes: `device_ranks FOLDER COORDINATOR PROCESS` writes FOLDER/PROCESS.npz."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from longtail.bundle import Buckets
+from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.trainer.evaluation import ranking
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.metrics import Positives
+
+QUERIES, LABELS, DIM = 5, 30, 4
+
+
+def ranked() -> tuple[Int32, list[Float64], list[int]]:
+    """Lists and likelihoods of five queries at two settings beside a conditional p_n, and the queries ranked here."""
+    rng, asked = np.random.default_rng(0), list[int]()
+    queries_ND, labels_LD = (rng.normal(size=(size, DIM)).astype(np.float32) for size in (QUERIES, LABELS))
+    noise_NL = np.log(rng.dirichlet(np.ones(LABELS), QUERIES)).astype(np.float32)
+    counts_L = np.arange(LABELS, 0, -1)
+    side = ranking.LabelSide.of(
+        labels_LD, None, counts_L, training_queries=9, temperature=0.5,
+        log_pn=np.log(counts_L / counts_L.sum()).astype(np.float32), buckets=Buckets.by_count(),
+    )  # fmt: skip
+
+    def log_proposal(rows_B: Int32) -> Float32:
+        asked.extend(rows_B.tolist())
+        return noise_NL[rows_B]
+
+    rows_N = np.arange(QUERIES, dtype=np.int32)
+    likely = Positives.of(rows_N, np.arange(3, 3 + QUERIES), queries=QUERIES, labels=LABELS)
+    settings = [Setting(0.0), Setting(0.5)]
+    seen_keys = np.arange(QUERIES, dtype=np.int64) * LABELS + 2
+    top_GNK, (_, log_p_N) = ranking.rank(
+        rows_N, lambda rows_B: queries_ND[rows_B], side, seen_keys, settings, k=4, log_proposal=log_proposal,
+        likely=likely, likely_at=settings[1:],
+    )  # fmt: skip
+    assert log_p_N is not None
+    return top_GNK, [log_p_N], asked
+
+
+def main(folder: Path, coordinator: str, process: int) -> None:
+    """As the head of this file says, a query at a time."""
+    from longtail.trainer.backend import mesh
+
+    mesh.join(coordinator, 2, process)
+    ranking._BLOCK_BYTES = 1
+    top_GNK, (log_p_N,), asked = ranked()
+    np.savez(folder / f"{process}.npz", top=top_GNK, log_p=log_p_N, asked=asked)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,49 @@
+"""What `test_devices` runs on four devices: rows of a table are read, and their gradients summed, by all-to-all.
+
+Every device reads 64 distinct rows that all lie on the first, of which a round holds 16 + 5·√16 = 36; others read some
+of them too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from longtail.trainer import backend
+from longtail.trainer.arrays import assign, values_of
+from longtail.trainer.backend import mesh
+
+ROWS, DEVICES = 5000, 4
+
+
+def main() -> None:
+    """Compare what devices read and write with NumPy."""
+    mesh.spread(True)
+    rng = np.random.default_rng(0)
+    values_RD = rng.normal(size=(ROWS, 3)).astype(np.float32)
+    table = backend.rows_variable(ROWS, 3, name="table")
+    assign(table, values_RD)
+    first_device = np.flatnonzero(mesh.places_of(np.arange(ROWS), ROWS) < table.shape[0] // DEVICES)
+    ids = np.stack([rng.choice(first_device, 64, replace=False) for _ in range(DEVICES)]).astype(np.int32)
+    assert len(np.unique(ids)) < ids.size
+
+    def step(ids: Any) -> tuple[Any, ...]:
+        asked, (positions,) = backend.distinct([ids], ROWS)
+        rows_UD = backend.gather(table, asked)
+        read = backend.take(rows_UD, positions)
+        owned, own_UD, sums_UD = backend.sums(table, [(asked, rows_UD)], [2 * rows_UD])
+        return read, mesh.write_of(ROWS, table.value, owned, own_UD - sums_UD)
+
+    program = jax.jit(step).lower(ids.ravel()).compile()
+    read, written = program(ids.ravel())
+    np.testing.assert_array_equal(read, values_RD[ids.ravel()])
+    expected_RD = values_RD.copy()
+    np.subtract.at(expected_RD, ids.ravel(), 2 * values_RD[ids.ravel()])
+    table.assign(written)
+    np.testing.assert_allclose(values_of(table), expected_RD, rtol=1e-6)
+
+
+if __name__ == "__main__":
+    main()
