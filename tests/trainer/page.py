@@ -12,7 +12,8 @@ from typing import Any
 
 from longtail.trainer import register
 
-_TEXT = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+_PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text()
+_TEXT = re.sub(r"(?ms)^<!-- api: .*?^<!-- end -->$", "", _PAGE)  # signatures are no examples
 PYTHON, TOML = (re.findall(rf"(?ms)^```{language}\n(.*?)^```", _TEXT) for language in ("python", "toml"))
 
 
