@@ -54,14 +54,19 @@ def read_versioned_json(
     except (ValueError, KeyError, TypeError) as error:
         raise corrupt(f"{file}: expected JSON with a schema_version, found {content[:40]!r}… ({error})") from error
     if version != expected:
-        raise unread(f"{file}: expected schema version {expected}, found {version!r}: made before 0.1, {remedy}")
+        raise unread(
+            f"{file}: expected schema version {expected}, found {version!r}: made by another version of Longtail; "
+            f"{remedy}"
+        )
     verify()
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "content"
-        raise corrupt(f"{file}: {where}: {first['msg']}: damaged, or made before 0.1: {remedy}") from error
+        raise corrupt(
+            f"{file}: {where}: {first['msg']}: damaged, or made by another version of Longtail; {remedy}"
+        ) from error
 
 
 def _verify_manifest(path: Path) -> None:

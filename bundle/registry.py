@@ -42,13 +42,12 @@ def is_registered(place: object) -> bool:
     return isinstance(place, str) and place.startswith(_SCHEME)
 
 
-def find_version(place: str) -> RegisteredVersion:
-    """Look up `models:/NAME@ALIAS` or `models:/NAME/VERSION`; raises StorageError."""
-    return _version(_found(place))
+def download_version(place: str, cache: Path | None = None) -> tuple[Path, RegisteredVersion]:
+    """Get the directory of a verified copy of a version's bundle, and the version; raises BundleError or StorageError.
 
-
-def download_version(place: str, cache: Path | None = None) -> Path:
-    """Get the directory of a verified copy of a version's bundle; raises BundleError or StorageError."""
+    Args:
+        place: `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+    """
     found = _found(place)
     root = copies_of(found.source, cache)
     with downloading(root):
@@ -58,7 +57,7 @@ def download_version(place: str, cache: Path | None = None) -> Path:
                     mlflow.artifacts.download_artifacts(artifact_uri=found.source, dst_path=str(working))
                 (folder,) = working.iterdir()
                 verify_files(folder, read_manifest(folder).files)
-    return next(root.glob(f"version/*/{MANIFEST}")).parent
+    return next(root.glob(f"version/*/{MANIFEST}")).parent, _version(found)
 
 
 def upload_version(bundle: Path, place: str) -> RegisteredVersion:

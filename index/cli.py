@@ -22,7 +22,7 @@ from longtail.index.errors import LongtailIndexError
 from longtail.index.manifests import Device, RecallAt, ReleaseManifest
 from longtail.index.release import building
 from longtail.index.release.bucket_floors import BucketFloors
-from longtail.index.release.building import path_of
+from longtail.index.release.building import source_of
 from longtail.index.release.merge import merge_labels
 from longtail.index.release.releases import Releases
 from longtail.state import StoreError
@@ -264,7 +264,7 @@ def merge(
     out: Annotated[Path, typer.Option(help="Directory of the new bundle; must not exist.")],
 ) -> None:
     """Take labels added and hidden while serving into a bundle. The next build reads that bundle."""
-    report = merge_labels(path_of(bundle), state, out)
+    report = merge_labels(source_of(bundle)[0], state, out)
     print(
         f"{report.labels:,} labels: {report.added:,} added, {report.reembedded:,} changed, {report.removed:,} removed"
     )

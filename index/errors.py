@@ -1,5 +1,11 @@
 """Define the errors of the index package. Messages say what was expected, what was received, and where."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from longtail.bundle.validation import did_you_mean
+
 
 class LongtailIndexError(Exception):
     """Base class of the errors of this package."""
@@ -35,6 +41,12 @@ class ReleaseNameError(LongtailIndexError):
 
 class ReleaseNotFoundError(LongtailIndexError):
     """A release that does not exist, or a place where no release is (or was) published."""
+
+    @classmethod
+    def of(cls, name: str, known: Sequence[str], where: str) -> ReleaseNotFoundError:
+        """Create the error of a name that no release has."""
+        hint = did_you_mean(name, known)
+        return cls(f"{where}: expected one of its releases {known}, received {name!r}{hint}")
 
 
 class ReleaseCorruptError(LongtailIndexError):

@@ -12,8 +12,8 @@ replacement"]. The estimate is unbiased if
   item estimator of [Li, Abbasi-Yadkori, Kveton, Muthukrishnan, Vinay, Wen 2018, "Offline evaluation of ranking
   policies with click models"];
 - P > 0. Slots of T with labels that the log could not show contribute nothing to the estimate; the other slots are
-  **covered**. Which slots are covered is known, as exploration draws from the number of a bucket's best labels in
-  `Lottery`.
+  **covered**. Which slots are covered is known: exploration draws from a bucket's best labels, and the event has their
+  number.
 
 The **difference** is taken to the answers for the same queries at their own λ without exploration, so that labels in
 both answers cancel out. **Recall** is v(λ') divided by the same sum over all labels that the log could show, Σ r / P.
@@ -50,7 +50,7 @@ from longtail.bundle.arrays import Bools, Float64, Int8, Int64
 from longtail.bundle.label_changes import LabelRecord, Patch
 from longtail.index import Releases
 from longtail.serving.compare import ALPHA, Rate, boundary
-from longtail.serving.core.exploration import Lottery
+from longtail.serving.core.feedback import CANDIDATES
 from longtail.serving.core.loader import load_release
 from longtail.serving.core.queries import BucketName, Query
 from longtail.serving.core.retriever import Retriever
@@ -62,9 +62,7 @@ from longtail.state import LabelStore, Place
 COVERED = 0.95
 """Share of the slots that must be covered for bounds around 0 to mean `not yet`."""
 Interval = dict[str, float]
-"""A figure and its bounds, which hold at every look: `value`, `low`, `high`."""
-_LOTTERY = Lottery()
-"""The lottery of the service, with its number of candidates."""
+"""A figure and the bounds that hold at every look: `value`, `low`, `high`."""
 _AT_ONCE = 512
 """Queries in one search."""
 _ANSWERS = f"""
@@ -84,6 +82,7 @@ FROM answered LEFT JOIN chosen USING (answer) ORDER BY time, answer
 _OTHER_RELEASE = "of other releases"
 _NOT_EXPLORED = "that did not explore"
 _NOT_KNOWN = "whose query is not kept (LONGTAIL_RECORD_FEATURES, or too long)"
+_NO_CANDIDATES = "whose candidates are not recorded, from before 0.1.0"
 _REFUSED = "whose query the release does not take at every λ"
 _OLDER = "from before the newest label change"
 _CHANGED = "that the release does not answer so any more"
@@ -264,7 +263,7 @@ def read_log(
     )
 
 
-def _query(row: Mapping[str, Any], retriever: Retriever, at: Sequence[float], left_out: Counter[str]) -> Query | None:
+def _query(row: dict[str, Any], retriever: Retriever, at: Sequence[float], left_out: Counter[str]) -> Query | None:
     """Rebuild the query of an answer; for a useless answer count the reason, and return None."""
     if row["release"] != retriever.name:
         left_out[_OTHER_RELEASE] += 1
@@ -272,7 +271,10 @@ def _query(row: Mapping[str, Any], retriever: Retriever, at: Sequence[float], le
         left_out[_NOT_KNOWN] += 1
     elif not any((options := json.loads(row["options"])).get("explore", {}).values()):
         left_out[_NOT_EXPLORED] += 1
+    elif (candidates := options.pop(CANDIDATES, None)) is None:
+        left_out[_NO_CANDIDATES] += 1
     else:
+        row[CANDIDATES] = candidates
         try:
             query = Query.model_validate({**options, "features": json.loads(row["features"]), "display": False})
             for end in (min(at), max(at)):
@@ -311,18 +313,19 @@ def _could_show(
         for place, (row, query) in enumerate(kept):
             count = row["buckets"].count(bucket)
             if drawn := query.explore.get(cast(BucketName, name), 0):
-                queries.append(
-                    query.model_copy(update={"buckets": [name], "k": query.k + max(_LOTTERY.candidates, drawn)})
-                )
-                drawing.append((place, max(count - drawn, 0), drawn))
+                candidates = max(row[CANDIDATES], drawn)
+                queries.append(query.model_copy(update={"buckets": [name], "k": query.k + candidates}))
+                drawing.append((place, max(count - drawn, 0), candidates))
             else:
                 first = [label for label, of in own[place].items() if of == bucket][:count]
                 for labels in found[place]:
                     labels.update(first)
-        for (place, certain, drawn), best in zip(drawing, map(list, _answers(retriever, queries, None)), strict=True):
+        for (place, certain, candidates), best in zip(
+            drawing, map(list, _answers(retriever, queries, None)), strict=True
+        ):
             always, covered = found[place]
             always.update(best[:certain])
-            covered.update(best[: certain + max(_LOTTERY.candidates, drawn)])
+            covered.update(best[: certain + candidates])
     return found
 
 

@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from longtail.bundle.validation import did_you_mean
 from longtail.tables.errors import DataError
 from longtail.tables.files import PACKED, DataFile, store_errors
 from longtail.tables.lake import lake_reader
@@ -244,7 +245,8 @@ class Opened:
         if name in self.file.partition:
             value = self.file.partition[name]
             return "NULL::VARCHAR" if value is None else literal(value), TEXT
-        raise DataError(f"{self.file.name}: expected a column {name!r}, found {', '.join(self.names)}")
+        hint = did_you_mean(name, self.names)
+        raise DataError(f"{self.file.name}: expected a column {name!r}, found {', '.join(self.names)}{hint}")
 
     def insert(self, table: str, columns: Sequence[str]) -> tuple[int, list[Rejected]]:
         """Append expressions of every row to a table; return the rows' number, and rejected lines."""

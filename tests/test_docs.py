@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -152,6 +153,22 @@ def test_the_page_of_commands_has_every_command_and_option() -> None:
         }
         for name, command in real.items()
     }
+
+
+def test_one_version_stands_everywhere() -> None:
+    version = PROJECT["version"]
+    newest, date, section = re.findall(
+        r"(?ms)^## \[(\d[^\]]*)\] - (\S+)\n(.*?)(?=^## |\Z)", (ROOT / "CHANGELOG.md").read_text()
+    )[0]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (newest, cited["version"], str(cited["date-released"])) == (version, version, date)
+    assert len(section.splitlines()) <= 300
+    assert json.loads((ROOT / "serving/openapi.json").read_text())["info"]["version"] == version
+    files = [*(ROOT / "docker").rglob("*.yaml"), ROOT / "docker/README.md", DOCS / "orchestrators.md"]
+    text = "\n".join(path.read_text() for path in files)
+    tags = re.findall(r"longtail-(?:serving|trainer)[a-z-]*:([\d.]+\d)|newTag: (\S+?)}?$", text, re.MULTILINE)
+    assert len(tags) > 10
+    assert {first or second for first, second in tags} == {version}
 
 
 def targets() -> set[str]:

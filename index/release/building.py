@@ -22,7 +22,7 @@ from longtail.bundle import Bundle, atomic_directory, sha256_of, working_directo
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
-from longtail.bundle.registry import RegisteredVersion, download_version, find_version, is_registered
+from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import link_or_copy
 from longtail.index.construct.collection import tune_collection
@@ -96,8 +96,7 @@ def build(
         >>> build(Bundle.load(Path("runs/model")), "releases", name="second").labels
         60
     """
-    registered = find_version(str(bundle)) if is_registered(bundle) else None
-    path, there = path_of(bundle if registered is None else registered.place), Releases(releases)
+    (path, registered), there = source_of(bundle), Releases(releases)
     spec = spec if isinstance(spec, IndexSpec) else IndexSpec(spec)
     source = Bundle.load(path)
     name = _free_name(there, name, source.manifest.name)
@@ -259,7 +258,7 @@ def _write(
     progress(f"write {name} to {there}")
     # The collection is held first: a prune that runs between these steps must not drop it.
     with there.collections.held(name, tuned.collection), atomic_directory(there.root / name) as working:
-        _link_bundle(path_of(bundle), bundle, working / BUNDLE)
+        _link_bundle(source_of(bundle)[0], bundle, working / BUNDLE)
         files = write_index(working, tuned.index, bundle.priors)
         manifest = ReleaseManifest(
             name=name,
@@ -286,16 +285,19 @@ def _write(
     return manifest
 
 
-def path_of(bundle: Bundle | str | Path) -> Path:
-    """Get the directory of a bundle, or of its download; raises LongtailIndexError if it has no path."""
+def source_of(bundle: Bundle | str | Path) -> tuple[Path, RegisteredVersion | None]:
+    """Get the directory of a bundle, or of a copy, and its registered version, if it has one.
+
+    Raises LongtailIndexError for a bundle without a path.
+    """
     if not isinstance(bundle, Bundle):
-        return download_version(str(bundle)) if is_registered(bundle) else local_bundle(bundle)
+        return download_version(str(bundle)) if is_registered(bundle) else (local_bundle(bundle), None)
     if bundle.path is None:
         raise LongtailIndexError(
             "build: expected a bundle that was written or loaded, received one without a path; Bundle.write returns "
             "the bundle with its path"
         )
-    return bundle.path
+    return bundle.path, None
 
 
 def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:

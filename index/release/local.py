@@ -54,7 +54,7 @@ class LocalReleases:
         """Get the directory of a release; raises ReleaseNameError or ReleaseNotFoundError."""
         path = self.directory / check_name(name)
         if not path.is_dir():
-            raise ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
+            raise ReleaseNotFoundError.of(name, self.names(), str(self))
         return path
 
     @contextmanager

@@ -174,7 +174,7 @@ class RemoteReleases:
             raise BundleExistsError(f"{self}/{name}: expected a name that is free, found one that a prune is deleting")
 
     def _not_found(self, name: str) -> ReleaseNotFoundError:
-        return ReleaseNotFoundError(f"{self}: expected one of its releases {self.names()}, received {name!r}")
+        return ReleaseNotFoundError.of(name, self.names(), str(self))
 
 
 def _whole(paths: Collection[str]) -> list[str]:

@@ -19,6 +19,8 @@ from longtail.serving.settings import Settings
 LONGEST_NAME = 128
 """Characters of an idempotency key."""
 LONGEST_ANSWER_ID = 4096
+CANDIDATES = "candidates"
+"""Key of an answer's options: of how many labels of a bucket exploring drew its slots."""
 _NOT_OPTIONS = {"features", "display", "explain"}
 _OF_ORGANIC = ("bias_removal", "popularity", "exclude", "exclude_history")
 
@@ -224,11 +226,18 @@ def recorded_features(features: dict[str, JsonValue] | None, settings: Settings)
     return _if_short(features_json(features), settings)
 
 
-def recorded_options(query: SearchOptions, settings: Settings) -> str | None:
-    """Return a query's other options as JSON for an event; None if features are not recorded, or if too long."""
+def recorded_options(query: SearchOptions, settings: Settings, candidates: int) -> str | None:
+    """Return what else a query set, as JSON for an event; None where its features are not kept, or it is too long.
+
+    Args:
+        candidates: labels of a bucket that exploring drew from, which the JSON of a query that explored has, too.
+    """
     if not (isinstance(query, Query) and query.features is not None and settings.record_features):
         return None
-    return _if_short(query.model_dump_json(exclude_unset=True, exclude=_NOT_OPTIONS).encode(), settings)
+    options = query.model_dump(mode="json", exclude_unset=True, exclude=_NOT_OPTIONS)
+    if any(query.explore.values()):
+        options[CANDIDATES] = candidates
+    return _if_short(features_json(options), settings)
 
 
 def _if_short(content: bytes, settings: Settings) -> str | None:

@@ -413,7 +413,7 @@ class Service:
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
                     buckets=retrieval.buckets_N[start:end].tolist(),
                     features=recorded_features(features, self.settings),
-                    options=recorded_options(query, self.settings), **arm_fields(arm),
+                    options=recorded_options(query, self.settings, self._lottery.candidates), **arm_fields(arm),
                 )  # fmt: skip
                 lines.append(line)
         if lines:

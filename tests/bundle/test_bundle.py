@@ -255,7 +255,8 @@ def test_another_version_is_refused_and_says_what_to_do(written: Path) -> None:
     edit_manifest(written, lambda content: content.update(schema_version=5, something_old=True))
 
     with pytest.raises(
-        BundleVersionError, match=r"expected schema version 1, found 5: made before 0\.1, export the model again"
+        BundleVersionError,
+        match=r"expected schema version 1, found 5: made by another version of Longtail; export the model again",
     ):
         Bundle.load(written)
 

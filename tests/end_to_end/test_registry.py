@@ -16,7 +16,7 @@ import pytest
 
 from longtail.bundle import Bundle, BundleCorruptError
 from longtail.bundle.errors import StorageError
-from longtail.bundle.registry import RegisteredVersion, download_version, find_version, upload_version
+from longtail.bundle.registry import RegisteredVersion, download_version, upload_version
 from longtail.index import Releases, build
 from longtail.index.cli import main as index_main
 from longtail.index.release.building import refresh_priors
@@ -97,6 +97,18 @@ def test_a_training_that_is_resumed_goes_on_in_its_run(tmp_path: Path) -> None:
     assert [(each.step, each.value) for each in measured] == [(1, 1.0), (2, 0.5)]
 
 
+@pytest.mark.usefixtures("books")
+def test_a_build_asks_the_registry_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or an alias that moves between two questions gives the bundle of one version the name of another."""
+    asked: list[str] = []
+    of_client = type(client())
+    for name in ("get_model_version", "get_model_version_by_alias"):
+        real = getattr(of_client, name)
+        monkeypatch.setattr(of_client, name, lambda *given, real=real, name=name: asked.append(name) or real(*given))
+    build("models:/books@champion", tmp_path / "releases", name="once")
+    assert asked == ["get_model_version_by_alias"]
+
+
 def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
     make_bundle(labels=70, dim=4, queries=20).write(tmp_path / "second")
     second = upload_version(tmp_path / "second", "models:/books")
@@ -106,8 +118,8 @@ def test_an_alias_moves_and_versions_stay(books: Path, tmp_path: Path) -> None:
     made = build("models:/books@champion", tmp_path / "releases", name="b")
     assert (made.labels, made.registered) == (70, second)
     assert build("models:/books/1", tmp_path / "releases", name="c").labels == 60
-    assert find_version("models:/books@champion") == second
-    copy = download_version("models:/books/1")
+    assert download_version("models:/books@champion")[1] == second
+    copy, _ = download_version("models:/books/1")
     assert (copy / "manifest.json").read_bytes() == (books / "manifest.json").read_bytes()
     assert build(books, tmp_path / "releases", name="d").registered is None
 
@@ -130,7 +142,7 @@ def test_a_damaged_version_is_refused_and_leaves_no_copy(store: Path, tmp_path: 
     with pytest.raises(BundleCorruptError, match=r"embeddings\.npy: expected sha256"):
         download_version(made.place)
     file.write_bytes(content)
-    assert (download_version(made.place) / "embeddings.npy").read_bytes() == content
+    assert (download_version(made.place)[0] / "embeddings.npy").read_bytes() == content
 
 
 @pytest.mark.usefixtures("store")
@@ -161,7 +173,7 @@ def test_what_fails_leaves_the_trainings_run_as_it_was_and_no_second_version(tmp
 )
 def test_what_is_not_there_is_said(place: str, said: str) -> None:
     with pytest.raises(StorageError, match=said):
-        find_version(place)
+        download_version(place)
 
 
 def test_a_version_has_its_number_from_the_registry(books: Path) -> None:
@@ -177,7 +189,7 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
     )
     with pytest.raises(StorageError, match=r"run 0123\w+ \(MLFLOW_RUN_ID names another\)"):
         upload_version(tmp_path / "elsewhere", "models:/elsewhere")
-    run = find_version("models:/books/1").run
+    run = download_version("models:/books/1")[1].run
     monkeypatch.setenv("MLFLOW_RUN_ID", str(run))
     assert upload_version(tmp_path / "elsewhere", "models:/elsewhere").run == run
 
@@ -185,4 +197,4 @@ def test_a_run_that_the_server_lacks_is_said(tmp_path: Path, monkeypatch: pytest
 def test_without_mlflow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(StorageError, match=r"models:/books@champion: expected the extra `mlflow`"):
-        find_version("models:/books@champion")
+        download_version("models:/books@champion")

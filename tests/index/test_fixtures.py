@@ -1,7 +1,8 @@
-"""The files in tests/fixtures, one of each format, still say what they said; `tests.fixtures.make` wrote them."""
+"""The files in tests/fixtures/0.1.0, one of each format, still say what they said; `tests.fixtures.make` wrote them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from longtail.bundle import Bundle, Tower
 from longtail.index import Releases, merge_labels
-from longtail.state import read_label_changes
+from longtail.serving.events.reader import events_of
+from longtail.state import AnswerKeys, read_label_changes
 from tests.index.conftest import brute_force
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parent.parent / "fixtures" / "0.1.0"
 
 
 def test_the_release_answers_what_it_answered_at_any_weights() -> None:
@@ -71,3 +73,34 @@ def test_the_label_changes_are_merged(tmp_path: Path) -> None:
     own, genres = (np.load(FIXTURES / f"releases/ivf/bundle/tables/{name}.npy") for name in ("own", "genres"))
     added = own[0] + genres[2] + genres[4] + genres[0] / 2
     np.testing.assert_allclose(merged.embeddings[-1], added / np.linalg.norm(added), rtol=1e-5)
+
+
+def test_the_events_are_read() -> None:
+    """Of a finished file, Parquet, and of one that a service was writing."""
+    names = (
+        "kind, epoch(time), answer, release, bias_removal, priors, arm, unit, labels, positions, propensities, buckets"
+    )
+    with events_of(FIXTURES / "state" / "events") as connection:
+        found = connection.sql(f"SELECT {names} FROM events ORDER BY time").fetchall()
+        (choice,) = connection.sql(
+            "SELECT idempotency_key, event, weight, json_extract_string(features, 'user_id') FROM events "
+            "WHERE kind = 'choice'"
+        ).fetchall()
+        ((options,),) = connection.sql("SELECT options FROM events WHERE kind = 'answer'").fetchall()
+    at = 1_780_315_200.0  # 2026-06-01 12:00 UTC
+    assert found == [
+        ("answer", at, "4f2a", "ivf", 0.5, [0.5, 0.0], "tail", 7, ["item-4", "item-9"], [0, 1], [1.0, 0.25], [0, 2]),
+        ("choice", at + 60, "4f2a", "ivf", None, None, None, None, ["item-9"], [1], [0.25], [2]),
+    ]
+    assert choice == ("é-1", "purchase", 2.0, "u1")
+    assert json.loads(options) == {"k": 2, "explore": {"tail": 1}, "candidates": 100}
+
+
+def test_keys_of_answer_ids_go_on(tmp_path: Path) -> None:
+    shutil.copy(FIXTURES / "state" / "answer_keys.json", tmp_path)
+    keys = AnswerKeys(tmp_path, 172_800, lambda: 1_780_315_200.0 + 3_600)
+    keys.load()
+    assert [len(secret) for secret in keys.secrets.values()] == [32]
+    assert keys.signing is not None
+    assert keys.secrets[keys.signing[0]] == keys.signing[1]
+    assert (tmp_path / "answer_keys.json").read_bytes() == (FIXTURES / "state" / "answer_keys.json").read_bytes()

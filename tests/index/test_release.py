@@ -134,7 +134,9 @@ def test_an_index_beside_another_bundle_is_refused(release: Path) -> None:
 
 def test_another_version_is_refused_with_what_to_do(release: Path) -> None:
     rewrite(release, schema_version=9)
-    with pytest.raises(ReleaseVersionError, match=r"expected schema version 1, found 9: made before 0\.1, build"):
+    with pytest.raises(
+        ReleaseVersionError, match=r"expected schema version 1, found 9: made by another version of Longtail; build"
+    ):
         reopen(release)
 
 

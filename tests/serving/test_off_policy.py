@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,6 +34,7 @@ from longtail.serving.off_policy import (
     COVERED,
     Log,
     OffPolicyError,
+    cells,
     estimate,
     off_policy,
     read_log,
@@ -44,6 +46,7 @@ from tests.bundles import make_bundle
 from tests.serving.monitoring.shop import NOON
 from tests.serving.plane import plane_retriever, results_of
 
+ROOT = Path(__file__).parents[2]
 EXPERIMENTS, ANSWERS, USERS, LABELS, K = int(os.environ.get("LONGTAIL_EXPERIMENTS", "30")), 300, 5, 40, 6
 BUCKETS = np.arange(LABELS, dtype=np.int64) // 10 % 3
 LOTTERY = Lottery(candidates=8, temperature=0.7)
@@ -218,6 +221,20 @@ def test_the_truth_is_inside_at_every_look_and_where_it_is_not_covered_that_is_s
     assert sum(says[2] == "cannot tell" for says in told) > EXPERIMENTS / 2
 
 
+def test_the_table_of_the_guide_is_what_the_command_says_of_these_users() -> None:
+    rows = cells({"settings": settings_of(log_of(3_000))})
+    guide = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    (table,) = (part for part in guide.split("```") if part.startswith("text\nλ "))
+    assert [tuple(line.split("  ")) for line in map(_squeezed, table.splitlines()[1:])] == [
+        tuple(cell for cell in row if cell) for row in rows
+    ]
+
+
+def _squeezed(line: str) -> str:
+    """A line with two spaces between its cells."""
+    return re.sub(" {2,}", "  ", line)
+
+
 def test_estimates_by_hand() -> None:
     # Two units of 2 and 3 answers: 4 · 1 and 1 + 0 over 5 answers.
     coefficients, chosen, unit = np.array([4.0, 4.0, 1.0, 0.0]), np.array([1.0, 0.0, 1.0, 1.0]), np.array([0, 0, 1, 1])
@@ -232,13 +249,13 @@ def test_estimates_by_hand() -> None:
     assert estimate(nothing, nothing, np.zeros(2, np.int64), np.zeros(1)) is None
 
 
-def answer(name: str, user: str | None, shown: Mapping[str, float], **more: Any) -> bytes:
+def answer(name: str, user: str | None, shown: Mapping[str, float], *, candidates: int = 100, **more: Any) -> bytes:
     buckets = [{"a": 0, "b": 1}.get(label, 2) for label in shown]
     options = more.pop("options", {"k": 2, "bias_removal": 0.0, "explore": {"tail": 1}})
     fields = {
         "kind": "answer", "time": NOON, "answer": name, "release": "plane-1", "labels": [*shown], "buckets": buckets,
         "propensities": [*shown.values()], "features": user and json.dumps({"user": user}),
-        "options": json.dumps(options),
+        "options": json.dumps(options | ({"candidates": candidates} if candidates else {})),
     }  # fmt: skip
     return event_json(**{**fields, **more})
 
@@ -256,6 +273,7 @@ def kept(folder: Path, *lines: bytes) -> Path:
 
 WINDOW = (NOON - 1, NOON + 60)
 CHANGED = "that the release does not answer so any more"
+UNRECORDED = "whose candidates are not recorded, from before 0.1.0"
 EVERY = {"head": 1, "torso": 1, "tail": 1}
 
 
@@ -334,13 +352,18 @@ def test_what_the_own_answer_would_bring_is_not_known_where_its_bucket_is_not_ex
     assert settings_of(every)[1]["says"] == "better", "or there were too few answers"
 
 
-def test_slots_are_drawn_from_so_many_of_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """East's tail is c/é, then 4, which a lottery of one label never shows."""
-    folder = kept(tmp_path, answer("1", "east", {"a": 1, "c/é": 1}), answer("2", "east", {"a": 1, "4": 0.5}))
-    assert len(read_log(plane_retriever(), folder, WINDOW, [0.0]).propensities_S) == 4
-    monkeypatch.setattr("longtail.serving.off_policy._LOTTERY", Lottery(candidates=1))
+@pytest.mark.parametrize(
+    ("candidates", "left_out", "propensities"),
+    [(100, {}, [1, 1, 1, 0.5]), (1, {CHANGED: 1}, [1, 1]), (0, {UNRECORDED: 1}, [1, 1])],
+)
+def test_slots_were_drawn_from_as_many_as_the_event_says(
+    tmp_path: Path, candidates: int, left_out: dict[str, int], propensities: list[float]
+) -> None:
+    """East's tail is c/é, then 4, which a draw from one label never shows."""
+    first = answer("1", "east", {"a": 1, "c/é": 1}, candidates=1)
+    folder = kept(tmp_path, first, answer("2", "east", {"a": 1, "4": 0.5}, candidates=candidates))
     log = read_log(plane_retriever(), folder, WINDOW, [0.0])
-    assert (log.left_out, log.propensities_S.tolist()) == ({CHANGED: 1}, [1, 1])
+    assert (log.left_out, log.propensities_S.tolist()) == (left_out, propensities)
 
 
 def test_a_unit_that_no_query_has_is_an_error(tmp_path: Path) -> None:
@@ -376,7 +399,7 @@ def test_answers_that_say_nothing_any_more_are_left_out(releases: Path, tmp_path
             kind="answer", time=NOON + 10 * place, answer=f"{place}", release="only",
             labels=[label["id"] for label in labels], propensities=[label["propensity"] for label in labels],
             buckets=[BUCKET_NAMES.index(label["bucket"]) for label in labels],
-            features=json.dumps({"user_id": f"u{place}"}), options=json.dumps(options),
+            features=json.dumps({"user_id": f"u{place}"}), options=json.dumps(options | {"candidates": 100}),
         ))  # fmt: skip
     kept(events, *lines)
 

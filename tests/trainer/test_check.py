@@ -113,6 +113,7 @@ def test_negatives_are_of_the_parts_that_a_step_takes_one_after_another(small: P
 
 BAD: dict[str, tuple[list[str], list[str]]] = {
     "a column": (["data.query_id=who"], ["expected a column 'who', found user, item, when", "expected a column 'who'"]),
+    "a misspelt column": (["data.query_id=usr"], ["found user, item, when: did you mean 'user'?"]),
     "a key": (["model.size=3"], ["model.size: expected one of dim, similarity"]),
     "too many negatives": (
         ["loss.sampler.negatives=9"],

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 
+from longtail.bundle.validation import did_you_mean
 from longtail.trainer import register
 
 
@@ -58,7 +59,8 @@ class Choice(Section):
         parameters = [it for it in inspect.signature(function).parameters.values() if it.kind is it.KEYWORD_ONLY]
         known, given = [it.name for it in parameters], self.arguments
         if unknown := [name for name in given if name not in known]:
-            yield f"{where}: expected {known or 'no parameters'}, received {unknown[0]!r}"
+            hint = did_you_mean(unknown[0], known)
+            yield f"{where}: expected {known or 'no parameters'}, received {unknown[0]!r}{hint}"
         settable = type(self).model_fields if register.is_ours(self.registry, self.name) else known
         needed = [it.name for it in parameters if it.default is it.empty and it.name in settable]
         if missing := [name for name in needed if name not in given]:

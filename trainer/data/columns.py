@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from longtail.bundle import Feature, Vocabulary, hash_token, tokenize
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.ids import ids_of, parts_of
+from longtail.bundle.validation import did_you_mean
 from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.measures import Measured, encode_measured
 from longtail.trainer.errors import DataError
@@ -98,6 +99,7 @@ class FeatureTable:
             where = self.path or "the recipe (no feature table)"
             raise DataError(
                 f"{where}: feature {feature.name!r}: expected a column {name!r}, found {', '.join(found) or 'none'}"
+                f"{did_you_mean(name, found)}"
             )
         return self.table[name].combine_chunks()
 

@@ -12,6 +12,7 @@ from datetime import datetime
 import numpy as np
 
 from longtail.bundle.dates import span_seconds
+from longtail.bundle.validation import did_you_mean
 from longtail.tables import DataError, DataFile
 from longtail.tables.engine import Engine, Opened
 from longtail.tables.table import Part, Table, id_of, read_table
@@ -151,7 +152,8 @@ def _columns(
     needed = [data.query_id, data.label_id, data.timestamp, data.weight, events]
     for name in filter(None, [*needed, *context, shown]):
         if sources.get(name, name) not in names and name not in lacking:
-            raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(names)}")
+            hint = did_you_mean(name, names)
+            raise DataError(f"{file.name}: expected a column {name!r}, found {', '.join(names)}{hint}")
 
     def column(name: str) -> tuple[str, str]:
         return _LACKING[name][0] if name in lacking else opened.column(sources.get(name, name))

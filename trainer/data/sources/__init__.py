@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from longtail.bundle import atomic_directory, refuse_existing
+from longtail.bundle.validation import did_you_mean
 from longtail.trainer.data.sources import extreme, lists, movielens
 from longtail.trainer.data.sources.downloads import Source, fetch, unpacked
 from longtail.trainer.errors import DataError
@@ -83,7 +84,8 @@ def prepare(name: str, out: Path, source: str | Path | None, *, say: Callable[[s
         source: raw files: a directory, or the path or address of a zip; None downloads them into the user's cache.
     """
     if name not in DATASETS:
-        raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}")
+        hint = did_you_mean(name, DATASETS)
+        raise DataError(f"data set: expected one of {', '.join(DATASETS)}, received {name!r}{hint}")
     refuse_existing(out)
     known = DATASETS[name]
     with tempfile.TemporaryDirectory() as folder:
