@@ -276,7 +276,7 @@ def upload(
 
 
 def _choose_backend(recipe: Recipe) -> None:
-    """Several devices are JAX's; whoever names another backend is told so later."""
+    """Choose JAX for several devices, unless KERAS_BACKEND names a backend, which is checked later."""
     if recipe.training.devices == "all":
         from longtail.trainer.devices import check_installed
 
