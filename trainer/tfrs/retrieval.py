@@ -154,11 +154,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
 
     @property
     def trained_with(self) -> Loss:
-        """What a bundle's manifest says of this loss."""
+        """Return the description of this loss for a bundle's manifest."""
         return Loss(family=str(self._config.family), sampler="in_batch", weight=str(self._config.weight))
 
     def _scores(self, queries: tf.Tensor, candidates_CD: tf.Tensor) -> tf.Tensor:
-        """Logits, float32 [B, C]."""
+        """Compute logits, float32 [B, C]."""
         if len(queries.shape) == 3:
             scores_BC = tf.reduce_max(tf.einsum("bhd,cd->bhc", queries, candidates_CD), axis=1)
         else:
@@ -168,7 +168,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
     def _log_probabilities(
         self, candidates: tf.Tensor, probability_C: tf.Tensor | None, candidate_ids: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """log π and log q of the candidates, float32 [C] each; each stands in for the other where only one is known."""
+        """Return log π and log q of the candidates, float32 [C] each; one replaces the other if it is unknown."""
         log_pi_C = log_q_C = None
         if self._log_pi is not None:
             ids_C = self._required(candidate_ids, "counts")
@@ -191,7 +191,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
 
     def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
-        """Logits, hits, log π and log q with columns of hits added where a batch has fewer than mining keeps."""
+        """Pad logits, hits, log π and log q with hits if a batch has fewer negatives than mining keeps."""
         mining = self.objective.mining
         if mining is None or (mining.kept is None and scores_BC.shape[1] is not None):
             return [scores_BC, *columns]
@@ -220,8 +220,8 @@ def _check(family: Family, config: LossConfig, temperature: float | None, *, mas
         )
     if family.shifted and masks:
         raise ValueError(
-            f"remove_accidental_hits: expected False with {config.family}, which tells data from noise, and noise that "
-            "happens to be a positive is noise, received True"
+            f"remove_accidental_hits = True is not allowed with {config.family}, which must count accidental hits as "
+            "noise; use False"
         )
     if config.mining is not None and config.mining.draw is not None:
         raise ValueError(
@@ -234,11 +234,11 @@ def _check(family: Family, config: LossConfig, temperature: float | None, *, mas
 
 
 def _log_pi_table(counts: Counts, smoothing: float) -> tf.Tensor:
-    """log π by row or by id, nats."""
+    """Build a table of log π by row or by id, nats."""
     if not isinstance(counts, Mapping):
         return tf.constant(log_frequencies(np.asarray(counts), smoothing=smoothing), tf.float32)
     ids = list(counts)
-    # One more label, that was never seen: what every unknown id is taken for.
+    # One more label without pairs represents every unknown id.
     counts_L = np.array([*counts.values(), 0], np.int64)
     log_pi_L = log_frequencies(counts_L, smoothing=smoothing).astype(np.float32)
     keys = tf.constant(ids, tf.int64 if all(isinstance(id_, int | np.integer) for id_ in ids) else tf.string)

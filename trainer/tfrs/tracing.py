@@ -195,7 +195,7 @@ def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], w
 
 
 def _preprocessing(model: tf.Module) -> list[Any]:
-    """Get the preprocessing layers of a model; refuses those that a bundle cannot express."""
+    """List the preprocessing layers of a model; refuse layers that a bundle cannot express."""
     layers = [layer for layer in (model, *model.submodules) if isinstance(layer, LOOKUPS + TEXTS + INSIDE)]
     parts = [inner for layer in layers if isinstance(layer, TEXTS) for inner in layer.submodules]
     layers = [layer for layer in layers if all(layer is not part for part in parts)]
