@@ -230,7 +230,7 @@ class _Rows(NamedTuple):
 
 
 def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
-    """Return the rows of one origin, half for the most frequent labels, half for a sample of the others."""
+    """Return the rows of one origin: half for the most frequent labels, half for a sample of the others."""
     forecast = origin.forecast
     log_base_L = forecast.log_base - np.logaddexp.reduce(forecast.log_base[origin.there])
     rows_R = np.flatnonzero(origin.there)

@@ -158,7 +158,7 @@ def train(
         )
 
     def validate(epoch: int, loss: float) -> None:
-        """Validate after an epoch (from 1), at the best of λ = 0, ½ and 1, and keep the best model so far."""
+        """Validate after an epoch (from 1), and keep the best model so far; λ is the best of 0, ½ and 1."""
         config, noise, found = recipe.evaluation, trained.noise(), None
         settings = noise.quick()
         if config.target_prior is not None:

@@ -53,7 +53,7 @@ class CarriedOver:
     left: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return one line per table, one for the dense weights, and one per weight that was not carried over."""
+        """Describe tables, dense weights, and weights that were not carried over, a line each."""
         rows = [
             f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
             for name, (kept, new, gone) in self.tables.items()

@@ -92,7 +92,7 @@ class Audience:
         while at < len(order):
             count = min(max(_ENTRIES // _width(sizes_L[order[at : at + 1]]), 1), _BLOCK, len(order))
             rows = order[at : at + count]
-            yield np.pad(rows, (0, count - len(rows)), mode="edge")
+            yield np.pad(rows, (0, count - len(rows)), mode="edge")  # labels embedded twice get the same values
             at += count
 
     def some(self, limit: int) -> Int32:

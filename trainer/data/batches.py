@@ -158,6 +158,7 @@ class QueryFeatures:
             ends_B = history.before(pairs_B)
             starts_B = np.maximum(starts_B, ends_B - feature.max_length)
         else:
+            # Without an order in time no part of a long history is better than another, so read a random window.
             spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
             starts_B = starts_B + rng.integers(0, spare_B + 1)
         if feature.sample is None:
@@ -188,6 +189,7 @@ class QueryFeatures:
         The history is cut into `sample` equal parts. Each part gives one entry, whose weight is the size of the part.
         """
         history, width, positives_B = self._histories[feature.name], feature.sample or 1, self._known.labels[pairs_B]
+        # The pair's own place in the history, if its event type is in the history and the place is in the range.
         own_B, labels = history.before(pairs_B), history.bags.ids
         there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))
         there_B[there_B] = labels[own_B[there_B]] == positives_B[there_B]
@@ -283,7 +285,7 @@ def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inp
 
 def one_per_query(pairs: Pairs, rng: np.random.Generator) -> Int64:
     """Draw one pair of every query, in random order; rows of the pairs, int64."""
-    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
+    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))  # pairs are sorted by query
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
 
 

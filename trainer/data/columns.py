@@ -121,7 +121,7 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
 
 
 def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
-    """Return offsets int64 [R + 1], ids (strings or integers) and weights float32 of a bag or text column."""
+    """Read a bag or text column: offsets int64 [R + 1], ids (strings or integers), weights float32."""
     column = source.column(feature)
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if feature.kind == "text":
@@ -183,7 +183,7 @@ def encode_column(
     offsets, keys, weights = bags_of(feature, source)
     if feature.kind == "bag":
         return Bags(offsets, _rows_of(vocabularies[feature.table_name], keys), weights)
-    tokens = keys.cast(pa.string()).dictionary_encode()
+    tokens = keys.cast(pa.string()).dictionary_encode()  # each distinct word is hashed once
     hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
     return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
 
@@ -194,6 +194,7 @@ def _rows_of(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
     # Encode distinct ids only, in blocks: a string per entry would need much more memory than a number per entry.
     for start in range(0, len(keys), _IDS_AT_ONCE):
         part = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
+        # The appended 0, the out-of-vocabulary row, is where null entries point.
         found = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
         rows[start : start + _IDS_AT_ONCE] = found[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
     return rows

@@ -117,6 +117,7 @@ def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float]
     timed = strategy != "random_per_query" and "time" in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
     order = "time DESC, tie DESC" if timed else "tie DESC"
     from_end = f"row_number() OVER (PARTITION BY query ORDER BY {order})"
+    # `OVER q` above stands for this window.
     counts = [count.replace("OVER q", "OVER (PARTITION BY query)") for count in counts]
     return f"({from_end} <= {counts[0]})::INTEGER + ({from_end} <= {counts[0]} + {counts[1]})::INTEGER"
 

@@ -246,6 +246,7 @@ def build_vocabularies(
     for name, parts in counted.items():
         if name not in vocabularies:
             kind = max((ids.type for ids, _, _ in parts), key=pa.types.is_large_string)
+            # Features that share a table add up their counts, and the smallest `min_count` applies.
             ids = pa.concat_arrays([ids.cast(kind) for ids, _, _ in parts]).dictionary_encode()
             counts = np.bincount(ids.indices.to_numpy(), np.concatenate([counts for _, counts, _ in parts]))
             enough = counts >= min(count for _, _, count in parts)

@@ -88,6 +88,7 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
     rows = np.flatnonzero(seen_B)
     starts_G, of_rows = np.unique(starts_B[rows], return_inverse=True)
     lengths_G = np.zeros(len(starts_G), np.int64)
+    # A shared history is as long as its longest row needs.
     np.maximum.at(lengths_G, of_rows, ends_B[rows] - starts_B[rows])
     bases_G = np.cumsum(lengths_G) - lengths_G
     blocks = _few_sizes(-(-int(lengths_G.sum()) // length))
@@ -96,6 +97,7 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
     positions_T[:total] = np.arange(total) - np.repeat(bases_G, lengths_G)
     entries_T[:total] = positions_T[:total] + np.repeat(starts_G, lengths_G)
     segments_T[:total] = np.repeat(np.arange(1, len(starts_G) + 1), lengths_G)
+    # A row's last entry is at its distance from the first entry of the history that the row shares.
     places_B = np.full(len(ends_B), -1, np.int32)
     places_B[rows] = bases_G[of_rows] + ends_B[rows] - starts_B[rows] - 1
     shape = (blocks, length)

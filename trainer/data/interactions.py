@@ -141,7 +141,7 @@ def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]
 def _columns(
     opened: Opened, data: DataConfig, split: str, context: Sequence[str]
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return expression and type of each column to read from a file, and notes about all of its rows."""
+    """Return SQL expression and type of each column of a file, and notes about the file."""
     file, names = opened.file, opened.names
     feedback = is_feedback(names)
     sources = sources_of(data, [data.query_id, *context], names) if feedback else {}
@@ -297,6 +297,7 @@ def _weight(log: Log, data: DataConfig) -> str | None:
     factors = []
     if log.has("weight"):
         given = log.column("weight")
+        # Larger weights become infinite here, and a check refuses them with their value in the file.
         factors.append(f"CASE WHEN {given} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {given} END")
     if weights := _weights(data):
         of_types, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))

@@ -136,6 +136,7 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
             '(use other units, or transform = "quantile")',
             f"numbers of {known.min():.4g} to {known.max():.4g}, standard deviation {std:.4g}",
         )
+    # With `log`, the fill is the number whose logarithm is the mean, so that it is standardised to 0.
     fill = float(np.sign(mean) * np.expm1(abs(mean))) if logarithmic else mean
     if feature.has_flag:
         fill = 0.0
@@ -206,6 +207,7 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
         raise source.wrong(feature, f"lists of {dims} numbers", f"one of {lengths[worst]}", int(rows[worst]))
     flat = pc.list_flatten(column.filter(pa.array(given))).cast(pa.float32(), safe=False)
     vectors = flat.to_numpy(zero_copy_only=False).reshape(-1, dims)
+    # Norms are computed in float32, and NaN fails this comparison too.
     usual = np.abs(vectors) <= _LARGEST_SQUARED
     if not usual.all():
         worst = int(usual.all(axis=1).argmin())

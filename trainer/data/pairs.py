@@ -95,7 +95,7 @@ class Pairs:
         return rows * (int(self.objectives.max()) + 1) + self.objectives
 
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
-        """Return the pairs of some rows, given by numbers int [n], a mask bool [N], or a slice (without a copy)."""
+        """Return the pairs of some rows: numbers int [n], a mask bool [N], or a slice (without a copy)."""
         return Pairs(**{name: column[rows] for name, column in self.columns().items()})
 
     def sorted(self) -> Pairs:
@@ -104,6 +104,7 @@ class Pairs:
 
     def followed_by(self, later: Pairs) -> Pairs:
         """Merge two sorted sets of pairs; `later` comes after if times are equal or absent."""
+        # The range of each later pair's query among these pairs; the pair goes to the end, or by time.
         low_n = np.searchsorted(self.queries, later.queries, side="left")
         at_n = np.searchsorted(self.queries, later.queries, side="right")
         if self.times is not None and later.times is not None:

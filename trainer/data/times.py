@@ -48,6 +48,7 @@ class Clock:
         none = cls(None, None, now.timestamp())
         counts = ", ".join(f"count(*) FILTER ({none.plausible(time, unit)})" for unit in UNITS)
         known, *found = engine.row(f"SELECT count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {where}")
+        # More than half of the times must fit: a unit that fits only outliers would misread all others.
         unit = next((name for name, count in zip(UNITS, found, strict=True) if 2 * count > known), None)
         if unit is None:
             return none

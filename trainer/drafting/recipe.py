@@ -122,7 +122,10 @@ def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = 
 def _read(
     data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles, prior: Mapping[str, Any], labels: Sequence[Any]
 ) -> tuple[Recipe, Dataset]:
-    """Read the data by the lines drafted so far, with any share of bad rows, and the label columns of a prior."""
+    """Read the data by the lines drafted so far, with any share of bad rows.
+
+    Label columns that a prior may use are read too.
+    """
     settings = tomllib.loads(_joined(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
     settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}

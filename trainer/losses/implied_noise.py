@@ -143,7 +143,7 @@ def _unnormalised(
     log_q_L: Float32 | Float64,
     log_miss_L: Float32 | Float64 | None = None,
 ) -> Float64:
-    """Compute log ν up to a constant, of every label as the negative (and, pairwise, the positive) of a row."""
+    """Compute log ν up to a constant; a pairwise loss has every label as a row's positive, too."""
     miss = np.zeros_like(log_q_L) if log_miss_L is None else log_miss_L
     pi_L, q_L, miss_L = (ops.convert_to_tensor(column.astype(np.float32)) for column in (log_pi_L, log_q_L, miss))
     log = LogProbabilities(pi_L, pi_L, q_L, q_L, miss=miss_L, m=ops.zeros_like(q_L))

@@ -86,7 +86,7 @@ class Impressions(Brought):
 
 
 class Retrieved(Brought):
-    """Use labels that the model ranks high for a row's query at the beginning of an epoch [METHODS §3.1].
+    """Use labels that the model ranks high for a query at the beginning of an epoch [METHODS §3.1].
 
     Lists come from an exact search of the whole catalogue, with every query as it is after all its training pairs. They
     exclude the query's training positives, and labels that are never negatives.

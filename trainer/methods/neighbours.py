@@ -109,7 +109,7 @@ class Neighbours(Method):
 
 
 def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: int) -> Int32:
-    """Find the rows with the highest cosines to each row of a sparse matrix of ones, int32 [R, K].
+    """Find the nearest rows by cosine for each row of a sparse matrix of ones, int32 [R, K].
 
     Rows with cosine 0 are no neighbours, and −1 follows the last neighbour. The ones are at `rows_N, columns_N`, and
     repeats count once. The cost is Σ n² products over columns of n entries each.

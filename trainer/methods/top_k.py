@@ -77,7 +77,7 @@ class TopK:
     def visited(
         self, queries: QueryStates, positive_B: Tensor, negative_BM: Tensor, stands_BM: Tensor, *, m: int
     ) -> tuple[QueryStates, Tensor]:
-        """Return β of the rows in this step and the states after it, float32 [B, S], both without gradient.
+        """Return β in this step and the states after the step, float32 [B, S], both without gradient.
 
         A draw of a label with probability q represents 1/(m·q) labels. The draws above β therefore give an unbiased
         count of the labels above β [Horvitz and Thompson 1952]. β rises if this count exceeds K − ½ and falls if it is

@@ -50,7 +50,7 @@ def dropouts(tower: keras.Model) -> list[Dropout]:
 def draw_masks(
     tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
 ) -> dict[Dropout, Tensor]:
-    """Draw a mask for every dropout layer, over the rows [B, …] or the entries of a history [S, P]."""
+    """Draw a mask for every dropout layer; masks cover rows [B, …] or entries of a history [S, P]."""
     layers = dropouts(tower)
     sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
     return {layer: layer.draw(size, seed) for layer, size in zip(layers, sizes, strict=True)}

@@ -56,6 +56,7 @@ class StreamingFrequencies:
         gap_U, seen_U = backend.gather(self._gap, labels_U), backend.gather(self._gaps_seen, labels_U)
         # The c gaps of a label that occurs c times in the batch sum to the time since its last occurrence.
         new_U = ops.cast(now - backend.gather(self._last, labels_U), "float32") / ops.maximum(hits_U, 1.0)
+        # Weight of the old gap after c new ones: a plain mean at first, then c exponential updates at once.
         kept_U = ops.where(
             seen_U * self.rate < 1, seen_U / ops.maximum(seen_U + hits_U, 1.0), ops.power(1 - self.rate, hits_U)
         )

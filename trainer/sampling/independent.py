@@ -210,7 +210,7 @@ def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor
 
 
 def _log_share(setup: SamplerSetup) -> Float64:
-    """Return the log of each label's share of the places in batches, float64 [L]; −inf for a label without a pair."""
+    """Return log shares of labels in batches, float64 [L]; −inf for a label without a pair."""
     return setup.log_pi_L if setup.log_share_L is None else setup.log_share_L
 
 
@@ -230,6 +230,8 @@ def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:
     borrowers, lenders = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
     keep, alias = np.minimum(scaled, 1), np.arange(len(scaled))
     if len(borrowers) and len(lenders):
+        # Borrowers take [owed[i − 1], owed[i]) of the total surplus; lender j ends at lent[j]. A borrower is served by
+        # the lender in whose part it begins. A lender overdrawn at its end borrows the excess from the next lender.
         owed = np.cumsum(1 - scaled[borrowers])
         lent = np.cumsum(scaled[lenders] - 1)
         server = np.searchsorted(lent, np.concatenate([[0.0], owed[:-1]]), side="left")

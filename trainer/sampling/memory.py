@@ -48,6 +48,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
     first_M = np.random.default_rng(0).choice(len(share_L), negatives, p=share_L / share_L.sum())
     labels_M = untrained_variable(first_M.astype(np.int32), "memory_labels")
 
+    # Copies, because `remember` assigns to the variables later in the same step.
     def draw(_seed: SeedGenerator, _context: DrawContext) -> Tensor:
         return ops.copy(labels_M)
 

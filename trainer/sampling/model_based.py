@@ -62,7 +62,7 @@ def model(
 
 
 def minimum_variance(setup: SamplerSetup, *, negatives: int, uniform_share: float = 0.01) -> Sampler:
-    """Draw from the q of least variance, q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) for y' ≠ y [R21 Prop. 5, eq. 17].
+    """Draw from the q of least variance [R21 Prop. 5, eq. 17]: q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) for y' ≠ y.
 
     ρ is the weight's margin and φ the family's loss. For softmax families the terms are those of the bracket, ρ e^f_y';
     for pairwise forms they are ρ φ(f_y − f_y'). Every negative then contributes equally to the loss: with embeddings of
@@ -116,11 +116,13 @@ def _whole_catalogue(
         return ops.log_softmax(log_mass(context, logits_BL), axis=1)
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
+        # Sums of probabilities over subtrees, from the leaves up; padding leaves have probability 0.
         level_BN = ops.pad(ops.exp(log_q_of_all(context)), ((0, 0), (0, (1 << depth) - labels)))
         levels = [level_BN]
         for _ in range(depth):
             level_BN = level_BN[:, ::2] + level_BN[:, 1::2]
             levels.append(level_BN)
+        # Heap order, as `sample_leaves` numbers nodes: column 1 is the root (column 0 repeats it), then level by level.
         heap_BN = ops.log(ops.concatenate([level_BN, *reversed(levels)], axis=1))
 
         def right_log_odds(log_BN: Tensor, nodes_BM: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ def _whole_catalogue(
 
 
 def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Sampler:
-    """Walk by the log-mass log Σ e^b + u·(mean of v, weighted by e^b) of subtrees, which is f at a leaf."""
+    """Walk by the approximate log-mass of subtrees: log Σ e^b + u·(mean of v, weighted by e^b), f at a leaf."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     untrained = np.zeros((labels, setup.dim), np.float32)
@@ -174,6 +176,7 @@ def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
     labels_N[leaves_L] = np.arange(labels)
     highest = bias_L.max()  # sizes are relative to the largest, so exp cannot overflow
     size_L1 = np.exp(bias_L - highest)[:, None]
+    # The first column sums e^b, the others sum e^b·v; their ratio is the weighted mean of v.
     rows_ND = np.zeros((1 << depth, 1 + scaled_LD.shape[1]), np.float32)
     rows_ND[leaves_L] = np.concatenate([size_L1, size_L1 * scaled_LD], axis=1)
     sums_ND = subtree_sums(rows_ND)

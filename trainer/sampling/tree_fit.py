@@ -82,7 +82,7 @@ class _Pairs:
     offsets: Int64
 
     def of(self, rows_S: Int64) -> tuple[Float64, Int64]:
-        """Return extended z of some labels' pairs, float64 [n, E], and the index of each pair's label in `rows_S`."""
+        """Return some labels' pairs: extended z, float64 [n, E], and the index of each pair's label in `rows_S`."""
         starts_S, counts_S = self.offsets[rows_S], self.offsets[rows_S + 1] - self.offsets[rows_S]
         label_n = np.repeat(np.arange(len(rows_S)), counts_S)
         place_n = np.arange(len(label_n)) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
@@ -154,7 +154,7 @@ def _chunks(sizes_J: Int64, counts_S: Int64) -> Iterator[tuple[slice, slice]]:
 def _fit_chunk(
     chunk: tuple[slice, slice], *, rows_L: Int64, sizes_J: Int64, pairs: _Pairs, sums_LE: Float64, penalty: float
 ) -> tuple[Float64, Bools]:
-    """Fit θ = (w, b) of a few nodes, float64 [J, E], and mask the labels that go right, bool [S]."""
+    """Fit a few nodes: θ = (w, b), float64 [J, E], and the mask of labels that go right, bool [S]."""
     nodes, places = chunk
     sizes_J, rows_S = sizes_J[nodes], rows_L[places]
     extended_nE, labels_n = pairs.of(rows_S)
@@ -181,7 +181,7 @@ def _fit_chunk(
 
 @dataclass(frozen=True)
 class _Splits:
-    """Hold `sums_SE` of the labels of some nodes, sorted by node (`sizes_J` labels each) and then by label row."""
+    """Split labels of some nodes; `sums_SE` is sorted by node (`sizes_J` labels each) and then by label row."""
 
     sums_SE: Float64
     sizes_J: Int64
@@ -222,6 +222,7 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
             part, towards = blocks.of(pending_J), towards_GH[blocks.spread(pending_J)]
         trial = theta_JE[at] + scale_J[at, None] * direction_JE[at]
         objective, gradient, curvature = _objective(trial, part, towards, penalty)
+        # A first pass with a zero direction only evaluates the start, as every objective is above −∞.
         better = objective >= best_J[at]
         up, down = at[better], at[~better]
         theta_JE[up], best_J[up], scale_J[up] = trial[better], objective[better], 1.0

@@ -58,13 +58,14 @@ def subtree_sums(leaves: Float32) -> Float32:
 
 
 def by_similarity(labels_LD: Float32) -> Int32:
-    """Assign labels to leaves so that labels of a subtree are similar, int32 [L], by a balanced k-d tree.
+    """Assign labels to leaves by a balanced k-d tree, int32 [L], so that labels of a subtree are similar.
 
     Every node's labels are cut in half along the principal component with their largest variance. Halves differ by at
     most one label, so only the right child of a leaf's parent can be padding. The cost is O(L·D·log L).
     """
     labels = len(labels_LD)
     centred_LD = labels_LD - labels_LD.mean(axis=0)
+    # Principal axes of all labels stand in for those of every node, which would need an eigendecomposition per node.
     turned_LD = centred_LD @ np.linalg.eigh(centred_LD.T @ centred_LD)[1]
     rows_L, sizes_J = np.arange(labels), np.array([labels])
     for _ in range(max(labels - 1, 0).bit_length()):

@@ -101,7 +101,7 @@ class Catalogue:
 
 
 def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
-    """Get the training pairs of every label, int64 [L], from counts by id or in the order of the labels."""
+    """Return the training pairs of every label, int64 [L]; `counts` is by id or in the order of labels."""
     if isinstance(counts, Mapping):
         by_id = dict(zip(strings(list(counts)).to_pylist(), counts.values(), strict=True))
         counts_L = np.array([by_id.get(id_, 0) for id_ in ids.to_pylist()], np.int64)

@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[JsonValue]:
-    """Convert a raw column, [B], [B, 1] or [B, P], to what requests give for a feature of a kind.
+    """Convert a raw column, [B], [B, 1] or [B, P], to values of requests.
 
     Args:
         padding: what fills the lists of a history, and is left out.

@@ -27,31 +27,30 @@ _WITHOUT_Q = ("unit", "constant")
 
 
 class SampledRetrieval(tfrs.tasks.Retrieval):
-    """A drop-in for `tfrs.tasks.Retrieval`: same call, same metrics, same sum over the batch; another loss.
+    """Replace `tfrs.tasks.Retrieval` by another loss, with the same call, metrics and sum over the batch.
 
-    Family, weight and mining are the words of a recipe's `[loss]` table (`longtail.trainer.config.LossConfig`). As they
-    stand by default they are Retrieval's own loss; weight `relative` is Retrieval's with
-    `candidate_sampling_probability`, which here is clipped nowhere. Negatives are the batch's other candidates, and
-    the rows that `candidate_embeddings` has beyond the queries' number.
+    Family, weight and mining are the keys of a recipe's `[loss]` table (`longtail.trainer.config.LossConfig`). The
+    defaults give the loss of Retrieval. Weight `relative` gives that of Retrieval with
+    `candidate_sampling_probability`, without clipping. Negatives are the batch's other candidates, and further rows of
+    `candidate_embeddings` beyond the number of queries.
 
-    `mining={"keep": k}` is `num_hard_negatives=k`, but for two things: it takes the *mean* of the k negatives where
-    TFRS takes their sum, and it ranks them by logit where TFRS ranks by corrected logit.
+    `mining={"keep": k}` corresponds to `num_hard_negatives=k`, with two differences: it takes the *mean* of the k
+    negatives, while TFRS takes their sum; and it ranks negatives by logit, while TFRS ranks by corrected logit.
 
     Args:
-        family: what a positive's logit and its weighted negatives cost, such as `softmax`, or a mapping with its
-            parameters: `{"name": "contrastive", "margin": 0.3}` [METHODS §2].
-        weight: what every negative weighs, such as `unit` or `{"name": "logit_adjusted", "tau": 0.5}` [METHODS §2.2].
-        mining: of a row's negatives the hardest count: `{"keep": k}`, `{"power": p}` or both, or a `theta`
-            [METHODS §3].
+        family: loss family, such as `softmax`, or a mapping with parameters: `{"name": "contrastive", "margin": 0.3}`
+            [METHODS §2].
+        weight: weight of negatives, such as `unit` or `{"name": "logit_adjusted", "tau": 0.5}` [METHODS §2.2].
+        mining: weights of the hardest negatives: `{"keep": k}`, `{"power": p}` or both, or a `theta` [METHODS §3].
         regularizer: strength of (f + log q)² [BM20 eq. 6].
-        metrics, batch_metrics, loss_metrics: as Retrieval's. Batch metrics see the logits as Retrieval's do: less
-            log q where the call gives it, accidental hits at the smallest float; mining does not concern them.
+        metrics, batch_metrics, loss_metrics: as for Retrieval. Batch metrics see the logits minus log q if the call
+            gives it, with accidental hits at the smallest float, as in Retrieval; mining does not affect them.
         temperature: T > 0; logits are `u·v / T`.
-        remove_accidental_hits: mask negatives that are their row's positive; calls then need `candidate_ids`. Not
-            with family `nce`, to which they are noise as any other.
-        counts: label frequencies π, for weights that depend on them and as the sampling probability of calls that
-            give none (in-batch negatives have q = π); calls then need `candidate_ids`. Smoothed as in the bundle; an
-            id that is not there counts 0.
+        remove_accidental_hits: masks negatives that are their row's positive; calls then need `candidate_ids`. Family
+            `nce` does not allow it, because it counts accidental hits as noise.
+        counts: label frequencies π, for weights that depend on π, and as the sampling probability of calls without one
+            (in-batch negatives have q = π); calls then need `candidate_ids`. Counts are smoothed as in the bundle; an
+            unknown id counts 0.
     """
 
     def __init__(
