@@ -117,6 +117,7 @@ class BatchLoss:
             losses_B, visited = self._of_rows(shared | of_rows, batch)
             return ops.mean(losses_B), visited
 
+        # Sums per block, divided by the number of rows at the end, give the same mean as one block.
         def loss(shared: Tensors, of_rows: Tensors, fixed: dict[str, Tensors]) -> tuple[Tensor, Tensors]:
             losses_B, visited = self._of_rows(shared | of_rows, batch.at(fixed))
             return ops.sum(losses_B), visited
@@ -134,7 +135,7 @@ class BatchLoss:
         """Split embeddings by name into parts shared by all rows, and parts per row."""
         rows, candidates = batch.positive_B.shape[0], batch.candidates
         labels_CD, bias_C = embedded.labels_CD, embedded.bias_C
-        start = 0 if self.in_batch else rows
+        start = 0 if self.in_batch else rows  # the positives come first, and are candidates only in batch
         end = start + math.prod(candidates.shape)
         dim = labels_CD.shape[1]
         shared = {"scale": embedded.scale}
@@ -213,7 +214,7 @@ class BatchLoss:
 
 def _blocks(batch: Candidates) -> int:
     """Return the number of blocks of rows, which bound the part of [B, M] in memory."""
-    logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4
+    logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
     rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1]) * backend.devices()
     blocks: int = -(-batch.positive_B.shape[0] // rows_at_once)
     return blocks

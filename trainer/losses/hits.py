@@ -27,6 +27,7 @@ def hits_of(
     """
     if hits != "keep":
         return ops.equal(candidates, positive_B[:, None])
+    # In batch, the first B candidates are the positives in the order of the rows, so row b's own place is b.
     places_M = ops.arange(candidates.shape[-1])
     own_B = ops.arange(positive_B.shape[0]) if places_B is None else places_B
     return ops.logical_and(ops.equal(places_M, own_B[:, None]), in_batch)
@@ -47,6 +48,6 @@ def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor
                [1., 0.]], dtype=float32)
     """
     log_stands_BM = -log_q + ops.zeros_like(left_out_BM, dtype="float32")
-    if log_miss_B is not None:
+    if log_miss_B is not None:  # draws from q/(1 − q_y) represent (1 − q_y)/(m·q) labels each
         log_stands_BM = log_stands_BM + log_miss_B[:, None]
     return ops.where(left_out_BM, 0.0, ops.exp(log_stands_BM) / m)

@@ -59,6 +59,7 @@ def implied_noise(
     q_L = np.full(labels, -np.log(labels)) if log_q_L is None else log_q_L
     log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L) + reweight * log_pi_L
     log_nu_L = log_nu_L - np.logaddexp.reduce(log_nu_L)
+    # Return exactly uniform or exactly π in these cases, so that callers can compare and names are exact.
     if np.ptp(log_nu_L) < _SAME:
         return np.full(labels, -np.log(labels))
     return log_pi_L if np.abs(log_nu_L - log_pi_L).max() < _SAME else log_nu_L

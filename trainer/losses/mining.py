@@ -98,7 +98,7 @@ class Mining:
         # Masked negatives get the last ranks, and ranks themselves have no gradient.
         scores_BM = ops.where(is_masked(log_weight_BM), MASKED, negative_BM)
         _, order = ops.top_k(ops.stop_gradient(scores_BM), len(theta_K))
-        if ranks_BN is not None:
+        if ranks_BN is not None:  # sampled ranks share the total weight Σϑ equally
             order, log_theta = ops.take_along_axis(order, ranks_BN, axis=1), np.log(theta_K.sum() / ranks_BN.shape[1])
         return (
             ops.take_along_axis(negative_BM, order, axis=1),

@@ -112,6 +112,7 @@ class Objective:
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
         for method in self.methods:
             weight = method.weight(weight, logits.rows)
+        # Masks come after methods have changed the weights, so that no method can weigh a hit again.
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
         if self.offset:
             positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
@@ -170,6 +171,7 @@ def balance(
     log = LogProbabilities(log_pi_L, log_pi_L, log_q_L, log_q_L, miss=nothing_L, m=nothing_L + np.float32(np.log(m)))
     weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
     row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
+    # log E Σ w over m draws: the positive comes from π, the negatives come from q.
     log_total = np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L)
     return float(np.log(pairs_per_query) - log_total)
 

@@ -79,6 +79,7 @@ def read_distinct(
         start: int | Tensor = 0
         for key in keys:
             shape = ops.shape(inputs[key])
+            # Static sizes where possible, so that compiled slices have static shapes.
             size = int(np.prod(shape)) if all(isinstance(n, int) for n in shape) else ops.size(inputs[key])
             compact[key] = ops.reshape(positions_N[start : start + size], shape)
             start = start + size

@@ -99,6 +99,7 @@ class FeatureParts:
 
     def _measured(self, feature: FeatureConfig) -> keras.KerasTensor:
         """Build the part of a number or a vector."""
+        # A custom kind gets the raw number, and standardises it itself by the mean and deviation of its setup.
         x = self._input(feature.name, () if feature.kind == "number" else (feature.dims,), "float32")
         if feature.kind == "number":
             x = keras.layers.Reshape((1,), dtype="float32")(x)

@@ -70,9 +70,10 @@ class TrainStep:
         self._model, self._recipe = model, recipe
         log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore"):  # log 0 = −inf marks labels that no batch holds
             log_share_L = np.log(share_L)
         never_L = (visits_L if weighted_L is None else weighted_L) == 0
+        # Labels without pairs are never negatives if features describe them: they would only be pushed away.
         never = recipe.describes_labels and bool(never_L.any())
         # `terms` is for samplers that draw in proportion to the loss terms. They need a margin weight, whose balance
         # is Σ ρ of a row for every q and m; hence log q = None and m = 1 here.
@@ -107,6 +108,7 @@ class TrainStep:
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
+                # Recalled labels have no gradient, so the batch's labels represent all m negatives [METHODS §2.1].
                 repels=1.0 if self.sampler.recall is None else m / max(batch_size - 1, 1),
             )
         )

@@ -107,7 +107,7 @@ def build_towers(
             label_rows[name] = Table(vocabulary_rows[name], feature.dim, scale=0.0, seed=0, name=f"table_{name}")
             if feature.entry_table is not None:
                 read(("entry", name), feature.entry_table, feature)
-    keras.utils.set_random_seed(recipe.seed)
+    keras.utils.set_random_seed(recipe.seed)  # dense layers draw initial weights from Keras' global generator
     query, label = (_build(side, recipe, tables | label_rows, pairs, numbers) for side in ("query", "label"))
     return Towers(query, label, tables, readers, label_rows, pairs)
 
@@ -140,6 +140,7 @@ def _build(
         x = own_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
         if x.shape[-1] != model.dim:
             x = keras.layers.Dense(model.dim, dtype=precision)(x)
+    # The last layer is always float32: `UnitNorm` and `ObjectiveMaps` are, and a linear activation casts the rest.
     if side == "query" and (shares := recipe.export_shares):
         x = ObjectiveMaps(shares, model.dim, unit=model.similarity == "cosine", name=f"{name}_objectives")(x)
     elif model.similarity == "cosine":

@@ -57,6 +57,7 @@ class TwoTower:
         self._label_rows_filled = not self.towers.label_rows
         self._query, self._label = (backend.compile_tower(tower) for tower in (self.towers.query, self.towers.label))
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
+        # Gradient steps on log T keep T positive.
         self.log_temperature = keras.Variable(
             float(np.log(recipe.model.number)), dtype="float32", name="log_temperature",
             trainable=recipe.model.learn_temperature,
@@ -122,6 +123,7 @@ class TwoTower:
             if name in self.entry_ids:
                 added = self.tables[self.towers.readers["entry", name]](self.entry_ids[name].value)
                 rows_LD = rows_LD + ops.convert_to_numpy(added)
+            # Row 0, for padding, is 0; label y has row y + 1.
             assign(label_rows.table, np.concatenate([np.zeros_like(rows_LD[:1]), rows_LD]))
         self._label_rows_filled = True
         return embeddings_LD
