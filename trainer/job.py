@@ -321,8 +321,8 @@ def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
         reporter.say(f"λ = {chosen:g}, the best on valid, is an end of evaluation.bias_removal: try a wider grid")
     if config.popularity is not None and not noise.apart:
         reporter.say(
-            "evaluation.popularity is not measured: training's noise ν is π, so that λ and μ are one dial, and "
-            "evaluation.bias_removal is its grid"
+            "evaluation.popularity is not measured: the noise ν of training equals π, so λ and μ have the same effect, "
+            "and evaluation.bias_removal is the grid of both"
         )
 
 
@@ -347,7 +347,7 @@ def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     )
     if dataset.requests is not None:
         reporter.say(
-            f"Requests in {len(dataset.requests.queries):,} ways, by context and attributes; each is ranked by itself"
+            f"{len(dataset.requests.queries):,} distinct requests, by context and attributes; each is ranked separately"
         )
     if (objectives := dataset.train.objectives) is not None:
         counts = np.bincount(objectives, minlength=len(recipe.objectives))

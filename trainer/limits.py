@@ -97,8 +97,8 @@ def warn_of_future(dataset: Dataset) -> str | None:
     if not shares:
         return None
     return (
-        f"data.split: {' and '.join(shares)} are older than the newest training pair: figures tell less of the future "
-        "than those of data.split.strategy = 'temporal'"
+        f"data.split: {' and '.join(shares)} are older than the newest training pair: figures predict the future "
+        "less well than those of data.split.strategy = 'temporal'"
     )
 
 
