@@ -27,9 +27,9 @@ from longtail.trainer.evaluation.task import Task, seen_by
 
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
-"""log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what λ multiplies instead of log ν of the labels."""
+"""Returns log p_n(y|x) of query rows [B] and every label, float32 [B, L], which λ multiplies instead of log ν."""
 Watch = Callable[[Setting, Int32, Positives], None]
-"""Is shown the lists of a setting, int32 [N, K], best first, and what they should find."""
+"""Receives the lists of a setting, int32 [N, K], best first, and the positives to find."""
 
 _BLOCK_BYTES = 128 << 20
 _EMBED_BLOCK = 4096
@@ -37,11 +37,12 @@ _EMBED_BLOCK = 4096
 
 @dataclass(frozen=True)
 class LabelSide:
-    """All labels as an evaluation ranks them, as they will be served; arrays are [L] or [L, D].
+    """All labels in the form that evaluation ranks and the service serves; arrays are [L] or [L, D].
 
     Attributes:
-        log_pn, log_popularity: log ν, or log π beside a tree; log π, None where `log_pn` is it.
-        counts: training pairs.
+        log_pn: log ν; log π if the noise is a tree's.
+        log_popularity: log π; None if `log_pn` is log π.
+        counts: training pairs of every label.
     """
 
     embeddings: Float32
@@ -95,7 +96,7 @@ class LabelSide:
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Head, torso, tail and new as the recipe asks, of training counts [L]."""
+    """Assign labels to head, torso, tail and new by training counts [L], following the recipe."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
@@ -166,7 +167,7 @@ def rank(
         never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
     augmentation, rows_LE = label_side.augmentation, label_side.rows()
-    # beside a tree the labels' one column is log π, and λ multiplies what the tree says of each query
+    # with a tree the labels' only column is log π, and λ multiplies the tree's log p_n(y|x) of each query
     of_labels = settings if log_proposal is None else [Setting(0.0, popularity) for _, popularity in settings]
     nobody_BD = np.zeros((1, label_side.embeddings.shape[1]), np.float32)
     weights_GE = np.concatenate([augmentation.queries(nobody_BD, *setting) for setting in of_labels])
