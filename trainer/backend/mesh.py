@@ -100,7 +100,7 @@ class Owned(NamedTuple):
 
 
 def padded_rows(rows: int, shards: int) -> int:
-    """Return how many rows a table has on some devices, so that their parts are equal."""
+    """Return the number of a table's rows with padding, so that all devices' parts are equal."""
     stripes = min(rows, _STRIPES)
     return -(-(-(-rows // stripes) * stripes) // shards) * shards
 
@@ -189,7 +189,7 @@ class _Rounds:
         self.number = jax.lax.pmax(fullest, AXIS)
 
     def at(self, number: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the owner of every id, and the id's column in a round, out of bounds for ids of other rounds."""
+        """Return every id's owner and column in a round; columns of other rounds' ids are out of bounds."""
         return self.owner_U, jnp.where(self.rank_U // self.width == number, self.rank_U % self.width, self.width)
 
     def asked(self, number: jax.Array) -> jax.Array:

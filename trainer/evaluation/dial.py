@@ -101,7 +101,7 @@ def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[S
 
 
 def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
-    """Return a curve's settings with the served one, because the recipe's grid may lack it, such as μ < 0."""
+    """Add the served setting to a curve's settings; the recipe's grid may lack its μ, such as μ < 0."""
     return [*settings, *([default] if default.popularity and default not in settings else [])]
 
 
@@ -127,7 +127,7 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
-    """Compute the least value of every metric with a floor, a relative one from the grid of λ at μ = 0."""
+    """Compute the floor of every metric that has one; a relative floor depends on λ's line at μ = 0."""
     line = [point for point in curve if not point.popularity]
 
     def least(metric: str, floor: float | RelativeFloor) -> float:

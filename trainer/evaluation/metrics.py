@@ -195,7 +195,7 @@ def ratios_of(
     top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int],
     own: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, tuple[Float64, Float64]]:  # fmt: skip
-    """Compute numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
+    """Compute numerators and denominators, float64 [N] each, of metrics that are ratios of sums.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
     whose label is in the bucket. `exposure@K/BUCKET`: share of list entries. `popularity@K`: mean training count of
@@ -258,7 +258,7 @@ def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> 
 def _propensity_scored(
     top_NK: Int32, hits_NK: Bools, positives: Positives, inverse_propensity_L: Float64, *, ks: list[int]
 ) -> dict[str, tuple[Float64, Float64]]:
-    """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`)."""
+    """Compute `psp@K` and `psndcg@K` like `xclib`, the code of the extreme classification repository."""
     weights = inverse_propensity_L[positives.label_rows]
     best_first = np.lexsort((-weights, positives.query_rows))
     owners = positives.query_rows[best_first]

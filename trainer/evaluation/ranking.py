@@ -59,7 +59,7 @@ class LabelSide:
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
         temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
-        """From what a model computes of its labels, and their training counts, [L] or [L, D] as the attributes are."""
+        """Build from a model's label outputs and training counts, in the shapes of the attributes."""
         augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
         bucket_L = buckets.assign(counts)
         return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
@@ -68,7 +68,7 @@ class LabelSide:
     def of_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
     ) -> LabelSide:
-        """From the label side of a bundle, embeddings float32 [L, D]."""
+        """Build from a bundle's labels and embeddings, float32 [L, D]."""
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
             labels.log_popularity,
@@ -218,7 +218,7 @@ def rank(
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
-    """Return queries that are ranked at a time, so that this many matrices of their scores stay within 128 MiB."""
+    """Return the number of queries to rank at a time, so that all their score matrices fit into 128 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 
