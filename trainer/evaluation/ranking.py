@@ -84,11 +84,11 @@ class LabelSide:
         )  # fmt: skip
 
     def rows(self) -> Float32:
-        """Augmented label rows, float32 [L, E]."""
+        """Return augmented label rows, float32 [L, E]."""
         return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)
 
     def facts(self, config: EvaluationConfig) -> LabelFacts:
-        """Get what metrics know of the labels, with propensities if the recipe has them."""
+        """Return the label facts for metrics, with propensities if the recipe has them."""
         inverse_L, at = None, config.propensity
         if at is not None:
             inverse_L = inverse_propensity(self.counts, queries=self.training_queries, a=at.a, b=at.b)
@@ -153,7 +153,7 @@ def rank(
     *, k: int, queries_N: Int32 | None = None, log_proposal: LogProposal | None = None,
     likely: Positives | None = None, likely_at: Collection[Setting] | None = None, never_L: Bools | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:  # fmt: skip
-    """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
+    """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 if fewer labels are left.
 
     Where several processes call it, with the same arguments, each ranks its share of the queries, and all return all.
 
@@ -223,7 +223,7 @@ def block_of(labels: int, *, matrices: int = 1) -> int:
 
 
 def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bias_removal: float) -> Write:
-    """T · f of labels and queries, and λ of what a tree says of each."""
+    """Return a function that writes T · f, plus λ times the tree's log p_n if there is a tree, for some labels."""
 
     def write(places: slice, values: Float32) -> None:
         np.matmul(rows_PE[places], queries_EB, out=values)
