@@ -1,1 +1,1 @@
-"""What the numbers come from; each module runs with one command."""
+"""Sources of the published numbers; each module runs with one command."""

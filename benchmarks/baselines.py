@@ -3,8 +3,8 @@
     python -m benchmarks.baselines data/movielens-1m/recipe.toml
     python -m benchmarks.baselines data/gowalla/recipe.toml --only EASE --long --set l2=80
 
-They learn from the same pairs as in `longtail-train fit`: from training pairs for the choice, from train and valid for
-test if the recipe refits. Seconds are of learning and answering with what was chosen, then of choosing it.
+Baselines learn from the same pairs as in `longtail-train fit`: from train to choose settings, and from train and valid
+before test if the recipe refits. Seconds cover learning and answering with the chosen settings, then the choice.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 
 @dataclass(frozen=True)
 class Row:
-    """Answers of one method to the test queries.
+    """Hold the answers of one method to the test queries.
 
     Attributes:
-        method: its name, with what was chosen on validation.
-        top_NK: labels, best first, int32 [N, K]; −1 where a list ends early.
-        seconds: of training and answering with what was chosen; of our `fit` all it takes; None of a law.
-        choosing: seconds of the search on validation before that; None where `seconds` holds it.
+        method: name of the method, with the settings chosen on validation.
+        top_NK: labels, best first, int32 [N, K]; −1 after the last of a short list.
+        seconds: time to train and answer with the chosen settings; for `fit`, its total time; None for a law.
+        choosing: time of the search on validation, seconds; None if `seconds` includes it.
     """
 
     method: str
@@ -48,7 +48,7 @@ class Row:
 
 
 class Trial:
-    """Baselines on the data of one recipe, and the task: test queries, training and validation pairs known."""
+    """Run baselines on the data of one recipe: test queries, with training and validation pairs known."""
 
     def __init__(self, recipe: Recipe, dataset: Dataset) -> None:
         self.recipe, self.dataset, self.known = recipe, dataset, dataset.before("test")
@@ -56,16 +56,16 @@ class Trial:
 
     @cached_property
     def facts(self) -> LabelFacts:
-        """Counts of the pairs that test is answered from, and their buckets."""
+        """Count the pairs known before test by label, with buckets."""
         counts = self.final.label_counts()
         return LabelFacts(counts, buckets_for(self.recipe.evaluation, counts).assign(counts))
 
     def answers(self, name: str, settings: Settings | None = None, *, long: bool = False) -> Row | str:
-        """Answer test by a row of `BASELINES`, or say why not.
+        """Answer test with a row of `BASELINES`, or return the reason why it is skipped.
 
         Args:
-            settings: of the baseline; None takes the best on validation.
-            long: even if it takes many minutes.
+            settings: settings of the baseline; None takes the best on validation.
+            long: runs even a baseline that takes many minutes.
         """
         data = self.learnt_from(self.final.train, self.known)
         if (reason := skipped(name, data)) and not (long and "many minutes" in reason):
@@ -83,18 +83,18 @@ class Trial:
         return Row(method, top_NK, time.perf_counter() - chosen, chosen - began)
 
     def learnt_from(self, train: Pairs, known: Pairs) -> Interactions:
-        """Get what a baseline learns from."""
+        """Return the interactions from which a baseline learns."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
         return Interactions(train, known, queries=queries, labels=labels, seed=self.recipe.seed)
 
     @cached_property
     def valid(self) -> Task:
-        """What is chosen by: valid queries, training pairs known."""
+        """Return the task that chooses settings: valid queries, with training pairs known."""
         return self._task(self.dataset.valid, self.dataset.train, VALID_QUERIES)
 
     @cached_property
     def final(self) -> Dataset:
-        """Return the data that baselines of test learn from."""
+        """Return the data from which baselines learn before test."""
         return self.dataset.refit() if self.recipe.training.refit else self.dataset
 
     def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:

@@ -2,9 +2,10 @@
 
     python -m benchmarks.day --out runs/day
 
-A log of nine days; a product's demand rises and falls by e in 29 hours (the law `drift` of `benchmarks.shops`, a day in
-2.4 hours). One model is trained on seven days and serves the ninth, with the prior of its training, and with one that
-is refreshed every hour. The other is trained again at midnight, on eight days, and keeps its prior.
+The log has nine days. A product's demand rises and falls by a factor of e in 29 hours (the law `drift` of
+`benchmarks.shops`, with a day in 2.4 hours). One model is trained on seven days and serves the ninth, with the prior of
+its training, and with a prior that is refreshed every hour. The other model is trained again at midnight, on eight
+days, and keeps its prior.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from longtail.trainer.evaluation.bundle import RollingFigures, evaluate_rolling
 
 _DAYS, _FASTER = 9, 10
 _SMOOTHED = 3
-"""Hours that a point of the plot is a mean of."""
+"""Number of hours averaged in a point of the plot."""
 
 
 def main(
@@ -36,7 +37,7 @@ def main(
     events: int = 250_000,
     seed: int = 11,
 ) -> None:
-    """Print recall@20 of the ninth day, all of it and by six hours, and draw it by hour."""
+    """Print recall@20 of the ninth day, in total and by six hours, and plot it by hour."""
     if not (out / "shop").exists():
         out.mkdir(parents=True, exist_ok=True)
         write(out / "shop", "drift", products=5_000, users=6_000, events=events, seed=seed)

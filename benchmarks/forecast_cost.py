@@ -1,4 +1,4 @@
-"""Seconds and memory of a forecast of popularity: fitted on a log, and refreshed by the pairs of an hour.
+"""Time and memory to fit a forecast of popularity on a log, and to refresh it with the pairs of an hour.
 
 python -m benchmarks.forecast_cost --labels 1000000 --pairs 10000000
 """
@@ -22,7 +22,7 @@ _DAYS, _DAY, _HOUR = 90, 86_400.0, 3_600.0
 
 
 def main(labels: int = 1_000_000, pairs: int = 10_000_000, seed: int = 0) -> None:
-    """Draw labels by a Zipf law that drifts, fit on 90 days, and count the pairs of one more hour."""
+    """Draw labels by a drifting Zipf law, fit on 90 days, and count the pairs of one more hour."""
     rng = np.random.default_rng(seed)
     times = np.sort(rng.uniform(0, _DAYS * _DAY, pairs))
     rank = (labels ** rng.random(pairs)).astype(np.int64)  # P(rank) ∝ 1 / rank

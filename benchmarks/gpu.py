@@ -1,16 +1,16 @@
-"""One GPU: steps, tables and indexes, each beside what the device could do at best and beside the CPU.
+"""One GPU: training steps, tables and indexes, compared with the device's best possible speed and with the CPU.
 
     make bench-gpu                                            # on a machine with a CUDA 12 GPU; two recipes as well
     python -m benchmarks.gpu --only steps index
-    python -m benchmarks.gpu --device cpu --batch 1024 --rows 100000 --labels 20000       # that it runs, not how fast
+    python -m benchmarks.gpu --device cpu --batch 1024 --rows 100000 --labels 20000       # a test that it runs
 
-`steps`: in-batch softmax on JAX, d = 128, id towers, Adagrad, in bfloat16 and float32: examples/s, and the share of the
-time that the three matrix products of the same sizes in bfloat16 take alone. `torch` is a plain in-batch softmax of
-PyTorch with sparse embeddings and SGD, in bfloat16, compiled, where PyTorch is there. `tables`: the same step with so
-many queries, and what the device holds. `index`: releases built on the device and searched on it and on the CPU, for
-100 results at λ 0, ½ and 1, by batches of 1, 64 and 4,096, and with a tenth of the labels excluded: queries/s, the
-share of the CPU's answers that the device gives, and how far scores of the same label are apart. Data: as of
-index_recall. Medians of five, after two that compile.
+`steps`: in-batch softmax on JAX, d = 128, id towers, Adagrad, in bfloat16 and float32: examples/s, and the time of the
+three matrix products of the same sizes in bfloat16 as a share of the step. `torch` is a plain in-batch softmax of
+PyTorch with sparse embeddings and SGD, in bfloat16, compiled, if PyTorch is installed. `tables`: the same step with the
+given number of queries, and the memory of the device. `index`: releases built on the device and searched on it and on
+the CPU, for 100 results at λ 0, ½ and 1, in batches of 1, 64 and 4,096, and with a tenth of the labels excluded:
+queries/s, the share of the CPU's answers that the device also returns, and the difference of scores of the same label.
+The data are those of index_recall. Figures are medians of five runs, after two runs that compile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PRODUCT_ROWS = 4096
 
 
 def main() -> None:
-    """Print the tables that are asked for."""
+    """Print the selected tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--device", choices=["gpu", "cpu"], default="gpu")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def steps(batches: list[int]) -> None:
-    """Steps beside products and beside PyTorch, for each batch and precision."""
+    """Compare steps with matrix products and with PyTorch, by batch and precision."""
     print(f"\n{_device()}; a step of a batch, d = {DIM}\n")
     print("| batch | precision | products ms | step ms | products ÷ step | examples/s | torch: examples/s | × torch |")
     print("|---:|---|---:|---:|---:|---:|---:|---:|", flush=True)
@@ -73,7 +73,7 @@ def steps(batches: list[int]) -> None:
 
 
 def tables(rows: int, batch: int) -> None:
-    """A step with a table of many rows."""
+    """Time a step with a table of many rows."""
     import jax
 
     seconds = _seconds(_step(rows, batch, "mixed_bfloat16"))
@@ -84,7 +84,7 @@ def tables(rows: int, batch: int) -> None:
 
 
 def index(labels: int, device: Any) -> None:
-    """Releases of three kinds, searched on the device and on the CPU."""
+    """Search releases of three kinds on the device and on the CPU."""
     from benchmarks.index_recall import synthetic_bundle
     from longtail.index import Filter, Releases, build
 
@@ -134,7 +134,7 @@ def _device() -> str:
 
 
 def _products(batch: int) -> float:
-    """Seconds of a step's three products in bfloat16, some rows at a time as [B, B] may not fit."""
+    """Time a step's three products in bfloat16, in blocks of rows because [B, B] may not fit."""
     import jax
     import jax.numpy as jnp
 
@@ -153,7 +153,7 @@ def _products(batch: int) -> float:
 
 
 def _step(queries: int, batch: int, precision: str) -> Callable[[], object]:
-    """A step on batches of uniform ids."""
+    """Build a step on batches of uniform ids."""
     step, rng = longtail_step(LABELS, "adagrad", batch=batch, dim=DIM, queries=queries, precision=precision), _rng()
     return lambda: step(*(rng.integers(0, size, batch).astype(np.int32) for size in (queries, LABELS)))
 
@@ -163,7 +163,7 @@ def _rng() -> np.random.Generator:
 
 
 def _torch_step(batch: int) -> Callable[[], object] | None:
-    """The same loss as PyTorch's users write it; None without PyTorch or without the memory for [B, B]."""
+    """Build a step with the same loss in plain PyTorch; None without PyTorch or memory for [B, B]."""
     try:
         import torch
     except ImportError:

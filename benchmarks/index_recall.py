@@ -4,11 +4,11 @@
     python -m benchmarks.index_recall --labels 1000000      # build and open times, and the banded row
     python -m benchmarks.index_recall --spread 1            # labels further from their centres: harder to find
 
-Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1,
-queries from the same centres; seed 0. Recall is against exact search over 200 queries at each λ. Queries per
-second are for k = 100, in one batch on every thread, and one query at a time. Bytes per label are of the file that
-FAISS writes of the index, of the tail where there are bands; codes are scored again from the embeddings' own file.
-FAISS's own search, without bands and filters, is in index_peers.
+Data: unit vectors of 64 dimensions around random centres, Zipf label frequencies assigned at random, T = 0.1, queries
+from the same centres; seed 0. Recall is measured against exact search, over 200 queries at each λ. Queries per second
+are for k = 100, in one batch on all threads, and one query at a time. Bytes per label are the size of the FAISS index
+file, with bands that of the tail; codes are rescored from the file of embeddings. `index_peers` measures FAISS alone,
+without bands and filters.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ DIM = 64
 TEMPERATURE = 0.1
 LABELS_PER_CENTRE = 300
 HISTORY_LABELS = 1_000_000
-"""Rows of the query tower's table of labels, at most: an ONNX file ends at 2 GB."""
+"""Largest number of rows of the query tower's table of labels, as an ONNX file has at most 2 GB."""
 SINGLE_PROBES = 16
 TIMED_SINGLY = 300
 
 
 def main() -> None:
-    """Print the table for the asked number of labels."""
+    """Print the tables for the given number of labels."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--labels", type=int, default=300_000)
     parser.add_argument("--spread", type=float, default=0.6, help="length of the noise around a centre of length 1")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def synthetic_bundle(labels: int, *, dim: int = DIM, spread: float = 0.6, seed: int = 0) -> Bundle:
-    """A valid bundle of clustered unit vectors and Zipf frequencies, not yet written."""
+    """Create a valid bundle of clustered unit vectors and Zipf frequencies, without writing it."""
     rng = np.random.default_rng(seed)
     centres = _unit(rng.standard_normal((max(1, labels // LABELS_PER_CENTRE), dim), dtype=np.float32))
 
@@ -99,7 +99,7 @@ def synthetic_bundle(labels: int, *, dim: int = DIM, spread: float = 0.6, seed: 
 
 
 def print_recall_table(bundle: Bundle) -> None:
-    """Exact, single approximate and banded indexes side by side."""
+    """Compare exact, single approximate and banded indexes."""
     rows = bundle.rows()
     calibration = Calibration(bundle, rows)
     head = "".join(f" {dial_words(*place[:2])} |" for place in calibration.places)
@@ -130,7 +130,7 @@ def print_recall_table(bundle: Bundle) -> None:
 
 
 def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
-    """The banded IVF under filters and at larger k, against exact search, at λ = ½."""
+    """Compare the banded IVF, under filters and at larger k, with exact search, at λ = ½."""
     rng = np.random.default_rng(1)
     labels = searcher.labels
     queries = bundle.augmentation.queries(bundle.calibration_queries, 0.5)
@@ -165,7 +165,7 @@ def print_filter_table(bundle: Bundle, searcher: Searcher) -> None:
 
 
 def print_release_times(bundle: Bundle) -> None:
-    """Build a release as the command does, open it as a service does."""
+    """Build a release as the command does, and open the release as a service does."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         bundle.write(root / "bundle")
@@ -200,7 +200,7 @@ def _print_row(
 
 
 def _singly(searcher: Searcher, queries_CE: np.ndarray, k: int) -> float:
-    """Queries per second, one after another."""
+    """Measure queries per second, one after another."""
     started = time.perf_counter()
     for query in range(len(queries_CE)):
         searcher.search(queries_CE[query : query + 1], k)

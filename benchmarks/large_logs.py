@@ -1,13 +1,13 @@
-"""Logs of many millions of interactions from files to training steps: time and memory of each stage.
+"""Time and memory of each stage from files to training steps, for logs of many millions of interactions.
 
     python -m benchmarks.large_logs                                    # 1, 10 and 100 million pairs
     python -m benchmarks.large_logs --pairs 10000000 --stages prepare map --dir DIR
 
-Of N pairs there are N/5 queries and N/20 labels with string ids; every query and every label comes, the others are
-drawn in proportion to 1 / rank. Parquet files of 10 million rows at most. `prepare` is the command's reading and
-writing of `data.prepared`, `map` a later job's `read_dataset` with one pass over its columns, `encode` what a fit of id
-towers makes of it before its model. Each runs in a process of its own: seconds of the clock, and the most of its own
-that was resident (`RssAnon`, looked at every 50 ms), without mapped files, which the kernel may take back.
+N pairs have N/5 queries and N/20 labels with string ids. Every query and every label occurs; further occurrences are
+drawn in proportion to 1 / rank. Parquet files have at most 10 million rows. `prepare` is the command that writes
+`data.prepared`, `map` is a later job's `read_dataset` with one pass over all columns, and `encode` is the encoding for
+id towers before a model is built. Each stage runs in a process of its own. Figures are wall-clock seconds, and the
+largest resident memory of the process (`RssAnon`, read every 50 ms) without mapped files, which the kernel may reclaim.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ dim = 16
 
 
 def write_log(folder: Path, pairs: int) -> None:
-    """The files of a log."""
+    """Write the files of a log."""
     (folder / "log").mkdir(parents=True)
     rng, queries, labels = np.random.default_rng(0), pairs // 5, pairs // 20
 
     def drawn(count: int, start: int, rows: int) -> np.ndarray:
-        """Each once over all files, then in proportion to 1 / rank."""
+        """Draw every id once over all files, then in proportion to 1 / rank."""
         every = np.arange(start, min(start + rows, count))
         return np.concatenate([every, (count ** rng.random(rows - len(every))).astype(np.int64) - 1])
 
@@ -100,7 +100,7 @@ STAGES: dict[str, Callable[[Path], None]] = {"prepare": _prepare, "map": _map, "
 
 
 def measured(stage: str, folder: Path) -> tuple[float, float]:
-    """Seconds, and the most of its own that this process held meanwhile, GB."""
+    """Run a stage; return its seconds, and the largest memory of this process meanwhile, GB."""
     most, ended = 0.0, threading.Event()
 
     def watch() -> None:
@@ -119,7 +119,7 @@ def measured(stage: str, folder: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print a row for each number of pairs."""
+    """Print a row per number of pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[1_000_000, 10_000_000, 100_000_000])
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
@@ -147,13 +147,13 @@ def main() -> None:
 
 
 def own_gigabytes() -> float:
-    """Return the memory of this process that no file backs."""
+    """Return the memory of this process without file-backed pages, GB."""
     (line,) = [each for each in Path("/proc/self/status").read_text().splitlines() if each.startswith("RssAnon:")]
     return int(line.split()[1]) * 1024 / 1e9
 
 
 def size_of(folder: Path) -> float:
-    """Of its files, GB."""
+    """Return the size of a folder's files, GB."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e9
 
 

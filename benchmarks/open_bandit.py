@@ -1,4 +1,4 @@
-"""Off-policy estimates on a shop's logged propensities: each policy's clicks from the other policy's log, and its own.
+"""Off-policy estimates on a shop's logged propensities: each policy's clicks, from the other policy's log and its own.
 
     pip download obp==0.5.7 --no-deps --no-binary :all: --ignore-requires-python && tar xzf obp-0.5.7.tar.gz
     python -m benchmarks.open_bandit obp-0.5.7/obp
@@ -72,7 +72,7 @@ def main(package: Annotated[Path, typer.Argument(help="The folder `obp` of the p
 
 
 def row_of(campaign: str, logs: dict[str, tuple[Float64, ...]]) -> None:
-    """Print what each policy brings, by the other's log and by its own."""
+    """Print the clicks of each policy, estimated from the other's log and measured on its own."""
     for policy, other in (("bts", "random"), ("random", "bts")):
         (weight_N, click_N), (_, own_N) = logs[other], logs[policy]
         each: Int64 = np.arange(len(click_N))

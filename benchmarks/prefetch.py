@@ -1,12 +1,12 @@
-"""What a vector store loses that fetches the nearest N labels and adds the prior afterwards; exact truth along λ.
+"""Loss of a vector store that fetches the nearest N labels and adds the prior afterwards, against exact search.
 
     python -m benchmarks.prefetch runs/movielens-1m runs/amazon-beauty runs/gowalla --plot prefetch.png
 
-The best k = 20 by s = u·v/T + λ·log ν are wanted, for the queries that a bundle brings. A prefetch takes the N best by
-u·v/T, exactly, and sorts them by s. The graph is FAISS's HNSW over the same rows as ours, the prior a coordinate of
-them, by inner product, or by distance after one more coordinate has made all rows equally long [Bachrach et al. 2014].
-Ours is what `longtail-index build` makes, and ivf_flat, of larger catalogues. Milliseconds are of one query
-at a time on one thread. Recall of the tail is over those of the wanted labels that are in it.
+The truth is the best k = 20 by s = u·v/T + λ·log ν, for the calibration queries of a bundle. A prefetch takes the exact
+N best by u·v/T and sorts them by s. The graph is FAISS's HNSW over the rows of Longtail's index, with the prior as a
+coordinate, by inner product, or by distance after one more coordinate has given all rows the same norm [Bachrach et al.
+2014]. Longtail's rows are the default of `longtail-index build`, and ivf_flat for larger catalogues. Milliseconds are
+per query, one at a time on one thread. Recall of the tail counts the true labels that are in the tail.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _K, _QUERIES, _TIMED = 20, 500, 200
 _LAMBDAS = (-0.5, 0.0, 0.5, 1.0, 1.5)
 _TAIL = BUCKET_NAMES.index("tail")
 Search = Callable[[Float32, float], Int64]
-"""Vectors [B, D] and λ to rows [B, k]."""
+"""A function of vectors [B, D] and λ to rows [B, k]."""
 
 
 def main(
@@ -76,7 +76,7 @@ def _table(name: str, bundle: Bundle) -> dict[str, list[float]]:
 
 
 def _searches(bundle: Bundle, rows_LE: Float32) -> dict[str, Search]:
-    """Return every way to search, by name."""
+    """Build every method of search, by name."""
     dim, augmentation = bundle.manifest.dim, bundle.augmentation
     norms_L = np.linalg.norm(rows_LE, axis=1)
     beyond_L = np.sqrt(norms_L.max() ** 2 - norms_L**2)
@@ -121,7 +121,7 @@ def _graph(rows_LE: Float32, metric: int) -> faiss.IndexHNSWFlat:
 
 
 def _best(queries_BD: Float32, bundle: Bundle, rows_LE: Float32, at: float, k: int) -> Int64:
-    """Return the k best rows, exactly, int64 [B, k]."""
+    """Find the exact k best rows, int64 [B, k]."""
     scores_BL = bundle.augmentation.queries(queries_BD, at).astype(np.float64) @ rows_LE.T.astype(np.float64)
     best: Int64 = np.argsort(-scores_BL, axis=1, kind="stable")[:, :k]
     return best

@@ -1,11 +1,11 @@
-"""Exchange the served prior of trained bundles: counts, decayed counts, forecast, and what was chosen in the end.
+"""Comparison of served priors on trained bundles: counts, decayed counts, forecast, and true shares.
 
     python -m benchmarks.shops --out runs/shops --law fresh --seed 11
     python -m benchmarks.priors runs/shops/fresh-150000-11 --law fresh --seed 11
 
-`benchmarks.shops` leaves `recipe.toml` and the bundle `run` in a folder. Counts get the best λ on
-test, all other priors at the bundle's default (λ, μ), which valid chose. `iALS × forecast` multiplies the scores of
-iALS by (π*/π)^γ; its settings and γ are those of valid.
+`benchmarks.shops` writes `recipe.toml` and the bundle `run` to a folder. Counts get the best λ on test. All other
+priors have the bundle's default (λ, μ), which valid chose. `iALS × forecast` multiplies the scores of iALS by
+(π*/π)^γ; valid chooses its settings and γ.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(
 
 
 def _by_prior(folder: Path, bundle: Bundle) -> dict[str, dict[str, Interval]]:
-    """Measure counts at their best λ, and the forecast and what it is made of at the default dial."""
+    """Measure counts at their best λ, and the forecast and its components at the default dial."""
     counts = bundle if bundle.forecast is None else _with(bundle, log_frequencies(bundle.labels.counts))
     line = [point for point in evaluate(counts, folder / "recipe.toml").curve if not point.popularity]
     best = max(line, key=lambda point: point.metrics["recall@20"].value)
@@ -75,9 +75,9 @@ def _by_prior(folder: Path, bundle: Bundle) -> dict[str, dict[str, Interval]]:
 
 
 def _at_default(folder: Path, bundle: Bundle, log_prior_L: Float64) -> dict[str, Interval]:
-    """Measure a prior, nats up to a constant, at the default dial; of a bundle without a forecast at λ = 1."""
+    """Measure a prior, nats up to a constant, at the default dial, or at λ = 1 without a forecast."""
     labels, at = bundle.labels, Setting(1.0)
-    if bundle.forecast is None:  # ν·π*/π takes the place of ν
+    if bundle.forecast is None:  # ν·π*/π replaces ν
         shifted = replace(labels, log_pn=_log_shares(labels.log_pn + log_prior_L - labels.log_pi))
         bundle = replace(bundle, labels=shifted)
     else:
@@ -89,7 +89,7 @@ def _at_default(folder: Path, bundle: Bundle, log_prior_L: Float64) -> dict[str,
 
 
 def _with(bundle: Bundle, log_prior_L: Float64) -> Bundle:
-    """Serve a prior in place of the forecast."""
+    """Replace the forecast of a bundle by a prior."""
     return replace(bundle, labels=replace(bundle.labels, log_popularity=_log_shares(log_prior_L)), forecast=None)
 
 

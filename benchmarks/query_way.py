@@ -1,10 +1,11 @@
-"""One query's way: every function of this package that runs between a request and its answer, by a profiler.
+"""The functions of this package that run between a request and its answer, found by a profiler.
 
     python -m benchmarks.query_way [RELEASES]
 
-Serves RELEASES, or a release of 2,000 synthetic labels, with uvicorn in a thread of this process, warms it, and lists
-the functions that each of ten POST /v1/retrieve calls in the threads that read, search and answer, with their files and
-calls. Comprehensions, generator expressions and lambdas are code of the function that they stand in, and are left out.
+The module serves RELEASES, or a release of 2,000 synthetic labels, with uvicorn in a thread of this process. After a
+warm-up it lists the functions that each of ten POST /v1/retrieve calls in the threads that read, search and answer,
+with their files and numbers of calls. Comprehensions, generator expressions and lambdas count as part of the function
+around them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WARM, _ROUNDS = 50, 10
 
 @contextmanager
 def served(releases: Path, state: Path) -> Iterator[str]:
-    """Run the service in a thread; give its address once it is ready."""
+    """Run the service in a thread; yield its address once it is ready."""
     port = free_port()
     app = create_app(Settings(releases=releases, state=state))
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", access_log=False))
@@ -57,7 +58,7 @@ def served(releases: Path, state: Path) -> Iterator[str]:
 
 
 def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
-    """Print the functions, then how many there are, in how many files, and their calls."""
+    """Print the functions, then the numbers of functions, files and calls."""
     rounds: list[Counter[tuple[str, str]]] = []
     counting = False
 
@@ -81,12 +82,12 @@ def main(releases: Annotated[Path | None, typer.Argument()] = None) -> None:
             request = Request(f"{url}/v1/retrieve", body, {"Content-Type": "application/json"})
             for _ in range(_WARM):
                 urlopen(request).read()
-            time.sleep(2)  # What was counted last is written by then.
+            time.sleep(2)  # Counters of earlier requests are written by then.
             for _ in range(_ROUNDS):
                 rounds.append(Counter())
                 counting = True
                 urlopen(request).read()
-                time.sleep(0.02)  # What is counted after the answer is part of its way.
+                time.sleep(0.02)  # Work after the answer, such as counting, is part of the path too.
                 counting = False
     calls = rounds[0]
     for each in rounds[1:]:

@@ -1,11 +1,11 @@
-"""Seconds that the service takes to start, and bytes of its own that a worker holds over swaps of releases.
+"""Start time of the service, and private memory of a worker over swaps of releases.
 
     python -m benchmarks.service_resources [--labels 1000000] [--dim 64] [--columns 2] [--spec ivf_flat]
         [--swaps 10] [--requests 1000] [--dir DIR]
 
-One worker of the real service on releases with generated labels; display columns are a title and a price in turn.
-Private bytes are what no file backs (RssAnon of /proc). The command fails where they
-are further from the sizing rule of docs/production.md than that page says. Releases are built once and kept in DIR.
+One worker of the real service serves releases with generated labels, whose display columns are titles and prices in
+turn. Private bytes are memory without file-backed pages (RssAnon of /proc). The command fails if they differ from the
+sizing rule of docs/production.md by more than this page allows. Releases are built once and kept in DIR.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _KEPT = Path(tempfile.gettempdir()) / "longtail"
 _LOADED = 2  # releases that a service holds after a swap, by its default settings
 _MB = 1e6
 PROCESS_BYTES, LABEL_BYTES, RULE_ERROR = 92e6, 3, 0.1
-"""The sizing rule: a worker without a release, a label of one release, and the share it may be off by."""
+"""The sizing rule: bytes of a worker without a release, bytes per label of a release, and the allowed deviation."""
 
 
 def main(
@@ -44,7 +44,7 @@ def main(
     spec: str = "ivf_flat",
     dir: Annotated[Path, typer.Option(help="Where the releases are kept.")] = _KEPT,
 ) -> None:
-    """Build two releases unless they are there, then start the service and swap between them."""
+    """Build two releases unless they exist, then start the service and swap between them."""
     releases = twin_releases(dir, labels=labels, dim=dim, columns=columns, spec=spec)
     print(f"{labels:,} labels x {columns} display columns, d = {dim}, {spec}, one worker")
     with server(releases, dir / "server.log", poll_seconds=0.05, drain_seconds=0) as process:

@@ -1,10 +1,10 @@
-"""What a training step costs as the catalogue grows, beside TFRS on the same work.
+"""Cost of a training step as the catalogue grows, compared with TFRS on the same work.
 
     python -m benchmarks.step_cost [--tfrs-python PATH] [--labels 10000 1000000 4000000]
 
-In-batch softmax, batch 4096, d = 64, id towers, 100,000 queries, uniform ids (the most distinct rows a
-batch can touch). Sizes take turns in every round, so that a busy machine disturbs all alike; the table
-gives the median step. Ratios are to the smallest catalogue of the same trainer.
+In-batch softmax, batch 4096, d = 64, id towers, 100,000 queries, uniform ids (which touch the most distinct rows per
+batch). Sizes take turns in every round, so that a busy machine affects all sizes equally. The table has the median
+step, and ratios to the smallest catalogue of the same trainer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def longtail_step(
     labels: int, optimizer: str, *, batch: int = BATCH, dim: int = DIM, queries: int = QUERIES,
     precision: str = "float32", devices: str = "one",
 ) -> Callable[[np.ndarray, np.ndarray], object]:  # fmt: skip
-    """One compiled training step of a fresh model, by rows of queries and of labels."""
+    """Compile a training step of a new model; its arguments are rows of queries and of labels."""
     import pyarrow as pa
 
     from longtail.trainer.config import Recipe
@@ -68,7 +68,7 @@ def longtail_step(
 
 
 def tfrs_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray], object]:
-    """One compiled training step of TFRS' `Retrieval` task with legacy Keras' embeddings and optimiser."""
+    """Compile a training step of the `Retrieval` task of TFRS, with embeddings and optimizer of legacy Keras."""
     import tensorflow as tf
     import tensorflow_recommenders as tfrs
 
@@ -98,7 +98,7 @@ def tfrs_step(labels: int, optimizer: str) -> Callable[[np.ndarray, np.ndarray],
 def measure(
     make: Callable[[int, str], Callable[[np.ndarray, np.ndarray], object]], sizes: list[int], optimizer: str
 ) -> list[float]:
-    """Median milliseconds of a step for every catalogue size."""
+    """Measure the median milliseconds of a step for every catalogue size."""
     steps = [make(size, optimizer) for size in sizes]
     rng = np.random.default_rng(0)
     milliseconds: list[list[float]] = [[] for _ in sizes]

@@ -1,4 +1,4 @@
-"""TensorFlow Recommenders' tutorial "Recommending movies: retrieval", served by Longtail.
+"""The tutorial "Recommending movies: retrieval" of TensorFlow Recommenders, served by Longtail.
 
     pip install '.[tfrs,index,serve]'
     longtail-train data movielens-100k --out data/movielens-100k
@@ -6,8 +6,8 @@
     longtail-index build runs/tfrs --releases releases --publish
     longtail-serve run releases
 
-Model and training are the tutorial's (https://www.tensorflow.org/recommenders/examples/basic_retrieval) but for the
-line marked ONE LINE; what follows `export_tfrs` is new.
+Model and training are those of https://www.tensorflow.org/recommenders/examples/basic_retrieval, except for the line
+marked ONE LINE. The code from `export_tfrs` on is new.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EMBEDDING_DIMENSION = 32
 
 
 class MovielensModel(tfrs.Model):
-    """The tutorial's model: two towers and a task."""
+    """Combine two towers and a task, as in the tutorial."""
 
     def __init__(self, user_model: tf.keras.Model, movie_model: tf.keras.Model, task: tfrs.tasks.Retrieval) -> None:
         super().__init__()
@@ -42,15 +42,15 @@ class MovielensModel(tfrs.Model):
         self.task = task
 
     def compute_loss(self, features: dict[str, tf.Tensor], training: bool = False) -> tf.Tensor:
-        """The task's loss; metrics over the whole catalogue are for the evaluation."""
+        """Compute the task's loss; metrics over the whole catalogue are for the evaluation."""
         user_embeddings = self.user_model(features["user_id"])
         positive_movie_embeddings = self.movie_model(features["movie_title"])
         return self.task(user_embeddings, positive_movie_embeddings, compute_metrics=not training)
 
 
 def read_ratings(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """User ids and movie titles of every rating, as strings."""
-    # The tutorial's tfds.load("movielens/100k-ratings"), from what `longtail-train data` prepares.
+    """Read user ids and movie titles of every rating, as strings."""
+    # The tutorial's tfds.load("movielens/100k-ratings"), from the files of `longtail-train data`.
     items = pq.read_table(folder / "items.parquet", columns=["item_id", "title"])
     ratings = pq.read_table(folder / "interactions.parquet").join(items, "item_id")
     return ratings["user_id"].cast(pa.string()).to_numpy().astype(str), ratings["title"].to_numpy().astype(str)
@@ -106,7 +106,7 @@ def main(folder: Path, out: Path) -> MovielensModel:
 def top_100_accuracy(
     model: MovielensModel, bundle: Bundle, ratings: dict[str, tf.Tensor], bias_removal: float
 ) -> float:
-    """Share of ratings whose movie is among the 100 best, by the rows an index holds and the queries it is asked."""
+    """Compute the share of ratings with the movie among the 100 best, by the rows and queries of an index."""
     row_of = {title: row for row, title in enumerate(bundle.labels.ids.to_pylist())}
     movies = np.array([row_of[title.decode()] for title in ratings["movie_title"].numpy()])
     queries = bundle.augmentation.queries(model.user_model(ratings["user_id"]).numpy(), bias_removal)

@@ -9,7 +9,7 @@ Then serve it from an environment with the extras `index` and `serve`:
     longtail-index build runs/torch --releases releases --publish
     longtail-serve run releases
 
-All before `export_torch` is an ordinary training loop.
+The code before `export_torch` is an ordinary training loop.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNKNOWN = 0  # row of unknown ids, and padding of histories
 
 
 class Users(nn.Module):
-    """A user is an id, an age, and the films that they rated last."""
+    """Embed users by id, age, and the films that they rated last."""
 
     def __init__(self, users: int, films: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Users(nn.Module):
 
 
 class Films(nn.Module):
-    """A film is an id and its genres, one number each."""
+    """Embed films by id and genres, one number per genre."""
 
     def __init__(self, films: int, genres: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Films(nn.Module):
 
 
 def indices(ids: list[str]) -> dict[str | None, int]:
-    """Number ids from 1 on; 0 is of unknown ones."""
+    """Number ids from 1; 0 is the index of unknown ids."""
     return {None: UNKNOWN} | {id_: place + 1 for place, id_ in enumerate(ids)}
 
 

@@ -1,4 +1,4 @@
-"""Trains two-tower models with sampled negatives and writes bundles.
+"""Training of two-tower models with sampled negatives, and export as bundles.
 
     from longtail.trainer import evaluate, fit, load_recipe
 
@@ -6,8 +6,8 @@
     bundle = fit(recipe, "runs/demo")
     print(evaluate(bundle).value("recall@20"))
 
-Names are loaded when they are first used: `load_recipe`, `Recipe` and the tables need no Keras, `fit` and `evaluate`
-load the whole training stack.
+Names are loaded at their first use: `load_recipe`, `Recipe` and the registries need no Keras, while `fit` and
+`evaluate` load the whole training stack.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _HOMES = {
     "plot_dial": "evaluation.report",
     "tune": "tuning.study",
 }
-"""Modules of the names that are loaded when they are first used."""
+"""Modules of the names that are loaded at their first use."""
 
 
 if not TYPE_CHECKING:  # type checkers read the imports above, and refuse any other name

@@ -1,4 +1,4 @@
-"""Variables to and from files of arrays, a block of rows at a time: as a whole a backend gives and takes copies.
+"""Transfer of variables to and from array files, in blocks of rows, because backends copy whole variables.
 
 Legend: `N` rows of a block.
 """
@@ -19,15 +19,17 @@ _BLOCK_BYTES = 1 << 26
 
 
 def values_of(values: keras.Variable | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a variable or an array, of any shape, in the memory of the host; of a `backend.rows_variable` a copy of
-    all rows that were asked for."""
+    """Return a variable or an array, of any shape, as an array in host memory.
+
+    A `backend.rows_variable` gives a copy of its requested rows, without those that only pad the parts on devices.
+    """
     if not hasattr(values, "rows"):
         return ops.convert_to_numpy(values)
     return np.concatenate([_rows(values, start, end) for start, end in blocks_of(values)])
 
 
 def assign(variable: keras.Variable, values: npt.NDArray[Any]) -> None:
-    """Give a variable, of any shape, values of the shape that `values_of` gives."""
+    """Set a variable, of any shape, to values of the shape that `values_of` returns."""
     if hasattr(variable, "rows"):
         backend.fill(variable, [values])
     else:
@@ -47,7 +49,7 @@ def write_array(path: Path, values: keras.Variable | npt.NDArray[Any]) -> None:
 
 
 def read_array(path: Path, variable: keras.Variable) -> None:
-    """Give a variable the values of a file."""
+    """Set a variable to the values of a file."""
     values = np.load(path, mmap_mode="r" if is_large(variable) else None, allow_pickle=False)
     if values.shape != _shape(variable):
         raise ValueError(f"{path}: expected an array of shape {_shape(variable)}, found {values.shape}")
@@ -58,12 +60,12 @@ def read_array(path: Path, variable: keras.Variable) -> None:
 
 
 def is_large(values: keras.Variable) -> bool:
-    """Return whether a variable is more than one block."""
+    """Return whether a variable is larger than one block."""
     return _bytes(values) > _BLOCK_BYTES
 
 
 def blocks_of(values: keras.Variable) -> Iterator[tuple[int, int]]:
-    """Return where blocks of rows start and end."""
+    """Yield the first and last row of every block."""
     rows = _shape(values)[0]
     step = max(1, _BLOCK_BYTES * rows // max(_bytes(values), 1))
     for start in range(0, rows, step):
@@ -76,7 +78,7 @@ def _rows(values: keras.Variable, start: int, end: int) -> npt.NDArray[Any]:
 
 
 def _shape(values: keras.Variable) -> tuple[int, ...]:
-    """Without the rows that only make the parts on devices equal."""
+    """Return the shape without rows that only pad the parts on devices."""
     shape = tuple(values.shape)
     return (values.rows, *shape[1:]) if hasattr(values, "rows") else shape
 
@@ -86,5 +88,5 @@ def _bytes(values: keras.Variable) -> int:
 
 
 def untrained_variable(column: npt.NDArray[Any], name: str) -> keras.Variable:
-    """Return a column of any shape on the device that no optimiser changes."""
+    """Create an untrained variable on the device from a column of any shape."""
     return keras.Variable(column, dtype=str(column.dtype), trainable=False, name=name)

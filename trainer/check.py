@@ -1,4 +1,4 @@
-"""`longtail-train check`: all that can be said of a recipe and its data without training; loads no training framework.
+"""`longtail-train check`: report on a recipe and its data without training or a training framework.
 
 Legend: `L` labels, `Q` queries, `B` batch, `M` negatives of a row.
 """
@@ -30,20 +30,20 @@ from longtail.trainer.evaluation.task import HeldOut, pair_keys
 from longtail.trainer.limits import check_choice, check_display, check_sizes, warn_of_future
 
 _QUERIES = 20_000
-"""Queries, evenly drawn, whose features are looked at."""
+"""Number of evenly spaced queries whose features are examined."""
 _MANY_REPEATS, _MOSTLY_UNKNOWN, _MOSTLY_SEEN, _SOME_NEW = 0.2, 0.5, 0.3, 0.01
-"""Shares from which on there is a warning."""
+"""Shares from which a warning is given."""
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Check:
-    """Findings about a recipe: `problems` that `fit` would refuse, `warnings`, `rows` left out, and figures.
+    """Hold findings about a recipe: `problems` that `fit` would refuse, `warnings`, skipped `rows`, and figures.
 
     Attributes:
         splits: by name, numbers of pairs, queries and labels, of new queries and labels, and the first and last time.
-        buckets: by name, labels and training pairs.
-        features: the table of each and its rows, and shares of values that are unknown ids or missing.
+        buckets: by name, numbers of labels and training pairs.
+        features: by feature, its table and number of rows, and shares of values that are unknown ids or missing.
     """
 
     name: str
@@ -64,7 +64,12 @@ class Check:
 
 
 def check(recipe: Recipe | Path | str, *, overrides: Sequence[str] = ()) -> Check:
-    """Read all files that a recipe, or its TOML file with overrides `KEY=VALUE`, names, and report what is there."""
+    """Read all files of a recipe and report on them.
+
+    Args:
+        recipe: a recipe, or the path of its TOML file.
+        overrides: `KEY=VALUE`, for a path.
+    """
     name = str(recipe)
     try:
         made = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
@@ -130,7 +135,7 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, Row]:
 
 
 def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]:
-    """Compute figures of both towers' features, over some thousands of the queries with training pairs."""
+    """Compute figures of both towers' features, over a few thousand queries with training pairs."""
     rows = distinct(dataset.train.request_rows)
     looked = rows[:: max(len(rows) // _QUERIES, 1)].astype(np.int32)
     sides = (
@@ -145,7 +150,7 @@ def _features(recipe: Recipe, dataset: Dataset, encoding: Encoding) -> list[Row]
             if table is not None and feature.source in table.column_names and feature.kind not in ("bag", "text"):
                 empty = float(pc.mean(pc.is_null(table[feature.source], nan_is_null=True)).as_py())
                 if unknown is not None and tower == "label" and empty < 1:
-                    unknown = max(unknown - empty, 0.0) / (1 - empty)  # a missing id reads that row, too
+                    unknown = max(unknown - empty, 0.0) / (1 - empty)  # missing ids read the out-of-vocabulary row too
             size = encoding.vocabulary_rows.get(feature.table_name, feature.table_rows)
             made.append(
                 {
@@ -174,7 +179,7 @@ def _shares(feature: FeatureConfig, inputs: Inputs) -> tuple[float | None, float
 
 
 def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> Iterator[str]:
-    """Yield what to look at before hours of training."""
+    """Yield warnings that are worth a look before hours of training."""
     train = splits["train"]
     if (repeats := train["pairs"] - train["distinct"]) > _MANY_REPEATS * train["pairs"]:
         yield f'train: {repeats:,} of {train["pairs"]:,} pairs are repeats (data.repeats = "drop" keeps each once)'
@@ -199,7 +204,7 @@ def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> It
 
 
 def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
-    """Count steps, and the pairs of one and the negatives of each of them."""
+    """Count steps, pairs per step, and negatives per pair."""
     visits = dataset.training_queries() if recipe.data.reduction == "sample" else len(dataset.train)
     part = min(recipe.training.batch_size, visits) // recipe.training.accumulate
     batch = part * recipe.training.accumulate
@@ -213,7 +218,7 @@ def _steps(recipe: Recipe, dataset: Dataset) -> dict[str, int]:
 
 
 def show(check: Check, console: Console) -> None:
-    """Print a check: counts, splits, buckets, features, cost; problems at the end, where they are read."""
+    """Print a check: counts, splits, buckets, features and cost, with problems at the end."""
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Checkpoints from which a killed job goes on as if nothing had happened."""
+"""Checkpoints, from which an interrupted job resumes as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from longtail.trainer.errors import CheckpointError
 
 _STATE = "state.json"
 _VERSION = 2
-"""Raised when the same recipe and data make another state."""
+"""Version of the state; raise it if the same recipe and data give a different state."""
 
 
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
-    """Compute hex sha256 of a run's recipe without its paths, its plug-ins' sources, data, and first weights."""
+    """Compute the hex sha256 of a run: its recipe without paths, plug-in sources, data, and first weights."""
     settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
     for name in ("devices", "processes"):
         del settings["training"][name]
@@ -39,10 +39,10 @@ def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None)
 
 
 class Checkpoints:
-    """The newest state of one run, and its best; a checkpoint of another `identity` is refused.
+    """Keep the newest and the best state of one run; refuse checkpoints of another `identity`.
 
-    A checkpoint is a directory that is there whole or not at all; writing a new one comes before removing the old, so a
-    crash never leaves none.
+    A checkpoint is a directory that appears only once it is complete. The old one is removed after the new one is
+    written, so a crash always leaves one.
     """
 
     def __init__(self, root: Path, identity: str) -> None:
@@ -60,7 +60,7 @@ class Checkpoints:
             shutil.rmtree(path)
 
     def load(self, kind: str, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
-        """Restore variables from the newest checkpoint of a kind; returns its state, None if there is none."""
+        """Restore variables from the newest checkpoint of a kind; return its state, or None without one."""
         if (found := self._newest(kind)) is None:
             if any(path.name.isdigit() for path in (self.root / kind).glob("*")):
                 raise CheckpointError(
@@ -74,14 +74,14 @@ class Checkpoints:
         return state
 
     def read(self, kind: str) -> tuple[npt.NDArray[Any], dict[str, Any]] | None:
-        """Return the one array that is kept under a kind, with its state; None if there is none."""
+        """Return the array of a kind with its state; None without a checkpoint."""
         if (found := self._newest(kind)) is None:
             return None
         path, state = found
         return np.load(path / "0.npy", allow_pickle=False), state
 
     def finish(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all checkpoints are written."""
 
     def _newest(self, kind: str) -> tuple[Path, dict[str, Any]] | None:
         found = self._numbered(kind)

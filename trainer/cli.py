@@ -50,7 +50,7 @@ def data(
     ],
     out: Annotated[Path, typer.Option("--out", help="Directory to write; must not exist.")],
     source: Annotated[
-        str | None, typer.Option("--from", help="Files to read: a directory, or a zip, also at an address.")
+        str | None, typer.Option("--from", help="Files to read: a directory, or a zip as a path or URL.")
     ] = None,
 ) -> None:
     """Prepare a known data set: Parquet files and a matching recipe."""
@@ -121,14 +121,14 @@ def fit(
         typer.Option(
             "--coordinator",
             metavar="HOST:PORT",
-            help="Of several processes: where process 0 listens (default: SLURM's).",
+            help="Address of process 0, if several train together (default: from SLURM).",
         ),
     ] = None,
     process: Annotated[
-        int | None, typer.Option("--process", min=0, help="Of several processes: which one this is, from 0.")
+        int | None, typer.Option("--process", min=0, help="Number of this process, from 0, if several train.")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", min=1, help="How many train together, on all devices of each.")
+        int | None, typer.Option("--processes", min=1, help="Processes that train, each on all its devices.")
     ] = None,
     set_: _Set = None,
 ) -> None:
@@ -153,9 +153,9 @@ def fit(
 @app.command(epilog="Example: longtail-train tune recipe.toml --out study --trials 30")
 def tune(
     recipe: _RecipeFile,
-    out: Annotated[Path, typer.Option("--out", help="Directory of the study: new, or one to go on with.")],
+    out: Annotated[Path, typer.Option("--out", help="Directory of the study: a new one, or one to resume.")],
     trials: Annotated[
-        int | None, typer.Option("--trials", min=1, help="How many, earlier ones included (tune.trials).")
+        int | None, typer.Option("--trials", min=1, help="Trials in all, earlier ones included (tune.trials).")
     ] = None,
     storage: Annotated[
         str | None, typer.Option("--storage", help="URL of an Optuna storage that several machines share.")
@@ -261,7 +261,9 @@ def upload(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Bundle directory.")],
     url: Annotated[
         str,
-        typer.Argument(metavar="URL", help="Of the copy: s3://bucket/bundles/books, or models:/books@ALIAS of MLflow."),
+        typer.Argument(
+            metavar="URL", help="URL of the copy: s3://bucket/bundles/books, or models:/books@ALIAS of MLflow."
+        ),
     ],
 ) -> None:
     """Copy a bundle to an object store or to MLflow's registry.
@@ -280,7 +282,7 @@ def upload(
 
 
 def _choose_backend(recipe: Recipe) -> None:
-    """Several devices are JAX's; whoever names another backend is told so later."""
+    """Choose JAX for several devices, unless KERAS_BACKEND names a backend, which is checked later."""
     if recipe.training.devices == "all":
         from longtail.trainer.devices import check_installed
 
@@ -293,21 +295,24 @@ def _overrides(set_: list[str] | None, since: str | None) -> list[str]:
 
 
 def main() -> None:
-    """Run the command; a TrainerError, BundleError or OSError is one line on stderr and exit code 2, and the loss of
-    another process exit code 3, unless JAX has ended this one before."""
+    """Run the command.
+
+    A TrainerError, DataError, BundleError or OSError is one line on stderr and exit code 2. The loss of another process
+    is exit code 3, unless JAX ends this process first.
+    """
     from longtail.bundle import BundleError
     from longtail.trainer.devices import number_of_processes, of_lost_process
     from longtail.trainer.errors import DataError, TrainerError
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # it reorders sums, and announces that at every start
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # oneDNN reorders sums, and logs a notice at every start
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
         app()
     except (TrainerError, DataError, BundleError, OSError) as error:
         print(f"longtail-train: {error}", file=sys.stderr, flush=True)
         if number_of_processes() > 1:
-            os._exit(2)  # at once: the others wait for this process, and it would wait for them
+            os._exit(2)  # without cleanup, in which this process and the others would wait for each other
         sys.exit(2)
     except Exception as error:
         if (line := of_lost_process(error)) is None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a training job. Every message says what was expected, what was found, and where."""
+"""Errors of a training job. Every message names the expected and the found value, and their place."""
 
 from longtail.tables.errors import DataError
 
@@ -6,24 +6,24 @@ __all__ = ["CheckpointError", "DataError", "DeviceError", "DivergedError", "Expo
 
 
 class TrainerError(Exception):
-    """Base of what this package raises for its user, but for `DataError` of the tables that it reads."""
+    """Base class of errors for users of this package, except for `DataError` of the tables it reads."""
 
 
 class RecipeError(TrainerError):
-    """The recipe has an unknown key, an impossible value, or a combination that is not defined."""
+    """Report an unknown key, an impossible value or an undefined combination in a recipe."""
 
 
 class CheckpointError(TrainerError):
-    """A checkpoint is of another recipe or other data."""
+    """Report a checkpoint that belongs to another recipe or other data."""
 
 
 class DeviceError(TrainerError):
-    """Devices or other processes of the job are not there."""
+    """Report missing devices, or missing processes of the job."""
 
 
 class DivergedError(DataError):
-    """The loss is no number any more."""
+    """Report a loss that is no finite number any more."""
 
 
 class ExportError(TrainerError):
-    """The exported tower does not compute what the trained one does."""
+    """Report an exported tower whose outputs differ from those of the trained tower."""

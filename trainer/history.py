@@ -1,4 +1,4 @@
-"""What training measures and chooses by: the history of a run, and the best point of a curve."""
+"""The history of a run, and the choice of the best point of a curve."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from longtail.bundle import CurvePoint
 
 @dataclass
 class TrainingHistory:
-    """Loss and validation metric of a run, epoch by epoch; a bundle keeps it as `history.json`.
+    """Hold loss and validation metric of a run by epoch; a bundle keeps the history as `history.json`.
 
     Attributes:
         losses: mean training loss of every epoch, nats.
         metrics: the validation metric after an epoch, by epoch (from 1).
-        best_epoch: epoch of the highest metric; the last one where nothing was validated.
-        tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by the λ_n that was tried for the tree, where it was
-            chosen by cross-validation: the best was taken.
-        temperatures: the validation metric after a short run, by temperature, where `auto` chose it.
-        runs: by tracker, such as `mlflow`, the id of its last run.
+        best_epoch: epoch of the highest metric; the last epoch without validation.
+        tree_penalties: mean log p_n(y|x) of held-out pairs, nats, by λ_n, if cross-validation chose λ_n of the tree.
+        temperatures: the validation metric after a short run, by temperature, if `auto` chose the temperature.
+        runs: id of the last run, by tracker, such as `mlflow`.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -36,5 +35,5 @@ class TrainingHistory:
 
 
 def best_of(curve: list[CurvePoint], metric: str) -> CurvePoint:
-    """Return the point of the highest metric; of equals, the largest λ, then the μ nearest 0."""
+    """Return the point of the highest metric; the largest λ, then the μ nearest 0, breaks ties."""
     return max(curve, key=lambda point: (point.metrics[metric].value, point.bias_removal, -abs(point.popularity)))

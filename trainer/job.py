@@ -54,7 +54,7 @@ from longtail.trainer.trained import Trained, choose_dial, found_by_label
 from longtail.trainer.warm_start import WarmStart
 
 _OF_THE_MACHINE = {*PLACES, "memory"}
-"""Keys of `data` that a bundle's recipe leaves out."""
+"""Keys of `data` that the recipe in a bundle omits."""
 
 
 def fit(
@@ -69,23 +69,23 @@ def fit(
 ) -> Bundle:
     """Run a recipe: train, choose λ and μ on valid, evaluate on test, and write the bundle to `out`.
 
-    Checkpoints and TensorBoard logs go to `OUT.work`; a killed job started again with the same recipe, data and `out`
-    goes on where it was. Figures repeat to the last digit on one machine and backend; `longtail-train` sets
-    TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is loaded, and to have its very figures from Python, so must the caller.
+    Checkpoints and TensorBoard logs go to `OUT.work`. An interrupted job resumes if it is started with the same recipe,
+    data and `out`. Figures repeat to the last digit on one machine and backend. `longtail-train` sets
+    TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is loaded; a caller from Python must do the same to get equal figures.
 
     Args:
         recipe: a recipe, or the path of its TOML file.
         out: directory to write; must not exist.
-        reporter: shows progress and the table of figures; `Reporter()` does on the terminal, None shows nothing.
-        overrides: of a recipe that is a path, `KEY=VALUE`, such as `model.dim=32`.
-        warm_start: bundle to begin from: rows of ids that are still there and weights whose shapes match.
-        track: `mlflow`, `wandb`: keep settings and figures there too, of the run that is validated.
-        cluster: where the processes of `training.processes` find each other. Each makes the same call, reads the same
-            data, and has the folder of `out` before it, where the first writes.
+        reporter: shows progress and the table of figures; `Reporter()` prints to the terminal, None shows nothing.
+        overrides: `KEY=VALUE`, such as `model.dim=32`, for a recipe given by its path.
+        warm_start: bundle with initial weights, for rows of ids that still exist and for weights of the same shape.
+        track: `mlflow`, `wandb`: records settings and figures of the validated run there as well.
+        cluster: address of the processes of `training.processes`. Every process makes the same call, reads the same
+            data and sees the folder of `out`; the first process writes.
 
     Raises:
-        BundleExistsError: `out` is already there; raised before any work.
-        TrainerError: what is wrong with the recipe, the data, a checkpoint, the export, or what the arguments name.
+        BundleExistsError: `out` already exists; raised before any work.
+        TrainerError: a problem with the recipe, the data, a checkpoint, the export or an argument.
 
     Example:
         >>> bundle = fit("recipe.toml", "runs/tiny", overrides=["training.epochs=1"])
@@ -150,12 +150,12 @@ def finish(
     trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, out: Path,
     measured: AtDefault | None = None, by_label: FoundByLabel | None = None,
 ) -> Bundle:  # fmt: skip
-    """Evaluate on test where there is one, print the tables, write the bundle.
+    """Evaluate on test if it has pairs, print the tables, and write the bundle.
 
     Args:
-        history: of the run that was validated, for the report.
-        measured: of the validated model at its default, where there is no test.
-        by_label: what the validated model found of every label on valid.
+        history: history of the validated run, for the report.
+        measured: figures of the validated model at its default λ and μ, for a recipe without test.
+        by_label: figures of the validated model per label on valid.
     """
     recipe, known = trained.recipe, dataset.before("test")
     if len(dataset.test):
@@ -228,7 +228,7 @@ def finish(
 
 @contextmanager
 def alone_in(work: Path) -> Iterator[Path]:
-    """Hold a job's directory; raises CheckpointError where another job holds it."""
+    """Lock a job's directory; raises CheckpointError if another job holds it."""
     if not is_first():
         yield work
         return
@@ -246,7 +246,7 @@ def alone_in(work: Path) -> Iterator[Path]:
 
 
 def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
-    """Return what there is to find in `valid` and `test`, where they have pairs, and what is left out of them."""
+    """Return the held-out pairs of `valid` and `test` that can be found, and counts of the others."""
     seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
     labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
     return {
@@ -262,7 +262,7 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
     """Measure the recipe's metric of the served score on the held-out pairs of each objective."""
     recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
     split, held_out, known = "test", dataset.test, dataset.before("test")
-    if not len(held_out):  # of a model that was refitted on valid there is nothing to measure
+    if not len(held_out):  # a model that was refitted on valid, without test, has nothing to be measured on
         split, held_out, known = "valid", trained.dataset.valid, dataset.train
     for at, (name, share) in enumerate(recipe.export_shares.items()):
         own = held_out if held_out.objectives is None else held_out.take(held_out.objectives == at)
@@ -281,7 +281,7 @@ def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict
 
 
 class AtDefault(NamedTuple):
-    """What is measured at the default λ and μ alone; `left_out` says why, where no baseline ran."""
+    """Hold figures at the default λ and μ; `left_out` gives the reason if no baseline ran."""
 
     groups: list[Group]
     compared: Comparison | None
@@ -293,7 +293,7 @@ def measure_default(
 ) -> AtDefault | None:
     """Measure groups of queries and compare the model with the recipe's baselines; None without held-out pairs.
 
-    Baselines learn from the pairs that the model was trained on, and know of a query what its history holds.
+    Baselines learn from the training pairs of the model, and know the same pairs of a query as its history.
     """
     config, seed, labels = trained.recipe.evaluation, trained.recipe.seed, len(dataset.label_ids)
     held_out, known = getattr(dataset, split), dataset.before(split)
@@ -325,7 +325,7 @@ def measure_default(
 
 
 def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
-    """Say where valid chose an end of the grid of λ, and where that of μ is not measured."""
+    """Report a chosen λ at an end of its grid, and a grid of μ that is not measured."""
     config, noise = trained.recipe.evaluation, trained.noise()
     tried, chosen = sorted({point.bias_removal for point in dial.curve}), dial.bias_removal.default
     ends = {*tried[:1], *tried[-1:]} - {dial.bias_removal.minimum, dial.bias_removal.maximum}
@@ -333,13 +333,13 @@ def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
         reporter.say(f"λ = {chosen:g}, the best on valid, is an end of evaluation.bias_removal: try a wider grid")
     if config.popularity is not None and not noise.apart:
         reporter.say(
-            "evaluation.popularity is not measured: training's noise ν is π, so that λ and μ are one dial, and "
-            "evaluation.bias_removal is its grid"
+            "evaluation.popularity is not measured: the noise ν of training equals π, so λ and μ have the same effect, "
+            "and evaluation.bias_removal is the grid of both"
         )
 
 
 def warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> None:
-    """Say so where no point of the curve on valid reaches the recipe's floor."""
+    """Warn if no point of the curve on valid reaches the recipe's floors."""
     chosen = next((point for point in dial.curve if Setting.of(point) == dial.default), None)
     if chosen is None or not missed(chosen, floors := floors_of(dial.curve, config)):
         return
@@ -362,7 +362,7 @@ def facts_of(recipe: Recipe, dataset: Dataset, weights: WarmStart | None) -> dic
 
 
 def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
-    """Say what there is to train on, what of it was left out, and what there is to find."""
+    """Print the numbers of training pairs, skipped rows, and held-out pairs."""
     reporter.say(
         f"[bold]{recipe.name}[/]: {len(dataset.query_ids):,} queries × {len(dataset.label_ids):,} labels; "
         f"{len(dataset.train):,} training, {len(dataset.valid):,} validation, {len(dataset.test):,} test pairs; "
@@ -370,7 +370,7 @@ def describe(recipe: Recipe, dataset: Dataset, reporter: Reporter) -> None:
     )
     if dataset.requests is not None:
         reporter.say(
-            f"Requests in {len(dataset.requests.queries):,} ways, by context and attributes; each is ranked by itself"
+            f"{len(dataset.requests.queries):,} distinct requests, by context and attributes; each is ranked separately"
         )
     if (objectives := dataset.train.objectives) is not None:
         counts = np.bincount(objectives, minlength=len(recipe.objectives))

@@ -1,4 +1,4 @@
-"""What towers and feature kinds of one's own are built from, and the tables of them. Loads no Keras.
+"""Interfaces and registries of custom towers and feature kinds, without loading Keras.
 
 Legend: `B` batch, `P` positions of a bag, history, audience or text.
 """
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 Side = Literal["query", "label"]
 Kind = Literal["id", "history", "audience", "bag", "text", "number", "vector", "date"]
-"""What a feature is read as, from columns and requests alike, and the name of our own way to embed it."""
+"""Built-in feature kinds: each defines how columns and requests are read, and how values are embedded."""
 
 POOLED: tuple[Kind, ...] = ("history", "audience", "bag", "text")
-"""Kinds of which a tower sees entries with weights."""
+"""Kinds whose values are bags: entries with weights."""
 
 
 class TowerSetup(NamedTuple):
-    """What a tower of one's own may know beside its input.
+    """Describe the place of a custom tower.
 
     Attributes:
         name: `query_tower` or `label_tower`; a prefix for names of layers.
-        dim: `model.dim`. What the tower returns is projected to it, unless it is as wide.
+        dim: `model.dim`, the width to which an output of another width is projected.
     """
 
     name: str
@@ -33,20 +33,19 @@ class TowerSetup(NamedTuple):
 
 
 Tower = Callable[..., "keras.KerasTensor"]
-"""From the combination of the features [B, width] and a `TowerSetup`, and keyword-only parameters, to [B, any width].
-"""
+"""A function of the features' combination [B, width], a `TowerSetup` and keyword-only parameters to [B, any width]."""
 
 TOWERS: dict[str, Tower] = {}
-"""Towers of one's own by the name that a recipe's `tower` calls them."""
+"""Custom towers, by their names in a recipe's `tower`."""
 
 
 class FeatureSetup(NamedTuple):
-    """What a feature kind of one's own may know beside its tensors.
+    """Describe a feature of a custom kind.
 
     Attributes:
-        name: the feature's; a prefix for names of layers.
-        max_length: of a history, audience, bag or text: P at most, of an audience in training; else None.
-        mean, std: of a number: of its training values; else None.
+        name: name of the feature; a prefix for names of layers.
+        max_length: largest P of a history, bag or text, and of an audience in training; else None.
+        mean, std: mean and standard deviation of a number's training values; else None.
     """
 
     name: str
@@ -57,14 +56,14 @@ class FeatureSetup(NamedTuple):
 
 
 class FeatureKind(NamedTuple):
-    """A feature kind of one's own: what it is read as, and the layers that make a part of the tower's input of it.
+    """Define a custom feature kind: the built-in kind of its values, and the layers of its part.
 
     Attributes:
-        part: from tensors and a `FeatureSetup`, and keyword-only parameters, to [B, width]. The tensors are the
-            entries' embeddings [B, P, dim] and weights [B, P] of a history, audience, bag or text, and one tensor of
-            the other kinds: the embedding [B, dim] of an id or a date, the numbers [B, dims] of a vector, the number
-            itself, not standardised, [B, 1].
-        reads: the kind that columns, requests and bundles know it as.
+        part: function of tensors, a `FeatureSetup` and keyword-only parameters to a part [B, width] of the tower's
+            input. A history, audience, bag or text has two tensors: the entries' embeddings [B, P, dim] and weights
+            [B, P]. Other kinds have one: the embedding [B, dim] of an id or a date, the numbers [B, dims] of a vector,
+            or the number itself, not standardised, [B, 1].
+        reads: the built-in kind by which columns, requests and bundles treat the feature.
     """
 
     part: Callable[..., keras.KerasTensor]
@@ -72,9 +71,9 @@ class FeatureKind(NamedTuple):
 
     @property
     def tensors(self) -> int:
-        """Return how many tensors it is called with."""
+        """Return the number of tensors that `part` gets."""
         return 2 if self.reads in POOLED else 1
 
 
 FEATURES: dict[str, FeatureKind] = {}
-"""Feature kinds of one's own by the name that a recipe's `kind` calls them."""
+"""Custom feature kinds, by their names in a recipe's `kind`."""

@@ -1,5 +1,7 @@
-"""What training refuses of data that read well: too few pairs or labels for what the recipe wants, or columns that no
-service can show. Loads no Keras."""
+"""Checks of readable data against a recipe: too few pairs or labels, or columns that no service can show.
+
+This module loads no Keras.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ def check_display(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse data with too few pairs or visits for a step, or fewer labels than the recipe's numbers need."""
+    """Refuse data with too few pairs for a step, or with too few labels for the recipe's numbers."""
     sampled, parts = recipe.data.reduction == "sample", recipe.training.accumulate
     visits, labels = dataset.training_queries() if sampled else len(dataset.train), len(dataset.label_ids)
     if visits < 2 * parts:
         raise DataError(f"training: expected at least {2 * parts} {'queries' if sampled else 'pairs'}, found {visits}")
     if labels < 2:
-        raise DataError("training: expected at least 2 labels, found 1: there is nothing to tell it from")
+        raise DataError("training: expected at least 2 labels, found 1: a single label has no negatives")
     if len(dataset.valid) or len(dataset.test):
         check_metric(recipe.evaluation, labels=labels)
     check_negatives(recipe, labels=labels, batch_size=min(recipe.training.batch_size, visits) // parts)
@@ -70,7 +72,7 @@ def check_sizes(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
-    """Refuse more negatives than there are labels to draw, and mining more than a row has."""
+    """Refuse more negatives than labels to draw, and mining of more negatives than a row has."""
     sampler, mining = recipe.loss.sampler, recipe.loss.mining
     drawn, others = sampler.negatives or 0, labels - bool(sampler.exclude_positive)
     if drawn > others and sampler.name != "cross_batch":
@@ -85,7 +87,7 @@ def check_negatives(recipe: Recipe, *, labels: int, batch_size: int) -> None:
 
 
 def warn_of_future(dataset: Dataset) -> str | None:
-    """Return a warning where training pairs came after pairs to find; None elsewhere."""
+    """Return a warning if training pairs are later than held-out pairs; else None."""
     if dataset.train.times is None or not len(dataset.train):
         return None
     newest, shares = dataset.train.times.max(), []
@@ -95,13 +97,13 @@ def warn_of_future(dataset: Dataset) -> str | None:
     if not shares:
         return None
     return (
-        f"data.split: {' and '.join(shares)} are older than the newest training pair: figures tell less of the future "
-        "than those of data.split.strategy = 'temporal'"
+        f"data.split: {' and '.join(shares)} are older than the newest training pair: figures predict the future "
+        "less well than those of data.split.strategy = 'temporal'"
     )
 
 
 def check_choice(recipe: Recipe, dataset: Dataset) -> None:
-    """Refuse a family, a metric or a target prior by which no λ can be chosen on these data."""
+    """Refuse a family, a metric or a target prior that cannot choose λ on these data."""
     evaluation, family, prior = recipe.evaluation, recipe.loss.family.name, recipe.evaluation.target_prior
     bucket = evaluation.metric.partition("/")[2]
     if len(dataset.valid) and bucket:
@@ -124,7 +126,7 @@ def check_choice(recipe: Recipe, dataset: Dataset) -> None:
 
 
 def log_frequencies_of(recipe: Recipe, dataset: Dataset, *, weighted: bool = True) -> Float64:
-    """Return log π of what training visits, by what its pairs weigh or by their number, float64 [L], nats."""
+    """Return log π of the visits of training, weighted by pairs or by number, float64 [L], nats."""
     sampled = recipe.data.reduction == "sample"
     visits_L = dataset.label_visits(one_label_per_query=sampled, weighted=weighted)
     return log_frequencies(visits_L, smoothing=recipe.loss.smoothing)

@@ -1,4 +1,4 @@
-"""What a metric of one's own is computed from, and the table of them.
+"""The inputs and the registry of custom metrics.
 
 Legend: `N` queries, `K` length of the lists, `L` labels.
 """
@@ -15,14 +15,14 @@ from longtail.trainer.errors import DataError
 
 
 class Lists(NamedTuple):
-    """Lists of K labels for N queries, and what they should have found.
+    """Hold lists of K labels for N queries, and the labels to find.
 
     Attributes:
-        top_NK: label rows, best first, int32; −1 where a list ends early.
+        top_NK: label rows, best first, int32; −1 after the last of a short list.
         hits_NK: entries that are held-out labels of the query, bool.
         wanted_N: held-out labels of every query, float64.
         counts_L: training pairs of every label, int64.
-        buckets_L: bucket of every label, by its place in `BUCKET_NAMES`, int8.
+        buckets_L: bucket of every label, as an index of `BUCKET_NAMES`, int8.
     """
 
     top_NK: Int32
@@ -33,20 +33,20 @@ class Lists(NamedTuple):
 
 
 Metric = Callable[..., tuple[Float64, Float64]]
-"""From `Lists` and keyword-only parameters to numerators and denominators of the queries, both float64 [N]."""
+"""A function of `Lists` and keyword-only parameters to numerators and denominators per query, both float64 [N]."""
 
 METRICS: dict[str, Metric] = {}
-"""Metrics of one's own by the name that a recipe's `[evaluation] metrics` calls them; ours are in `metrics_of`."""
+"""Custom metrics, by their names in a recipe's `[evaluation] metrics`; built-in metrics are in `metrics_of`."""
 
 RESERVED = frozenset((
     "recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg", "balanced_error", "exposure", "coverage",
     "gini", "popularity", "log_likelihood",
 ))  # fmt: skip
-"""Names of our metrics."""
+"""Names of built-in metrics."""
 
 
 def k_of(metric: str) -> str:
-    """K of a metric's name, of a bucket's too.
+    """Return the k in the name of a metric, with or without a bucket.
 
     Example:
         >>> k_of("recall@20"), k_of("recall@20/tail")

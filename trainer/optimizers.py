@@ -1,4 +1,4 @@
-"""Sparse optimisers, which read and write only the rows a batch touched [DESIGN, Budgets]; penalty, average, rates.
+"""Sparse optimizers, which read and write only the rows that a batch touches [DESIGN, Budgets]; penalty and average.
 
 Legend: `U` touched rows, `D` dimensions.
 """
@@ -13,7 +13,7 @@ from longtail.trainer.backend import Tensor, keras, ops
 
 
 class Table(Protocol):
-    """What an optimiser needs of an embedding table, as `model.embedding.Table`: its rows, float32 [rows, D]."""
+    """Define the part of `model.embedding.Table` that an optimizer needs: its rows, float32 [rows, D]."""
 
     name: str
     rows: int
@@ -22,7 +22,7 @@ class Table(Protocol):
 
 
 class RowOptimizer(Protocol):
-    """Updates touched rows of one table; `slots` are its state by name, [rows, …] each."""
+    """Update touched rows of one table; `slots` are the optimizer's state by name, [rows, …] each."""
 
     slots: dict[str, keras.Variable]
 
@@ -30,15 +30,15 @@ class RowOptimizer(Protocol):
         """Write `rows − update` at distinct row numbers, int32.
 
         Args:
-            ids_U: what `backend.gather` and `scatter` take; on several devices no tensor, which compares with numbers.
-            rows_UD: what the table holds there, float32.
-            gradients_UD: gradients of the loss by those rows, float32.
-            rate, step: learning rate and number, from 1, of this step, float32 scalars.
+            ids_U: ids for `backend.gather` and `scatter`; on several devices a pair that compares with numbers.
+            rows_UD: the present values of these rows, float32.
+            gradients_UD: gradients of the loss with respect to these rows, float32.
+            rate, step: learning rate and number (from 1) of this step, float32 scalars.
         """
 
 
 class RowwiseAdagrad:
-    """Adagrad with one accumulator per row, the mean of its squared gradients.
+    """Apply Adagrad with one accumulator per row, of the mean of the row's squared gradients.
 
     `a ← a + mean_d g²;  row ← row − η·g / √(a + ε)`. One float of state per row.
     """
@@ -49,14 +49,14 @@ class RowwiseAdagrad:
         self.slots = {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
-        """As `RowOptimizer.apply`."""
+        """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
         grown_U1 = backend.gather(self.accumulator, ids_U) + ops.mean(ops.square(gradients_UD), axis=1, keepdims=True)
         backend.scatter(self.accumulator, ids_U, grown_U1)
         backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(grown_U1 + self.epsilon))
 
 
 class LazyAdam:
-    """Adam whose moments move only for touched rows; bias correction follows the global step."""
+    """Apply Adam with moments that change only for touched rows; bias correction uses the global step."""
 
     def __init__(self, table: Table, *, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
         self.table = table
@@ -65,7 +65,7 @@ class LazyAdam:
         self.slots = {"mean": self.mean, "square": self.square}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:
-        """As `RowOptimizer.apply`."""
+        """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
         mean_UD = self.beta_1 * backend.gather(self.mean, ids_U) + (1 - self.beta_1) * gradients_UD
         square_UD = self.beta_2 * backend.gather(self.square, ids_U) + (1 - self.beta_2) * ops.square(gradients_UD)
         backend.scatter(self.mean, ids_U, mean_UD)
@@ -76,11 +76,11 @@ class LazyAdam:
 
 
 class ElementwiseAdagrad:
-    """Adagrad with an accumulator for every number of a row (Duchi et al. 2011), as [BM20 §5] trains.
+    """Apply Adagrad with an accumulator per number of a row (Duchi et al. 2011), as in [BM20 §5].
 
-    `a ← a + g²;  row ← row − η·g / √(a + ε)`, Keras' Adagrad from a = 0. A row without a gradient stays as it is under
-    dense Adagrad too, so nothing is approximated. As a starts at 0, a gradient's scale has no effect on the
-    step until it is near √ε: the mean over a batch trains as its sum does.
+    `a ← a + g²;  row ← row − η·g / √(a + ε)`, which equals `keras.optimizers.Adagrad` from a = 0. A row without a
+    gradient does not change under dense Adagrad either, so this is exact. As a begins at 0, the scale of gradients does
+    not affect the step unless gradients are near √ε: the mean over a batch trains as its sum does.
     """
 
     def __init__(self, table: Table, *, epsilon: float = 1e-10) -> None:
@@ -89,19 +89,19 @@ class ElementwiseAdagrad:
         self.slots = {"accumulator": self.accumulator}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
-        """As `RowOptimizer.apply`."""
+        """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
         grown_UD = backend.gather(self.accumulator, ids_U) + ops.square(gradients_UD)
         backend.scatter(self.accumulator, ids_U, grown_UD)
         backend.scatter(self.table.table, ids_U, rows_UD - rate * gradients_UD / ops.sqrt(grown_UD + self.epsilon))
 
 
 class LazySGD:
-    """Gradient descent; with momentum a velocity per row, which moves only when the row is touched.
+    """Apply gradient descent, with a velocity per row that changes only when the row is touched.
 
-    `v ← momentum·v − η·g;  row ← row + v`, Keras' SGD for the rows of the batch. Dense momentum would also, in every
-    step that does not touch a row, move it by its velocity and shrink that by `momentum`. Here the velocity waits,
-    and its rest goes into the next steps that touch the row: a gradient moves its row by η·g / (1 − momentum) in the
-    end either way, but over as many touches, not steps. Without momentum there is no state and no difference.
+    `v ← momentum·v − η·g;  row ← row + v`, which is `keras.optimizers.SGD` for the rows of the batch. In a step that
+    does not touch a row, dense momentum would move the row by its velocity and multiply the velocity by `momentum`.
+    Here the velocity waits for the next step that touches the row. In both cases a gradient finally moves its row by
+    η·g / (1 − momentum), but here over touches instead of steps. Without momentum the two are equal.
     """
 
     def __init__(self, table: Table, *, momentum: float = 0.0) -> None:
@@ -110,7 +110,7 @@ class LazySGD:
         self.slots = {} if self.velocity is None else {"velocity": self.velocity}
 
     def apply(self, ids_U: Tensor, rows_UD: Tensor, gradients_UD: Tensor, *, rate: Tensor, step: Tensor) -> None:  # noqa: ARG002
-        """As `RowOptimizer.apply`."""
+        """Write `rows − update` at distinct row numbers (see `RowOptimizer.apply`)."""
         update_UD = -rate * gradients_UD
         if self.velocity is not None:
             update_UD = self.momentum * backend.gather(self.velocity, ids_U) + update_UD
@@ -128,11 +128,11 @@ ROW_OPTIMIZERS: dict[str, Callable[..., RowOptimizer]] = {
     "adam": LazyAdam,
     "sgd": LazySGD,
 }
-"""Optimisers of embedding tables by the name that a recipe's `[optimizer] embeddings` calls them."""
+"""Optimizers of embedding tables, by their names in a recipe's `[optimizer] embeddings`."""
 
 
 def dense_optimizer(name: str, rate: Callable[[Tensor], Tensor], *, momentum: float) -> keras.optimizers.Optimizer:
-    """Create Keras' optimiser of everything that is no embedding table: `adam`, `sgd` or `adagrad` (from a = 0)."""
+    """Create the Keras optimizer of dense parameters: `adam`, `sgd` or `adagrad` (from a = 0)."""
     if name == "sgd":
         return keras.optimizers.SGD(rate, momentum=momentum)
     if name == "adagrad":
@@ -141,15 +141,15 @@ def dense_optimizer(name: str, rate: Callable[[Tensor], Tensor], *, momentum: fl
 
 
 class LazyL2:
-    """Gradient of l2·‖table‖² for a step that touches only some rows.
+    """Compute the gradient of l2·‖table‖² for a step that touches only some rows.
 
-    A row that is touched in step t and was last touched in step s (0 if never) gets 2·l2·(t − s)·row, its due for all
-    steps since. The factors of a row sum to the number of steps until its last touch, so by the step they are 1 on
-    average: the expectation is the gradient 2·l2·row of the full objective, whatever chance a row has to be drawn.
-    With every row touched in every step it is that gradient itself. What differs: the row is taken as it is at t,
-    rows are not penalised after their last touch, and optimisers that divide by past gradients see few large ones.
+    A row that is touched in step t, and before that in step s (0 if never), gets 2·l2·(t − s)·row for all steps since
+    s. The factors t − s of a row sum to the number of steps until its last touch, so they are 1 per step on average.
+    The expectation is therefore the gradient 2·l2·row of the full objective, for frequent and rare rows alike. If
+    every step touches every row, the two are equal. Three things differ: the row has its value at step t, rows are
+    not penalised after their last touch, and optimizers that divide by past gradients see few large gradients.
 
-    The due is at most row/rate, by which gradient descent brings a row to 0 and not past it, however long it waited.
+    The term is at most row/rate: gradient descent then moves a row to 0 but not beyond, even after a long wait.
     """
 
     def __init__(self, table: Table, l2: float) -> None:
@@ -158,7 +158,7 @@ class LazyL2:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def gradients(self, ids_U: Tensor, rows_UD: Tensor, *, rate: Tensor, step: Tensor) -> Tensor:
-        """Compute what to add to the gradients, float32 [U, D], and touch the rows; 0 past the table's end."""
+        """Compute the penalty's gradients, float32 [U, D], and mark the rows as touched; 0 past the table's end."""
         gap_U1 = step - backend.gather(self.touched, ids_U)
         inside_U1 = ops.cast(ids_U < self.table.rows, "float32")[:, None]
         backend.scatter(self.touched, ids_U, ops.zeros_like(gap_U1) + step)
@@ -167,11 +167,11 @@ class LazyL2:
 
 
 class LazyAverage:
-    """Exponential moving average of a table's rows over steps that touch only some of them.
+    """Average a table's rows exponentially over steps that touch only some of the rows.
 
-    `m_t = d·m_{t−1} + (1 − d)·row_t` over all steps, the initial rows being step 0, from m = 0; the mean is
-    m_T / (1 − d^(T+1)). A row that is touched in step t and was last touched in step s was row_s in all of s … t − 1,
-    so that `m_{t−1} = d^(t−s)·m_{s−1} + (1 − d^(t−s))·row_s`: nothing is approximated.
+    `m_t = d·m_{t−1} + (1 − d)·row_t` over all steps, where step 0 has the initial rows, from m = 0. The mean is
+    m_T / (1 − d^(T+1)). A row that is touched in step t, and before that in step s, had the value row_s in all steps
+    s … t − 1. Hence `m_{t−1} = d^(t−s)·m_{s−1} + (1 − d^(t−s))·row_s`, which is exact.
     """
 
     def __init__(self, table: Table, decay: float) -> None:
@@ -181,13 +181,13 @@ class LazyAverage:
         """Step of the last touch, [rows, 1]; exact below 2^24 steps."""
 
     def touch(self, ids_U: Tensor, rows_UD: Tensor, *, step: Tensor) -> None:
-        """Count rows for all steps before this one, which changes them; arguments as `RowOptimizer.apply`."""
+        """Add the present values of rows for all steps before this step, which changes them."""
         weight_U1 = ops.power(self.decay, step - backend.gather(self.touched, ids_U))
         backend.scatter(self.sum, ids_U, weight_U1 * backend.gather(self.sum, ids_U) + (1 - weight_U1) * rows_UD)
         backend.scatter(self.touched, ids_U, ops.zeros_like(weight_U1) + step)
 
     def mean(self, step: Tensor) -> Tensor:
-        """Return the average after a step, float32 [rows, D]; step 0 has the table itself."""
+        """Return the average after a step, float32 [rows, D]; after step 0 it is the table itself."""
         weight_R1 = ops.power(self.decay, step - self.touched.value + 1)
         sum_RD = weight_R1 * self.sum.value + (1 - weight_R1) * self.table.table.value
         mean_RD: Tensor = sum_RD / (1 - ops.power(self.decay, step + 1))
@@ -195,7 +195,7 @@ class LazyAverage:
 
 
 def learning_rate(rate: float, schedule: str, total_steps: int) -> Callable[[Tensor], Tensor]:
-    """Return the rate of a step by its number from 0: `constant`, or `linear` or `cosine` to 0 at `total_steps`."""
+    """Create a schedule over steps from 0: `constant`, or `linear` or `cosine` down to 0 at `total_steps`."""
     schedules = keras.optimizers.schedules
     made: Callable[[Tensor], Tensor] = (
         schedules.CosineDecay(rate, max(total_steps, 1))

@@ -1,7 +1,7 @@
-"""What is asked of a sampler, weight or family of one's own before it trains: that its noise ν can be known.
+"""Checks of custom samplers, weights and families before training: their noise ν must be computable.
 
-ν is read off log q of the sampler and off the two terms of the weight [METHODS §9], so these must be what they say;
-that draws follow log q, and that a loss converges where its `link` says, no check of a few numbers can tell.
+ν is computed from log q of the sampler and from the two terms of the weight [METHODS §9], so these must be correct. No
+check of a few numbers can verify that draws follow log q, nor that a loss converges to what its `link` says.
 
 Legend: `L` labels.
 """
@@ -22,11 +22,11 @@ from longtail.trainer.losses.weights import MASKED, WEIGHTS, LogProbabilities, L
 from longtail.trainer.sampling import Sampler
 
 _SUMS_TO_1 = 1e-3
-"""Nats by which the sum of a sampler's probabilities may miss 1."""
+"""Largest |log Σ q| of a sampler's probabilities, nats."""
 
 
 def check_sampler(name: str, sampler: object, objective: Objective, *, labels: int) -> None:
-    """Refuse a sampler of one's own whose noise cannot be known."""
+    """Refuse a custom sampler whose noise cannot be computed."""
     if register.is_ours("sampler", name):
         return
     where = f"loss.sampler {name!r}"
@@ -43,8 +43,9 @@ def check_sampler(name: str, sampler: object, objective: Objective, *, labels: i
             )
         if power_of_q(objective):
             raise RecipeError(
-                f"{where}: expected log_q_L, or a weight that cancels q (importance), beside log_q, which depends on "
-                f"the query and leaves no noise per label for the dial to remove, received {objective.weight!r}"
+                f"{where}: weight {objective.weight!r} is not allowed with log_q alone because q depends on the query "
+                "and leaves no noise per label for the dial to remove; use log_q_L, or a weight that cancels q "
+                "(importance)"
             )
         return
     if log_q_L.shape != (labels,) or not np.isfinite(log_q_L).all():
@@ -57,7 +58,7 @@ def check_sampler(name: str, sampler: object, objective: Objective, *, labels: i
 
 
 def check_weight(objective: Objective) -> None:
-    """Refuse a weight of one's own that is not separable, of which ν could not be computed."""
+    """Refuse a custom weight that is not separable, because its ν could not be computed."""
     name = objective.weight
     if register.is_ours("weight", name):
         return
@@ -67,12 +68,12 @@ def check_weight(objective: Objective) -> None:
     if np.abs(col - col_of_other_positives).max() > 1e-5 or np.abs(row - row_of_other_negatives).max() > 1e-5:
         raise RecipeError(
             f"{where}: expected row of the positive alone and col of the negative alone, received terms that mix them: "
-            "what its training divides p(y|x) by is no number per label, and the dial could not remove it"
+            "their noise is no number per label, so the dial could not remove it"
         )
 
 
 def check_family(objective: Objective) -> None:
-    """Refuse a family of one's own that does not give a loss per row, or that a masked negative changes."""
+    """Refuse a custom family without a loss per row, or whose loss a masked negative changes."""
     name = objective.family
     if register.is_ours("family", name):
         return
@@ -93,7 +94,7 @@ def check_family(objective: Objective) -> None:
 
 
 def _weigh(where: str, objective: Objective, positive: float, negative: float) -> tuple[Any, Any]:
-    """Return both terms for two positives and three negatives, their log-probabilities moved by some nats."""
+    """Compute both terms for two positives and three negatives, with shifted log-probabilities."""
     positive_B, negative_M = np.log(np.array([0.2, 0.1])), np.log(np.array([0.3, 0.1, 0.05]))
     log = LogProbabilities(
         *(ops.convert_to_tensor((column + moved).astype(np.float32)) for column, moved in (

@@ -1,4 +1,4 @@
-"""Fit the popularity that will be on the past of a log: one row per label and origin [METHODS §6].
+"""Forecast of label popularity by a regression on the past of a log, one row per label and origin [METHODS §6].
 
 Legend: `L` labels, `N` pairs, `W` half-lives, `S` smoothings, `R` rows of the regression, `F` columns.
 """
@@ -25,16 +25,19 @@ from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError
 
 _HALVINGS = 8
-"""Half-lives are the log's span, halved so often."""
+"""Half-lives are the log's span, halved 0 to this many times."""
 _FOREVER = 1000.0
-"""Spans of the log that a half-life of none is."""
+"""Half-life without decay, in spans of the log."""
 _SMOOTHINGS = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 _FIRST_ORIGIN = 0.25
-"""Part of the log that every origin has behind it."""
+"""Smallest share of the log before an origin."""
 _CHOOSING = 4
-"""Origins that half-life and smoothing are chosen on."""
+"""Number of origins by which half-life and smoothing are chosen."""
 _ROWS = 400_000
-"""Of the regression, at most: it takes some twenty seconds then, on one core, so that figures repeat on any machine."""
+"""Largest number of rows of the regression, which then takes about twenty seconds.
+
+It uses one core, so that figures repeat on any machine.
+"""
 _TREES, _PATIENCE = 500, 20
 _BOOSTER = {
     "objective": "count:poisson", "eta": 0.05, "max_leaves": 31, "max_depth": 0, "grow_policy": "lossguide",
@@ -43,39 +46,39 @@ _BOOSTER = {
 
 
 class _Origin(NamedTuple):
-    """A time within the log: the sums up to it, and the pairs of every label in the horizon after it, int64 [L]."""
+    """Hold a time within the log: sums before it, and pairs of every label in the horizon after it, int64 [L]."""
 
     forecast: Forecast
     pairs_L: Int64
 
     def nats(self, log_share_L: Float64) -> float:
-        """Compute the mean log-probability of the horizon's pairs under some shares, up to a factor, float64 [L]."""
+        """Compute the mean log-probability of the horizon's pairs under unnormalised shares, float64 [L]."""
         pairs_n, log_n = self.pairs_L[self.there], log_share_L[self.there]
         return float(pairs_n @ (log_n - np.logaddexp.reduce(log_n)) / max(int(pairs_n.sum()), 1))
 
     @property
     def there(self) -> Bools:
-        """Return which labels' dates are not later than the horizon's end, bool [L]."""
+        """Mask labels whose date is not later than the end of the horizon, bool [L]."""
         return self.forecast.there(self.forecast.settings.end)
 
 
 class _Log(NamedTuple):
-    """Pairs that count, by time: label rows and seconds since 1970, [N] each."""
+    """Hold pairs with weight by time: label rows and seconds since 1970, [N] each."""
 
     labels_N: Int64
     times_N: Float64
 
     def between(self, after: float, until: float) -> _Log:
-        """Return the pairs later than a time, up to another."""
+        """Return the pairs later than `after`, up to `until`."""
         inside = slice(*np.searchsorted(self.times_N, (after, until), side="right"))
         return _Log(self.labels_N[inside], self.times_N[inside])
 
 
 def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
-    """Fit π* of the horizon after the last of some pairs; raises DataError where times do not allow it.
+    """Fit π* of the horizon after the known pairs; raises DataError if times do not allow it.
 
-    The half-life, its smoothing and the number of trees are those of the best likelihood in periods before the last,
-    in which all kinds of priors are then compared.
+    Half-life, smoothing and number of trees maximise the likelihood in periods before the last. The last period
+    compares all kinds of priors.
     """
     config, data, unit = recipe.prior, recipe.data, dataset.report.unit
     if known.times is None or unit is None or config.kind == "count":
@@ -106,7 +109,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
     labels = len(dataset.label_ids)
     empty = Forecast(settings, np.zeros((labels, len(lives))), np.full(labels, np.inf), about)
     last = until - horizon
-    # A horizon is a whole number of steps between origins, so that none of those to be compared on reaches into it.
+    # A horizon is a whole number of steps between origins, so that no earlier horizon overlaps the one for comparison.
     most = config.origins - 1
     within = min(max(1, int(np.ceil(horizon * most / (last - earliest)))), most // 2)
     steps = min(most, int((last - earliest) * within / horizon + 1e-9))
@@ -123,7 +126,7 @@ def fit_forecast(recipe: Recipe, dataset: Dataset, known: Pairs) -> Forecast:
 
 
 def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
-    """Return seconds until the next prior: the recipe's, or the length of what is held out."""
+    """Return the seconds until the next prior: the recipe's horizon, or the length of the held-out period."""
     if recipe.prior.horizon is not None:
         return span_seconds(recipe.prior.horizon)
     for held_out in (dataset.valid, dataset.test):
@@ -133,7 +136,7 @@ def _horizon(recipe: Recipe, dataset: Dataset, unit: float) -> float:
 
 
 def _about(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str], pa.Table]:
-    """Return the names of attributes and numbers that the recipe names, and their columns with `since`."""
+    """Return the names of id features and of numbers in the recipe, and their columns with `since`."""
     features = {feature.name: feature for feature in recipe.label.features}
     source = FeatureTable(dataset.label_ids, dataset.label_table, recipe.data.label_id, None, np.empty(0, np.int64))
     attributes: list[str] = []
@@ -171,7 +174,7 @@ def _origins(empty: Forecast, log: _Log, at: list[float]) -> Iterator[_Origin]:
 
 
 def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[ForecastSettings, dict[str, float]]:
-    """Choose half-life and smoothing on all origins but the last, on which the nats are measured."""
+    """Choose half-life and smoothing on all origins except the last, which measures the nats."""
     grid = [(base, smoothing) for base in range(len(settings.half_lives)) for smoothing in _SMOOTHINGS]
 
     def nats(origin: _Origin, base: int, smoothing: float) -> float:
@@ -187,12 +190,13 @@ def _with_base(settings: ForecastSettings, origins: Iterator[_Origin]) -> tuple[
 
 
 def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed: int) -> tuple[bytes, float]:
-    """Fit the regression, and get the nats of the last origin by one of the earlier ones.
+    """Fit the regression, and measure the nats of a regression on earlier origins at the last origin.
 
     Args:
-        most: rows of each origin.
-        until: how many origins the number of trees is fitted on, to be chosen on the last of the earlier ones; and how
-            many are earlier: their horizons end before the last one's begins.
+        most: largest number of rows of each origin.
+        until: two numbers of origins. The regression on the first number chooses the number of trees, at the last of
+            the earlier origins. The second number counts the earlier origins, whose horizons end before the last one's
+            begins.
     """
     import xgboost
 
@@ -216,7 +220,8 @@ def _boosted(origins: Iterator[_Origin], until: tuple[int, int], most: int, seed
 
 
 class _Rows(NamedTuple):
-    """Rows of the regression: columns, float32 [R, F], pairs, weights, and log of the pairs that the base expects."""
+    """Hold rows of the regression: columns, float32 [R, F], pairs, weights, and the log of pairs expected by the
+    base."""
 
     columns: Float32
     pairs: Int64
@@ -225,7 +230,7 @@ class _Rows(NamedTuple):
 
 
 def _rows_of(origin: _Origin, most: int, rng: np.random.Generator) -> _Rows:
-    """Return the rows of one origin: half of the most for the most frequent labels, half for a sample of the others."""
+    """Return the rows of one origin: half for the most frequent labels, half for a sample of the others."""
     forecast = origin.forecast
     log_base_L = forecast.log_base - np.logaddexp.reduce(forecast.log_base[origin.there])
     rows_R = np.flatnonzero(origin.there)

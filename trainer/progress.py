@@ -1,4 +1,4 @@
-"""What a training job shows while it runs: a Rich progress bar, or plain lines where there is no terminal."""
+"""Progress of a training job: a Rich progress bar, or plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from longtail.trainer.evaluation.dial import Setting
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        """Examples per second."""
+        """Format examples per second."""
         return Text(f"{task.speed:,.0f} ex/s" if task.speed else "– ex/s", no_wrap=True)
 
 
 class Reporter:
-    """Prints the lines of a training job and the progress bar of each of its runs, by default to standard output."""
+    """Print lines of a training job and progress bars of its runs, by default to standard output."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -30,7 +30,7 @@ class Reporter:
 
     @contextmanager
     def training(self, name: str, epochs: int, examples: int) -> Iterator[EpochProgress]:
-        """Return a progress bar for one run of `epochs` epochs of `examples` each."""
+        """Open a progress bar for one run of `epochs` epochs with `examples` each."""
         columns = (
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
             TextColumn("loss {task.fields[loss]:.4f}"), _Rate(),
@@ -41,14 +41,14 @@ class Reporter:
 
 
 class EpochProgress:
-    """The progress bar of one run."""
+    """Update the progress bar of one run."""
 
     def __init__(self, progress: Progress, name: str, epochs: int, examples: int) -> None:
         self._progress, self._epochs, self._examples = progress, epochs, examples
         self._task = progress.add_task(name, total=epochs * examples, loss=float("nan"))
 
     def epoch(self, epoch: int, *, done: int) -> None:
-        """Begin an epoch (from 0) of which `done` examples are already trained."""
+        """Begin an epoch (from 0) in which `done` examples are already trained."""
         self._progress.update(
             self._task,
             description=f"epoch {epoch + 1}/{self._epochs}",

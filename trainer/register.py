@@ -1,11 +1,12 @@
-"""Samplers, weights, families, towers, feature kinds and metrics of one's own, used in a recipe by their names.
+"""Registration of custom samplers, weights, families, towers, feature kinds and metrics for recipes.
 
     @register.weight("damped")
     def damped(log, *, power: float = 0.5):
         ...
 
-A recipe then says `weight = { name = "damped", power = 0.25 }`: it may set keyword-only parameters, which are checked
-against their annotations. Installed packages offer rows as entry points of `GROUPS`; docs/extending.md has examples.
+A recipe then names it, `weight = { name = "damped", power = 0.25 }`, and may set keyword-only parameters, which are
+checked against their annotations. Installed packages offer rows as entry points of `GROUPS`; docs/extending.md has
+examples.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ GROUPS = {
     "feature": "longtail.features",
     "metric": "longtail.metrics",
 }
-"""Groups of entry points by kind. One is named as recipes name it, and loads a function that is registered when its
-module is imported, or a bare one (a `Family` or `FeatureKind` of these kinds)."""
+"""Groups of entry points by kind.
+
+An entry point has the name that recipes use. It loads a function that its module registers, or an unregistered function
+(a `Family` or `FeatureKind` for these kinds).
+"""
 
 _TABLES: dict[str, dict[str, Any]] = {
     "sampler": SAMPLERS, "weight": WEIGHTS, "family": LOSSES, "tower": TOWERS, "feature": FEATURES,
@@ -55,9 +59,9 @@ _POSITIONAL = {"sampler": 1, "weight": 1, "family": 3, "tower": 2, "metric": 1}
 def sampler(name: str) -> Callable[[_Function], _Function]:
     """Register a sampler of negatives for `loss.sampler`: a function from a `SamplerSetup` to a `Sampler`.
 
-    Its noise ν is computed from its `log_q_L`, the log of probabilities that sum to 1. A sampler whose q depends
-    on the query has `log_q` in its place, and needs a weight that cancels q, since no number per label could then be
-    what the dial removes [METHODS §9].
+    The noise ν is computed from `log_q_L`, the log of probabilities that sum to 1. A sampler whose q depends on the
+    query has `log_q` instead. It needs a weight that cancels q, because ν could not be one number per label for the
+    dial to remove [METHODS §9].
     """
     return _row("sampler", name, lambda function: function)
 
@@ -65,7 +69,7 @@ def sampler(name: str) -> Callable[[_Function], _Function]:
 def weight(name: str) -> Callable[[_Function], _Function]:
     """Register a weight of negatives for `loss.weight`: a function from `LogProbabilities` to a `LogWeight`.
 
-    `row` may depend on the positive alone and `col` on the negative alone, which is what makes its noise ν computable.
+    `row` may depend only on the positive and `col` only on the negative, because only then is ν computable.
     """
     return _row("weight", name, lambda function: function)
 
@@ -76,11 +80,11 @@ def family(
     """Register a family for `loss.family`: positives [B], negatives [B, M] and log-weights [B, M] to losses [B].
 
     Args:
-        link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9], 1 for any loss that converges to log-odds; None
-            of a loss whose optimum is no such line: a recipe then needs a valid split, or
-            `evaluation.default_bias_removal`, to choose λ by.
-        cosine: defined on cosines as they are: similarity cosine, temperature 1, no label bias.
-        hits: what becomes of draws that are their row's positive, unless a recipe says.
+        link: slope of the optimal logit in log(p(y|x)/ν) [METHODS §9]; 1 for any loss that converges to log-odds; None
+            if the optimum is not linear. A recipe then needs a valid split, or `evaluation.default_bias_removal`, to
+            choose λ.
+        cosine: the loss is defined on plain cosines: similarity cosine, temperature 1, no label bias.
+        hits: default treatment of draws of the row's positive.
     """
     if link is not None and not link > 0:
         raise ValueError(f"family {name!r}: expected link > 0 or None, received {link}")
@@ -90,8 +94,8 @@ def family(
 def tower(name: str) -> Callable[[_Function], _Function]:
     """Register a tower for `query.tower` and `label.tower`: the features' combination [B, width] to [B, any width].
 
-    The function is called with a `TowerSetup`, once for each tower that names it, and builds Keras layers of trained
-    weights alone. Projection to `model.dim`, objectives and the unit norm follow as for ours.
+    The function is called with a `TowerSetup`, once for each tower that names it, and builds Keras layers with trained
+    weights only. Projection to `model.dim`, objectives and the unit norm follow as for built-in towers.
     """
     return _row("tower", name, lambda function: function)
 
@@ -99,8 +103,8 @@ def tower(name: str) -> Callable[[_Function], _Function]:
 def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
     """Register a feature's `kind`: a function from its tensors and a `FeatureSetup` to a part [B, any width].
 
-    It reads columns and requests as our kind `reads` does, whose tensors `FeatureKind` lists; the function builds the
-    Keras layers after them.
+    Columns and requests are read as by the built-in kind `reads`. `FeatureKind` lists its tensors, on which the
+    function builds Keras layers.
     """
     if reads not in get_args(Kind):
         raise ValueError(
@@ -112,7 +116,7 @@ def feature(name: str, *, reads: Kind) -> Callable[[_Function], _Function]:
 def metric(name: str) -> Callable[[_Function], _Function]:
     """Register a metric for `evaluation.metrics`, and `NAME@K`: `Lists` to numerators and denominators, float64 [N].
 
-    Its value is `Σ numerator / Σ denominator`; the interval is the bootstrap's of all metrics.
+    The value is `Σ numerator / Σ denominator`. The interval comes from the bootstrap, as for all metrics.
     """
     return _row("metric", name, lambda function: function)
 
@@ -126,14 +130,14 @@ _ELSEWHERE = {
     "infonce": "family 'softmax'",
     "logq": "weight 'relative'",
 }
-"""What other libraries call our rows."""
+"""Settings that correspond to names in other libraries."""
 
 
 def find(kind: str, name: str) -> Callable[..., Any]:
-    """Return the function of a row, of an installed package's too.
+    """Return the function of a row, also of an installed package's row.
 
     Raises:
-        ValueError: no such row, two packages that have one, or one that is not what it should be.
+        ValueError: no package or two packages have such a row, or it has a wrong type.
     """
     table = _TABLES[kind]
     if name not in table:
@@ -153,7 +157,7 @@ def find(kind: str, name: str) -> Callable[..., Any]:
             made = entries[0].load()
         except (ImportError, AttributeError) as error:
             raise ValueError(f"{where} to load: {error}") from error
-        if name not in table:  # else its decorator has put it there
+        if name not in table:  # else its decorator has registered it
             row = {"family": Family, "feature": FeatureKind}.get(kind, object)
             if not isinstance(made, row):
                 raise ValueError(f"{where} to be a {row.__name__}, found {made!r}")
@@ -163,12 +167,12 @@ def find(kind: str, name: str) -> Callable[..., Any]:
 
 
 def is_ours(kind: str, name: str) -> bool:
-    """Return whether a row came with Longtail."""
+    """Return whether a row is built in."""
     return name in _OURS[kind]
 
 
 def origin_of(kind: str, name: str) -> str:
-    """Return `MODULE:FUNCTION`, package, version and source's sha256 of a row of one's own."""
+    """Return `MODULE:FUNCTION`, package, version and the source's sha256 of a custom row."""
     function = _function_of(_TABLES[kind][name])
     origin = f"{function.__module__}:{function.__qualname__}"
     for package in _packages(tuple(sys.path)).get(function.__module__.partition(".")[0], [])[:1]:
@@ -182,12 +186,12 @@ def origin_of(kind: str, name: str) -> str:
 
 @cache
 def _packages(_path: tuple[str, ...]) -> Mapping[str, list[str]]:
-    """List packages by the modules that they install, which takes a second or so."""
+    """Map modules to the packages that install them, which takes about a second."""
     return packages_distributions()
 
 
 def own_rows(named: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Get origins of (kind, name) pairs that are not Longtail's own, by kind and name."""
+    """Return the origins of custom rows among (kind, name) pairs, by kind and name."""
     return {f"{kind} {name}": origin_of(kind, name) for kind, name in named if not is_ours(kind, name)}
 
 
@@ -217,7 +221,7 @@ def _row(kind: str, name: str, row_of: Callable[[Any], Any]) -> Callable[[_Funct
 
 
 def _check_signature(kind: str, name: str, row: Any) -> None:
-    """Refuse a function that a recipe's parameters or a step's tensors would not fit."""
+    """Refuse a function whose signature does not fit a step's tensors or a recipe's parameters."""
     function = _function_of(row)
     wanted = row.tensors + 1 if isinstance(row, FeatureKind) else _POSITIONAL[kind]
     parameters = list(inspect.signature(function).parameters.values())

@@ -1,6 +1,6 @@
-"""Checkpoints of variables that lie on several devices.
+"""Checkpoints of variables on several devices.
 
-Orbax writes them while training goes on, each process its part, and reads them onto any number of devices.
+Orbax writes checkpoints during training, each process its part, and reads them onto any number of devices.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ _VARIABLES, _STATE = "variables", "state"
 
 
 class ShardedCheckpoints(Checkpoints):
-    """As `Checkpoints`, in a folder that all processes see. What is no variable is written as theirs, by the first."""
+    """Keep checkpoints in a folder that all processes share.
+
+    Arrays that are no variables are written by the first process, as `Checkpoints` does.
+    """
 
     def __init__(self, root: Path, identity: str) -> None:
         super().__init__(root.absolute(), identity)
         self._managers: dict[str, ocp.CheckpointManager] = {}
 
     def save(self, kind: str, variables: Sequence[keras.Variable | npt.NDArray[Any]], state: dict[str, Any]) -> None:
-        """As `Checkpoints.save`; returns when the variables are copied, and writes them beside the next steps."""
+        """Copy variables, and write them as a checkpoint while the next steps run."""
         if not isinstance(variables[0], keras.Variable):
             if is_first():
                 super().save(kind, variables, state)
             wait_for_all(f"{kind} saved")
             return
         for other in self._managers.values():
-            other.wait_until_finished()  # one is there before the next is begun, so that a crash leaves no later state
+            other.wait_until_finished()  # finish one kind before the next begins, so that a crash leaves no newer state
         manager = self._manager(kind)
         newest = manager.latest_step()
         arrays = {str(at): keras.ops.convert_to_tensor(variable) for at, variable in enumerate(variables)}
@@ -48,7 +51,7 @@ class ShardedCheckpoints(Checkpoints):
         )
 
     def load(self, kind: str, variables: Sequence[keras.Variable]) -> dict[str, Any] | None:
-        """As `Checkpoints.load`; the checkpoint may be of another number of devices, and of one by itself."""
+        """Restore variables from a checkpoint of any number of devices; return its state, or None without one."""
         manager = self._manager(kind)
         manager.wait_until_finished()
         number = manager.latest_step()
@@ -60,7 +63,7 @@ class ShardedCheckpoints(Checkpoints):
             str(at): jax.ShapeDtypeStruct(variable.shape, variable.value.dtype, sharding=variable.value.sharding)
             for at, variable in enumerate(variables)
         }
-        # Not strict: rows that only make the parts equal are as many as the devices need.
+        # Not strict: the number of rows that only pad the parts depends on the number of devices.
         restore = ocp.args.StandardRestore(wanted, strict=False)
         arrays = manager.restore(number, args=ocp.args.Composite(variables=restore))[_VARIABLES]
         for at, variable in enumerate(variables):
@@ -69,7 +72,7 @@ class ShardedCheckpoints(Checkpoints):
         return state
 
     def finish(self) -> None:
-        """Wait until everything is written."""
+        """Wait until all checkpoints are written."""
         for manager in self._managers.values():
             manager.close()
         self._managers.clear()

@@ -1,4 +1,4 @@
-"""Choose a model's temperature on valid, by short runs before the long one."""
+"""Choice of a model's temperature on valid, by short runs before the full run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from longtail.trainer.train import train
 from longtail.trainer.warm_start import WarmStart
 
 TEMPERATURES = (0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.8)
-"""Temperatures that may be tried, from the lowest."""
+"""Temperatures to try, in ascending order."""
 _FIRST = 0.12
 _SHARE = 5
-"""A short run takes one epoch of so many of the recipe's."""
+"""A short run has the recipe's epochs divided by this number."""
 _FILE = "temperatures.json"
 
 
 def with_temperature(
     recipe: Recipe, dataset: Dataset, work: Path, reporter: Reporter, warm_start: WarmStart | None = None
 ) -> tuple[Recipe, dict[float, float]]:  # fmt: skip
-    """Replace `auto` by a number; also return what valid found by temperature.
+    """Replace `auto` by a number; also return the validation metric by temperature.
 
-    Temperatures next to the best are tried until both are worse; a killed search goes on where it was.
+    Temperatures next to the best are tried until both are worse. An interrupted search resumes.
     """
     if recipe.model.temperature != "auto":
         return recipe, {}
@@ -46,7 +46,8 @@ def with_temperature(
         try:
             trained = train(short, dataset, epochs=epochs, work=place / name, logs=logs, reporter=reporter)
             tried[temperature] = max(trained.history.metrics.values())
-        except DivergedError as error:  # of others one may converge; if none does, the long run ends with this error
+        except DivergedError as error:
+            # Another temperature may converge. If none does, the full run ends with this error.
             reporter.say(str(error))
             tried[temperature] = 0.0
         reporter.say(f"Temperature {name}: valid {recipe.evaluation.measure} {tried[temperature]:.4f}")
@@ -60,13 +61,13 @@ def with_temperature(
 
 
 def with_number(recipe: Recipe, temperature: float, **training: float) -> Recipe:
-    """Return the recipe with this temperature, and other values of `training`."""
+    """Return the recipe with this temperature, and with some values of `training` replaced."""
     model = recipe.model.model_copy(update={"temperature": temperature})
     return recipe.model_copy(update={"model": model, "training": recipe.training.model_copy(update=training)})
 
 
 def _next(tried: dict[float, float]) -> float | None:
-    """Return an untried temperature next to the best; None where both are worse."""
+    """Return an untried temperature next to the best; None if both are worse."""
     if not tried:
         return _FIRST
     at = TEMPERATURES.index(max(tried, key=tried.__getitem__))

@@ -1,4 +1,4 @@
-"""Where a run's figures go while it trains: TensorBoard always, MLflow and Weights & Biases by name."""
+"""Trackers of a run's figures during training: TensorBoard always, MLflow and Weights & Biases by name."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TRACKERS = ("mlflow", "wandb")
 """Experiment trackers by name, and the extras of `longtail` that install them."""
 
 Record = Callable[[Mapping[str, float], int], None]
-"""Keeps figures by name (`train/loss`, `valid/recall@20`) at a number of steps done."""
+"""A function that records figures by name (`train/loss`, `valid/recall@20`) at a number of completed steps."""
 
 
 class _Tracker(NamedTuple):
-    """Keeps the figures of one run, by its id; `close` takes whether the run has failed."""
+    """Record the figures of one run with this id; the argument of `close` is whether the run failed."""
 
     record: Record
     close: Callable[[bool], None]
@@ -30,10 +30,10 @@ class _Tracker(NamedTuple):
 
 @contextmanager
 def trackers(logs: Path | None, recipe: Recipe, names: Sequence[str], runs: dict[str, str]) -> Iterator[Record]:
-    """Open the trackers of a run: TensorBoard in `logs`, and those named; without `logs` nothing is kept anywhere.
+    """Open the trackers of a run: TensorBoard in `logs`, and the trackers `names`; none without `logs`.
 
     Args:
-        runs: ids of the runs by tracker, which are written here; MLflow goes on with the one that is there already.
+        runs: ids of the runs by tracker, to which new ids are added; MLflow resumes an existing run.
     """
     modules = {name: tracker_module(name) for name in dict.fromkeys(names)}
     opened: list[_Tracker] = []
@@ -69,7 +69,7 @@ def _tensorboard(logs: Path) -> _Tracker:
 
 
 def _mlflow(mlflow: Any, recipe: Recipe, known: str | None) -> _Tracker:
-    """Start a run where MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say, as a part of an active one, or go on."""
+    """Start or resume an MLflow run by MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME, nested in an active run."""
     run = mlflow.start_run(run_id=known, run_name=recipe.name, nested=mlflow.active_run() is not None)
     mlflow.log_params({key: value[:500] for key, value in flat_settings(recipe).items()})
 
@@ -80,7 +80,7 @@ def _mlflow(mlflow: Any, recipe: Recipe, known: str | None) -> _Tracker:
 
 
 def _wandb(wandb: Any, recipe: Recipe) -> _Tracker:
-    """Start a run of Weights & Biases, as WANDB_MODE, WANDB_PROJECT and WANDB_DIR say."""
+    """Start a run of Weights & Biases, by WANDB_MODE, WANDB_PROJECT and WANDB_DIR."""
     run = wandb.init(name=recipe.name, config=flat_settings(recipe), reinit="create_new")
     return _Tracker(
         lambda figures, step: run.log(dict(figures), step=step),
@@ -93,7 +93,7 @@ def tracker_module(name: str) -> Any:
     """Import the package of a tracker."""
     if name not in TRACKERS:
         raise RecipeError(f"track: expected one of {', '.join(TRACKERS)}, received {name!r}")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # or every call is reported to its vendor
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # otherwise MLflow reports every call to its vendor
     try:
         return import_module(name)
     except ImportError as error:
@@ -103,12 +103,12 @@ def tracker_module(name: str) -> Any:
 
 
 def flat_settings(recipe: Recipe) -> dict[str, str]:
-    """Get the values of a recipe by dotted key (`training.epochs`), as JSON; not what `tune` would try."""
+    """Return the values of a recipe by dotted key (`training.epochs`), as JSON, without `tune`."""
     return dict(flattened(recipe.model_dump(mode="json", exclude={"tune"})))
 
 
 def flattened(tree: Any, key: str = "") -> list[tuple[str, str]]:
-    """List (dotted key, JSON) of every value in a tree of tables and lists, without None."""
+    """List (dotted key, JSON) of every value in a tree of tables and lists, except None."""
     if isinstance(tree, dict):
         items = [(f"{key}.{name}" if key else str(name), value) for name, value in tree.items()]
     elif isinstance(tree, list) and any(isinstance(part, dict) for part in tree):

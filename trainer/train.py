@@ -40,13 +40,13 @@ from longtail.trainer.warm_start import CarriedOver, WarmStart
 
 @dataclass(frozen=True)
 class Run:
-    """A run, fresh or restored from its newest checkpoint.
+    """Hold a run, new or restored from its newest checkpoint.
 
     Attributes:
-        steps_per_epoch: whole batches in what an epoch visits: the training pairs, or the training queries if
-            one label is sampled for each.
+        steps_per_epoch: number of whole batches in an epoch, which visits the training pairs, or the training queries
+            if one label is sampled for each.
         loss: sum of the losses of the epoch's steps so far.
-        carried: what a fresh model took over by a warm start.
+        carried: weights that a new model has from a warm start.
     """
 
     trained: Trained
@@ -62,7 +62,7 @@ class Run:
 def prepare_run(
     recipe: Recipe, dataset: Dataset, *, epochs: float, work: Path, warm_start: WarmStart | None = None
 ) -> Run:
-    """Check the data, encode it, build the model, and load the newest checkpoint in `work` if there is one."""
+    """Check and encode the data, build the model, and load the newest checkpoint in `work`, if any."""
     use_devices(recipe)
     keras.utils.set_random_seed(recipe.seed)
     backend.make_deterministic()
@@ -99,7 +99,7 @@ def prepare_run(
         )
     checkpoints = Checkpoints(work, f"{identity}-{epochs}")
     if recipe.training.devices == "all":
-        from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax comes with JAX alone
+        from longtail.trainer.sharded_checkpoints import ShardedCheckpoints  # Orbax is installed only with JAX
 
         checkpoints = ShardedCheckpoints(work, f"{identity}-{epochs}")
     state = checkpoints.load("latest", train_step.variables)
@@ -129,13 +129,13 @@ def train(
     track: Sequence[str] = (),
     judge: Callable[[TrainingHistory], None] | None = None,
 ) -> Trained:
-    """Train, going on from the newest checkpoint in `work` if there is one; a resumed run equals an uninterrupted one.
+    """Train from the newest checkpoint in `work`, if any; a resumed run equals an uninterrupted one.
 
     Args:
-        dataset: its data; validation runs if `valid` has pairs.
-        epochs: how many to train, at most.
-        warm_start: weights to begin with where there is no checkpoint.
-        judge: called with the history before each epoch; an error that it raises ends the run.
+        dataset: the data; validation runs if `valid` has pairs.
+        epochs: largest number of epochs.
+        warm_start: initial weights, if there is no checkpoint.
+        judge: function that is called with the history before each epoch; an error from it ends the run.
     """
     run = prepare_run(recipe, dataset, epochs=epochs, work=work, warm_start=warm_start)
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
@@ -158,7 +158,7 @@ def train(
         )
 
     def validate(epoch: int, loss: float) -> None:
-        """Measure what chooses after an epoch, from 1, at the best of λ = 0, ½ and 1; the best so far is kept."""
+        """Validate after an epoch (from 1), and keep the best model so far; λ is the best of 0, ½ and 1."""
         config, noise, found = recipe.evaluation, trained.noise(), None
         settings = noise.quick()
         if config.target_prior is not None:
@@ -236,7 +236,7 @@ def train(
 
 
 def tree_of(recipe: Recipe, dataset: Dataset, encoding: Encoding, path: Path) -> FittedTree | None:
-    """Return the tree, kept at `path`; None for any other sampler."""
+    """Return the tree of sampler `adversarial`, kept at `path`; None for any other sampler."""
     sampler = recipe.loss.sampler
     if sampler.name != "adversarial":
         return None

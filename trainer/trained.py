@@ -1,4 +1,4 @@
-"""What training gives: a model with what is needed to evaluate and export it, and its λ and μ, chosen on valid.
+"""The result of training: a model, the data to evaluate and export it, and the choice of λ and μ on valid.
 
 Legend: `B` queries, `L` labels.
 """
@@ -39,7 +39,7 @@ from longtail.trainer.prior import fit_forecast
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained model with what is needed to evaluate and export it."""
+    """Hold a trained model with the data to evaluate and export it."""
 
     recipe: Recipe
     dataset: Dataset
@@ -53,7 +53,7 @@ class Trained:
         return log_frequencies_of(self.recipe, self.dataset)
 
     def forecast(self, known: Pairs) -> Forecast | None:
-        """Fit π* of the horizon after some pairs, once; None where the prior is the training's own."""
+        """Fit π* of the horizon after the known pairs, once; None if the prior is π itself."""
         if self.recipe.prior.kind == "count":
             return None
         recipe, fitted = self.recipe, self.dataset.forecasts
@@ -67,8 +67,8 @@ class Trained:
         """Return embeddings, biases, log ν, log π and buckets of all labels.
 
         Args:
-            known: the pairs before the period that a forecast is of; by default those of training.
-            served: give labels whose date lies ahead nothing, as the bundle does.
+            known: the pairs before the forecast period; by default the training pairs.
+            served: labels with a future date get π* = 0, as in the bundle.
         """
         counts = self.dataset.label_counts()
         log_pi, log_nu = self._log_pi, self.log_noise()
@@ -86,16 +86,16 @@ class Trained:
         )
 
     def log_visits(self) -> Float64:
-        """log π of pairs as such, whatever they weigh, float64 [L], nats."""
+        """Return log π of unweighted pairs, float64 [L], nats."""
         return log_frequencies_of(self.recipe, self.dataset, weighted=False)
 
     def log_noise(self) -> Float64:
-        """log ν of every label, float64 [L], nats [METHODS §9]; log π beside a tree, which is the noise itself."""
+        """Return log ν of every label, float64 [L], nats [METHODS §9]; log π if a tree is the noise."""
         log_pi, sampler = self._log_pi, self.step.sampler
         if self.model.proposal is not None:
             return log_pi
         log_q = sampler.log_q_L
-        if sampler.q_of_pi is not None:  # of what batches hold, pairs as such, smoothed
+        if sampler.q_of_pi is not None:  # batches hold unweighted pairs; smoothing keeps ν finite
             log_q = keras.ops.convert_to_numpy(sampler.q_of_pi(self.log_visits()))
         loss, log_miss = self.recipe.loss, None
         if sampler.log_miss is not None:
@@ -103,7 +103,7 @@ class Trained:
         return implied_noise(loss.objective(), log_pi, log_q, log_miss, reweight=loss.reweight)
 
     def noise(self) -> Noise:
-        """Return what the λ of this model removes."""
+        """Return the noise that the λ of this model removes."""
         loss, log_pi, ahead = self.recipe.loss, self._log_pi, self.recipe.prior.kind != "count"
         shared = ", of all objectives' pairs" if self.recipe.objectives else ""
         if self.model.proposal is not None:
@@ -121,7 +121,7 @@ class Trained:
 
     @property
     def calibrated_at(self) -> float:
-        """Return the λ of the recipe's calibrated scores; 0 where ν is constant in numbers, whatever the names say."""
+        """Return the λ of the recipe's calibrated scores; 0 if ν is in fact constant."""
         return 0.0 if self.noise().constant else self.recipe.loss.calibrated_at
 
     @property
@@ -130,11 +130,11 @@ class Trained:
 
     @property
     def slope(self) -> float:
-        """Return the slope of scores in log p(y|x); 0 where no λ gives its order."""
+        """Return the slope of scores in log p(y|x); 0 if no λ ranks by p(y|x)."""
         return removes_all(self.recipe.loss.objective(), power_of_scores=self._power_of_scores)
 
     def theoretical_bias_removal(self) -> float:
-        """Return the λ that undoes the training where nothing was held out to choose one by [METHODS §9]."""
+        """Return the λ that removes the training bias in theory, for data without valid [METHODS §9]."""
         if self.model.proposal is not None:
             return max(self.slope * power_of_q(self.recipe.loss.objective()), 0.0)
         return 0.0 if self.noise().constant else self.slope
@@ -168,12 +168,12 @@ class Trained:
         )
 
     def embed_queries(self, rows_B: Int32) -> Float32:
-        """Return embeddings of queries by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
+        """Embed queries given by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
         return self.model.embed_queries(self.encoding.query.of_queries(rows_B))
 
 
 def found_by_label(trained: Trained) -> FoundByLabel:
-    """Return what `choose_dial` fills with what valid's lists find, at the k of the recipe's metric."""
+    """Create the counter of found labels that `choose_dial` fills on valid, at the k of the recipe's metric."""
     recipe, label_ids, theory = trained.recipe, trained.dataset.label_ids, dict[str, Setting]()
     if trained.model.proposal is None and trained.slope:  # where scores are the slope times log p*(y|x) [METHODS §9]
         theory["train"] = Setting(trained.theoretical_bias_removal())
@@ -185,13 +185,13 @@ def found_by_label(trained: Trained) -> FoundByLabel:
 
 
 def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Dial:
-    """Choose the λ, and the μ at that λ, of the best metric on valid, with the curve there.
+    """Choose λ, and μ at this λ, by the best metric on valid; return them with the curve.
 
-    Where the recipe names a target prior, those of the best recall under it, of the curve's and of μ < 0. Without
-    valid, μ is 0 and λ the recipe's, or else what undoes the training in theory [METHODS §9].
+    With a target prior, the best recall under this prior decides, over the curve and μ < 0. Without valid, μ is 0 and λ
+    is the recipe's default, or else the λ that removes the training bias in theory [METHODS §9].
 
     Args:
-        found: of `found_by_label`; filled with what is found at every setting.
+        found: counter from `found_by_label`, to which the labels found at every setting are added.
     """
     found = found or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()

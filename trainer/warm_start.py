@@ -1,9 +1,9 @@
-"""Weights that a bundle keeps for the next training, and what of them a new model takes over.
+"""Weights in a bundle for the next training, and their transfer to a new model.
 
-A bundle's ONNX towers cannot be trained further, so it keeps their weights beside them, as `weights.npz`: every
-embedding table as `tables/NAME`, whose row of an id is that of `vocabularies/NAME.arrow`, the label biases, and the
-towers' dense weights as `query/PLACE` and `label/PLACE`. Large tables are beside the towers already, as
-`tables/NAME.npy`. Optimisers start anew.
+ONNX towers cannot be trained further, so a bundle also has the weights as `weights.npz`: every embedding table as
+`tables/NAME`, with rows in the order of `vocabularies/NAME.arrow`, the label biases, and the towers' dense weights as
+`query/PLACE` and `label/PLACE`. Large tables are already in the bundle as `tables/NAME.npy`. Optimizers start without
+state.
 
 Legend: `D` dimensions, `L` labels.
 """
@@ -34,18 +34,18 @@ from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 from longtail.trainer.progress import Reporter
 
 NEWEST = "newest"
-"""Of a manifest's `training_data`: time of the last training pair, in the unit of its column."""
+"""Key of a manifest's `training_data`: time of the last training pair, in the unit of its column."""
 WEIGHTS_FILE = "weights.npz"
 _TEMPERATURE = "log_temperature"
 
 
 @dataclass(frozen=True)
 class CarriedOver:
-    """What a new model took over from an old one.
+    """Hold the weights that a new model has from an old one.
 
     Attributes:
-        tables: (rows carried over, new rows, rows that vanished) by table name; the out-of-vocabulary row counts.
-        left: why a table or weight was not, in words, by name.
+        tables: (rows carried over, new rows, vanished rows) by table name, with the out-of-vocabulary row.
+        left: the reason why a table or weight was not carried over, by name.
     """
 
     tables: dict[str, tuple[int, int, int]] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class CarriedOver:
     left: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
-        """Return one line per table, one for the dense weights, one for everything that was left."""
+        """Describe tables, dense weights, and weights that were not carried over, a line each."""
         rows = [
             f"table {name}: {kept:,} rows carried over, {new:,} new, {gone:,} vanished"
             for name, (kept, new, gone) in self.tables.items()
@@ -64,13 +64,13 @@ class CarriedOver:
 
 @dataclass(frozen=True)
 class WarmStart:
-    """The weights of a trained bundle.
+    """Hold the weights of a trained bundle.
 
     Attributes:
-        sha256: of what holds them, for the identity of what is trained from it.
-        ids: what the rows 1, 2, … of a table stand for, by table; none of a table of hashed words.
-        temperature: of the bundle.
-        newest: time of the last pair that was learnt from, in its column's unit; None where the bundle does not say.
+        sha256: digest of the files with the weights, for the identity of runs that begin with them.
+        ids: ids of the rows 1, 2, … of a table, by table; a table of hashed words has none.
+        temperature: temperature of the bundle.
+        newest: time of the last training pair, in the unit of its column; None if the bundle lacks it.
     """
 
     sha256: str
@@ -81,7 +81,7 @@ class WarmStart:
 
     @classmethod
     def read(cls, path: Path) -> WarmStart:
-        """Read the weights that a bundle keeps."""
+        """Read the weights of a bundle."""
         bundle = Bundle.load(path)
         if WEIGHTS_FILE not in bundle.manifest.files:
             raise CheckpointError(
@@ -100,7 +100,7 @@ class WarmStart:
         return cls(sha256, weights, ids, temperature, newest)
 
     def warn_of_learnt(self, dataset: Dataset, reporter: Reporter) -> None:
-        """Say how many held-out pairs the bundle has learnt from, going by their times."""
+        """Report the number of held-out pairs that the bundle was trained on, judged by their times."""
         for name, held_out in (("valid", dataset.valid), ("test", dataset.test)):
             if self.newest is None or held_out.times is None:
                 continue
@@ -111,7 +111,7 @@ class WarmStart:
                 )
 
     def carry_over(self, model: TwoTower, vocabularies: Mapping[str, Vocabulary], label_ids: pa.Array) -> CarriedOver:
-        """Put the old weights into a fresh model with labels `label_ids` wherever they fit; others stay as drawn."""
+        """Copy old weights that fit into a new model with labels `label_ids`; other weights stay initial."""
         carried = CarriedOver()
         ids = {name: vocabulary.ids for name, vocabulary in vocabularies.items()} | {LABEL_BIAS: label_ids}
         for name, table in model.tables.items():
@@ -164,7 +164,7 @@ def _arrays(path: Path) -> dict[str, Array]:
 
 
 def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
-    """Return all that training a model further needs, but for some tables, as the file `weights.npz`."""
+    """Return all weights for further training, without some tables, as the file `weights.npz`."""
     arrays = {f"tables/{name}": values_of(table.table) for name, table in model.tables.items() if name not in without}
     arrays |= {name: ops.convert_to_numpy(variable) for name, variable in dense_weights(model).items()}
     file = io.BytesIO()
@@ -173,14 +173,18 @@ def weights_of(model: TwoTower, *, without: Collection[str] = ()) -> bytes:
 
 
 def dense_weights(model: TwoTower) -> dict[str, keras.Variable]:
-    """Trained weights beside the tables, by `TOWER/PLACE.LAYER.WEIGHT`: stable where Keras' own names count up."""
+    """Return trained weights outside of tables by `TOWER/PLACE.LAYER.WEIGHT`.
+
+    These names are stable, while Keras counts up the names of layers within a process.
+    """
     named: dict[str, keras.Variable] = {}
     for side, tower in (("query", model.towers.query), ("label", model.towers.label)):
         layers = [layer for layer in tower.layers if layer.trainable_variables]
         for place, layer in enumerate(layers):
             for variable in layer.trainable_variables:
                 name = f"{side}/{place}.{type(layer).__name__}.{variable.name}"
-                same = sum(other == name or other.startswith(f"{name}.") for other in named)  # of layers inside layers
+                # Nested layers may give the same name again; then a number distinguishes the weights.
+                same = sum(other == name or other.startswith(f"{name}.") for other in named)
                 named[f"{name}.{same}" if same else name] = variable
     if model.recipe.model.learn_temperature:
         named[_TEMPERATURE] = model.log_temperature

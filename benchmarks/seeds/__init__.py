@@ -1,1 +1,1 @@
-"""The findings of the papers behind Longtail, on data at hand: `python -m benchmarks.seeds`."""
+"""Reproduction of findings of the papers behind Longtail, on available data: `python -m benchmarks.seeds`."""

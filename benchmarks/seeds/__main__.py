@@ -3,8 +3,8 @@
     for name in delicious amazon-beauty gowalla movielens-1m; do longtail-train data $name --out data/$name; done
     python -m benchmarks.seeds --data data
 
-What was measured is in benchmarks/seeds/measured and is not run again; a killed command goes on where it was. Two
-processes share the work by `--shard 0/2` and `--shard 1/2`; `--minutes` ends one between two runs.
+Measured records are in benchmarks/seeds/measured and are not run again; an interrupted command resumes. Two processes
+share the work with `--shard 0/2` and `--shard 1/2`; `--minutes` ends a process between two runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data sets that the studies derive: part of Gowalla by histories, and generated ones with independent means."""
+"""Derived data sets of the studies: a part of Gowalla with histories, and generated rows around independent means."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longtail.bundle.arrays import Float32, Float64, Int64
 
 DIMS, USERS, MIXTURE_NOISE = 32, 2_500, 0.2
 _RATIO = 100
-"""Largest over smallest count of a label, in a profile."""
+"""Ratio of the largest to the smallest count of a label in a profile."""
 Profile = Literal["exp", "step"]
 
 _HISTORY = f"""# {USERS:,} users of Gowalla: the next check-in from the others.
@@ -63,10 +63,10 @@ dim = 32
 
 
 def derive(data: Path, name: str) -> None:
-    """Write a derived data set below `data`, unless it is there; nothing for a name that is none."""
+    """Write a derived data set below `data`, unless it exists; ignore names of other data sets."""
     if (data / name).exists():
         return
-    with suppress(BundleExistsError):  # another shard wrote the same meanwhile
+    with suppress(BundleExistsError):  # another shard may have written the same data set
         if name == "gowalla-history" and (data / "gowalla").exists():
             _histories(data)
         elif name in _GENERATORS:
@@ -84,7 +84,7 @@ def _histories(data: Path) -> None:
 
 
 def mixture() -> tuple[Int64, dict[str, int]]:
-    """Labels of all rows by Zipf's law, and how many rows are train, valid and test."""
+    """Draw labels of all rows by Zipf's law; return them and the numbers of train, valid and test rows."""
     parts = {"train": 100_000, "valid": 2_000, "test": 5_000}
     frequency_L = 1 / (np.arange(10_000) + 10.0)
     rng = np.random.default_rng(0)
@@ -92,21 +92,21 @@ def mixture() -> tuple[Int64, dict[str, int]]:
 
 
 def _profiled(kind: Profile) -> tuple[Int64, dict[str, int]]:
-    """100 labels of 500 rows down-sampled to a long tail, then 10 and 50 balanced rows each [R21 §5.1]."""
+    """Draw 100 labels with 500 rows each, down-sampled to a long tail, then 10 and 50 balanced rows [R21 §5.1]."""
     train = profile(100, 500, kind) // 500
     valid, test = np.repeat(np.arange(100), 10), np.repeat(np.arange(100), 50)
     return np.concatenate([train, valid, test]), {"train": len(train), "valid": len(valid), "test": len(test)}
 
 
 def profile(labels: int, each: int, kind: Profile) -> Int64:
-    """Rows that stay of balanced labels, `each` rows in a row, when they are down-sampled to a long tail [R21 §5.1].
+    """Down-sample balanced labels, with `each` consecutive rows per label, to a long tail [R21 §5.1].
 
-    Of label i stay `floor(each · s_i)`, drawn without replacement: `exp`, s_i = 100^(−i / (L − 1)) [Cui et al. 2019];
-    `step`, s_i = 1 for the first ⌊L / 2⌋ labels, 1 / 100 for the others [Cao et al. 2019].
+    Label i keeps `floor(each · s_i)` rows, drawn without replacement. `exp`: s_i = 100^(−i / (L − 1)) [Cui et al.
+    2019]. `step`: s_i = 1 for the first ⌊L / 2⌋ labels, 1 / 100 for the others [Cao et al. 2019].
     """
     ranks_L = np.arange(labels)
     shares_L = _RATIO ** (-ranks_L / (labels - 1)) if kind == "exp" else np.where(ranks_L < labels // 2, 1, 1 / _RATIO)
-    # The next whole number where float64 is short of it by rounding.
+    # float64 may round a whole number slightly down; then take the whole number.
     kept_L = np.floor(each * shares_L * (1 + 1e-12)).astype(np.int64)
     shuffled_N = np.random.default_rng(0).permutation(labels * each)
     by_label_LN = shuffled_N[np.argsort(shuffled_N // each, kind="stable")].reshape(labels, each)
@@ -122,7 +122,7 @@ _GENERATORS = {
 
 
 def rows_around_means(labels_N: Int64, *, noise: float) -> tuple[Float32, Float64]:
-    """x = mean of its label + noise, and the means, which are independent, of expected length 1.
+    """Draw x = mean of the label + noise, with independent means of expected norm 1.
 
     Args:
         noise: standard deviation of every coordinate.

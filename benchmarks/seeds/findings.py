@@ -1,7 +1,7 @@
-"""Findings of the papers as contrasts, and the rule by which they are reproduced or not.
+"""Findings of the papers as contrasts, and the rule that decides whether they are reproduced.
 
-A finding says that one method is better than another on one metric. The estimate is the mean difference over seeds; its
-95 % interval is Student's, of test queries and seeds together. The rule, `verdict`, looks at nothing else.
+A finding claims that one method is better than another on one metric. The estimate is the mean difference over seeds,
+with a 95 % interval by Student's t over test queries and seeds together. The rule, `verdict`, uses nothing else.
 
 Legend: `S` seeds, `N` test queries.
 """
@@ -26,19 +26,19 @@ _NEARLY = 0.9
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim of a paper, and the contrast that tests it.
+    """Describe one claim of a paper, and the contrast that tests it.
 
     Attributes:
-        source: where the paper says it.
-        claim: in a sentence.
-        study: name of the study that has both methods.
-        better, worse: the methods, by the paper.
-        metric: lower is better for errors, higher for all else.
-        at: λ of both: as trained, as chosen on validation, or with the noise removed.
-        in_time: the worse one is taken at its last moment within the better one's CPU seconds, tree included, and
-            not at its end.
-        reason: why it cannot be tested here; "" where a study tests it.
-        claimed_by: who says so: a paper, we by carrying a paper's formula beyond what it claims, or we alone.
+        source: place of the claim in the paper.
+        claim: the claim in a sentence.
+        study: name of the study with both methods.
+        better, worse: the methods, as the paper ranks them.
+        metric: lower is better for errors, higher for all other metrics.
+        at: λ of both methods: as trained, as chosen on validation, or with the noise removed.
+        in_time: measures the worse method at its last moment within the better method's CPU seconds, tree included,
+            instead of at its end.
+        reason: reason why the claim cannot be tested here; "" if a study tests it.
+        claimed_by: the source of the claim: a paper, an extension of a paper's formula, or Longtail alone.
     """
 
     source: str
@@ -55,7 +55,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The better method's lead: positive where the paper is right; its 95 % interval, and p of no difference."""
+    """Hold the better method's lead (positive if the paper is right), its 95 % interval, and p of no difference."""
 
     lead: float
     low: float
@@ -64,7 +64,7 @@ class Estimate:
 
 
 def verdict(estimate: Estimate | None) -> str:
-    """`reproduced` if the interval lies on the paper's side of 0; `not reproduced` otherwise, `opposite` if beyond."""
+    """Return `reproduced` for an interval above 0, `opposite` for one below 0, else `not reproduced`."""
     if estimate is None:
         return "not measured yet"
     if estimate.low > 0:
@@ -73,9 +73,9 @@ def verdict(estimate: Estimate | None) -> str:
 
 
 def estimate_of(finding: Finding, records: Sequence[Record]) -> Estimate | None:
-    """The contrast on test; None before both methods were measured.
+    """Estimate the contrast on test; None before both methods are measured.
 
-    In time, also None where the other method ended long before, unless it is ahead even so.
+    With `in_time` it is also None if the other method ended long before, unless that method is ahead.
     """
     better, worse = (by_every_seed(method, records) for method in (finding.better, finding.worse))
     if not better or not worse:
@@ -91,7 +91,7 @@ def estimate_of(finding: Finding, records: Sequence[Record]) -> Estimate | None:
 
 
 def learns(study: Study, records: Sequence[Record]) -> bool:
-    """Whether the full loss is ahead of popularity, without which a study tells methods apart by nothing."""
+    """Return whether the full loss beats popularity; otherwise a study cannot distinguish methods."""
     estimate = estimate_of(_ahead(study), records)
     return estimate is not None and estimate.low > 0
 
@@ -101,7 +101,7 @@ def _ahead(study: Study) -> Finding:
 
 
 def values_read(study: Study, records: Sequence[Record]) -> dict[str, set[str]]:
-    """Return which values findings read of a study's records, by record key."""
+    """Return the values of a study's records that findings read, by record key."""
     read = defaultdict[str, set[str]](set)
     for finding in [_ahead(study), *(it for it in findings() if it.study == study.name)]:
         better, worse = (by_every_seed(method, records) for method in (finding.better, finding.worse))
@@ -123,7 +123,7 @@ def _keys(finding: Finding, records: Sequence[Record], seconds: float | None = N
 
 
 def _values(finding: Finding, records: Sequence[Record], seconds: float | None = None) -> Float64 | None:
-    """Return contributions of every query under every seed, float64 [S, N]; None if one was not kept."""
+    """Return contributions of every query under every seed, float64 [S, N]; None if any is missing."""
     packed = [it.values.get(key) for it, key in _keys(finding, records, seconds)]
     return None if None in packed else np.stack([unpack_values(text) for text in packed if text])
 
@@ -135,7 +135,7 @@ def paired(a_SN: Float64, b_SN: Float64) -> Estimate:
     has Satterthwaite's degrees of freedom.
 
     Args:
-        a_SN, b_SN: values of the same queries under seeds; one seed stands for all where a method has no randomness.
+        a_SN, b_SN: values of the same queries under seeds; a method without randomness has one seed.
     """
     if len(a_SN) != len(b_SN):
         seeds = max(len(a_SN), len(b_SN))
@@ -155,7 +155,7 @@ def paired(a_SN: Float64, b_SN: Float64) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values so that all conclusions at 5 % hold together with a chance of 95 % [Holm 1979]."""
+    """Adjust p-values so that all conclusions at 5 % hold jointly with 95 % probability [Holm 1979]."""
     rising = np.argsort(p_values, kind="stable")
     steps = np.asarray(p_values)[rising] * np.arange(len(rising), 0, -1)
     adjusted = np.empty(len(rising))
@@ -164,7 +164,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def counted_once(estimates: Sequence[tuple[Finding, Estimate | None]]) -> list[tuple[Finding, Estimate | None]]:
-    """Merge contrasts in equal CPU time and at the end where they are the same."""
+    """Merge contrasts in equal CPU time with contrasts at the end if both are the same."""
     kept: list[tuple[Finding, Estimate | None]] = []
     for finding, estimate in estimates:
         before, same = kept[-1] if kept else (None, None)
@@ -179,7 +179,7 @@ def counted_once(estimates: Sequence[tuple[Finding, Estimate | None]]) -> list[t
 
 
 def findings() -> list[Finding]:
-    """Everything the three papers report of experiments, in their order."""
+    """List all experimental findings of the three papers, in their order."""
     return [*_labelling_bias(), *_softmax(), *_mining()]
 
 

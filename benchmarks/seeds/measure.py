@@ -1,4 +1,4 @@
-"""A model on held-out pairs: metrics, and what every query contributes to them, for paired intervals.
+"""Metrics of a model on held-out pairs, and contributions of every query, for paired intervals.
 
 Legend: `N` queries, `K` list length, `L` labels.
 """
@@ -20,7 +20,7 @@ from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProp
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out pairs by query row; lists leave out `seen_keys`, each `query · L + label`."""
+    """Hold held-out pairs by query row; lists exclude `seen_keys`, each `query · L + label`."""
 
     rows_N: Int32
     positives: Positives
@@ -28,7 +28,7 @@ class HeldOut:
 
     @classmethod
     def of(cls, pairs: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, at_most: int | None = None) -> HeldOut:
-        """From pairs; `at_most` queries, drawn by seed 0."""
+        """Group pairs by query, for at most `at_most` queries, drawn by seed 0."""
         seen = np.unique(known.queries.astype(np.int64) * labels + known.labels) if exclude_seen else np.zeros(0, int)
         keys = np.setdiff1d(pairs.queries.astype(np.int64) * labels + pairs.labels, seen)
         rows_N = np.unique(keys // labels).astype(np.int32)
@@ -41,7 +41,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Measured:
-    """Metrics at one λ, and contributions, float64 [N], by metric; their mean over queries is the metric."""
+    """Hold metrics at one λ, and contributions per query, float64 [N], whose mean is the metric."""
 
     metrics: dict[str, float]
     contributions: dict[str, Float64]
@@ -56,7 +56,7 @@ def measure(
     *,
     log_proposal: LogProposal | None = None,
 ) -> dict[float, Measured]:
-    """Every metric at every λ, over the whole catalogue."""
+    """Measure every metric at every λ, over the whole catalogue."""
     positives, labels = held_out.positives, len(label_side.counts)
     ks = [k for k in config.ks if k <= labels]
     tops, likelihoods = rank(
@@ -77,11 +77,11 @@ def measure(
 
 
 def contributions(top_NK: Int32, positives: Positives, *, ks: list[int], buckets_L: Int8) -> dict[str, Float64]:
-    """What every query contributes to a metric, float64 [N] by name: the mean over queries is the metric.
+    """Compute the contribution of every query to each metric, float64 [N] by name; the mean is the metric.
 
-    `pair_recall@K`: share of all pairs found, [R21]'s Full. `recall@K/BUCKET`: of the pairs whose label is there.
-    `recall@K`, `precision@K`: means over queries. `balanced_error@K[/BUCKET]`: share of a label's pairs missed, mean
-    over the tested labels (of the bucket).
+    `pair_recall@K` is the share of all pairs that are found, called Full in [R21]. `recall@K/BUCKET` is this share
+    among pairs with a label of the bucket. `recall@K` and `precision@K` are means over queries.
+    `balanced_error@K[/BUCKET]` is the share of missed pairs per label, averaged over the tested labels (of the bucket).
     """
     hits_NK, wanted_N = positives.hits(top_NK), positives.per_query
     queries, bucket_of_pair = positives.queries, buckets_L[positives.label_rows]
@@ -108,7 +108,7 @@ def contributions(top_NK: Int32, positives: Positives, *, ks: list[int], buckets
 
 
 def popularity_side(label_side: LabelSide, log_pi_L: Float32) -> LabelSide:
-    """Labels that score log π alone, for queries of zeros: the popularity row, at λ = 1."""
+    """Build a label side that scores log π for queries of zeros at λ = 1: the popularity row."""
     return LabelSide(
         np.zeros((len(log_pi_L), 1), np.float32), log_pi_L, None, label_side.counts, label_side.training_queries,
         label_side.buckets, Augmentation(1.0, 1.0),

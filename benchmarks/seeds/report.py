@@ -1,4 +1,4 @@
-"""Tables, findings and plots of what was measured, written between the markers of benchmarks/RESULTS.md."""
+"""Tables, findings and plots of measured records, written between the markers of benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHORT = {
 
 
 def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool = False) -> None:
-    """Write everything that has figures; `printed` shows these alone instead of touching RESULTS.md."""
+    """Write tables, findings and plots to RESULTS.md, or only print the figures if `printed`."""
     measured = {study.name: list(store.records(study).values()) for study in studies}
     by_name = {study.name: study for study in studies}
     parts = [_findings(measured, by_name, with_missing=not printed)]
@@ -61,7 +61,7 @@ def write(studies: list[Study], store: Store, benchmarks: Path, *, printed: bool
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
 
 
@@ -107,13 +107,13 @@ def _verdict(
 
 
 def _measured(finding: Finding, measured: dict[str, list[Record]]) -> set[str]:
-    """Return the methods of a finding's study that were measured by every seed."""
+    """Return the methods of a finding's study that are measured with every seed."""
     records = measured.get(finding.study, [])
     return {it.method for it in records if by_every_seed(it.method, records)}
 
 
 def _summary(rows: list[_Judged], measured: dict[str, list[Record]], studies: dict[str, Study]) -> str:
-    """Return how many findings have which verdict, alone and all together."""
+    """Describe the numbers of findings by verdict, individually and jointly."""
     counts = Counter(_verdict(*row, measured, studies).partition(":")[0].strip("*") for row in rows)
     sure = [estimate for estimate, p in _adjusted(rows).values() if p < _ERROR]
     return (
@@ -123,7 +123,7 @@ def _summary(rows: list[_Judged], measured: dict[str, list[Record]], studies: di
 
 
 def _adjusted(rows: list[_Judged]) -> dict[Finding, tuple[Estimate, float]]:
-    """Return estimates with p-values for all of them together."""
+    """Return estimates with jointly adjusted p-values."""
     tested = [(finding, estimate) for finding, estimate in rows if estimate is not None]
     p_values = holm([estimate.p for _, estimate in tested])
     return {finding: (estimate, p) for (finding, estimate), p in zip(tested, p_values, strict=True)}
@@ -162,7 +162,7 @@ because the tree is worse than popularity."""
 
 
 def _overlaps(by_noise: dict[str, float]) -> str:
-    """How near each noise is to the data that the generator drew."""
+    """Describe the overlap of each noise with the distribution of the generated data."""
     overlaps = ", ".join(f"{name} {value:.3f}" for name, value in by_noise.items())
     return (
         "Overlap 2 Σ_y p_D p_n / (p_D + p_n) of the noise with the law that made mixture-10k, mean over test rows, 1 "
@@ -178,7 +178,7 @@ def _lead(finding: Finding, *values: float) -> str:
 
 
 def _section(study: Study, records: list[Record], plots: Path | None) -> str:
-    """A study's table, and its plot."""
+    """Format a study's table and plot."""
     tested = {method.name: by_every_seed(method.name, records) for method in study.methods}
     tested = {name: mine for name, mine in tested.items() if mine}
     columns = [
@@ -212,7 +212,7 @@ def _section(study: Study, records: list[Record], plots: Path | None) -> str:
 
 
 def _lambda(study: Study, record: Record, column: str) -> str:
-    """λ at which the table shows a column."""
+    """Return the λ at which the table shows a column."""
     if column == "log_likelihood" and f"{record.likely_at:g}" in record.test:
         return f"{record.likely_at:g}"
     return f"{record.bias_removal if study.shown_at == 'chosen' else study.grid[0]:g}"
@@ -231,13 +231,13 @@ def _note(study: Study, records: list[Record]) -> str:
 
 
 def _ratio(column: str, mine: list[Record], plain: list[Record]) -> str:
-    """Means as multiples, as [Re19 Table 2] prints them."""
+    """Format means as multiples, as in [Re19 Table 2]."""
     ours, theirs = (np.mean([it.test["0"][column] for it in records]) for records in (mine, plain))
     return f"{ours / theirs:.2f}"
 
 
 def _cell(column: str, values: Float64) -> str:
-    """Mean over seeds, ± their standard deviation."""
+    """Format the mean over seeds ± the standard deviation."""
     spread = f" ± {values.std(ddof=1):.3f}" if len(values) > 1 else ""
     return f"{values.mean():.3f}{spread}" if column != "log_likelihood" else f"{values.mean():.2f}"
 
@@ -251,7 +251,7 @@ def _name(key: str) -> str:
 
 
 def _plot(study: Study, tested: dict[str, list[Record]], plots: Path) -> str | None:
-    """Bars by bucket, or curves over time; the file's name."""
+    """Plot bars by bucket, or curves over time; return the file's name."""
     if study.timed:
         return _curves(study, tested, plots)
     shown = [name for name in study.compare if "/" in name]

@@ -1,6 +1,6 @@
-"""Trains what a study asks for: climbs each method's grid on validation, then measures its choice on test.
+"""Training of a study's methods: a search of each method's grid on validation, then measurement on test.
 
-A step compiled for one seed serves the others: all that a seed decides are the values of its variables.
+A step that is compiled for one seed serves other seeds, because a seed only changes the values of variables.
 """
 
 from __future__ import annotations
@@ -41,17 +41,19 @@ AS_MEASURED: dict[str, dict[str, str]] = {
         "evaluation": "{}",
     },
 }
-"""Sections of recipes as they were when studies of their data were measured; the recipes have gone on since. No part of
-a protocol, which is of what a study itself says."""
+"""Sections of recipes at the time of the studies; the recipes have changed since.
+
+They are not part of the protocol, which covers only a study's own settings.
+"""
 
 
 class OutOfTimeError(Exception):
-    """The time that the caller gave is over; what was measured is kept."""
+    """Report that the caller's time is over; measured records are kept."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """One study's data, loaded once for all its runs; none begins after the `deadline` of `time.monotonic()`."""
+    """Run one study on data that are loaded once; no run begins after `deadline` (`time.monotonic()`)."""
 
     study: Study
     data: Path
@@ -61,7 +63,7 @@ class Bench:
     console: Console
 
     def recipe(self, method: Method, choice: dict[str, float], seed: int) -> Recipe:
-        """The data set's recipe, as it was measured, as this run changes it."""
+        """Return the data set's recipe at the time of the study, with the changes of this run."""
         before = AS_MEASURED.get(self.study.data, {})
         settings = {
             **before,
@@ -76,7 +78,7 @@ class Bench:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """Train, valid and test pairs; the split and the cap are by seed 0 whatever the run's seed."""
+        """Load train, valid and test pairs; the split and the cap always use seed 0."""
         recipe = self.recipe(self.study.methods[1], {}, 0)
         dataset = load_dataset(recipe.data, seed=0)
         if self.study.hold_out == "rows":
@@ -90,14 +92,14 @@ class Bench:
         return dataset
 
     def held_out(self, pairs: Pairs, known: Pairs, recipe: Recipe, at_most: int | None = None) -> HeldOut:
-        """Pairs of valid or test as they are ranked."""
+        """Group pairs of valid or test for ranking."""
         return HeldOut.of(
             pairs, known, labels=len(self.dataset.label_ids),
             exclude_seen=recipe.evaluation.exclude_seen, at_most=at_most,
         )  # fmt: skip
 
     def measure(self, trained: Trained, split: str, grid: tuple[float, ...]) -> dict[float, Measured]:
-        """A model on `valid` or `test`."""
+        """Measure a model on `valid` or `test`."""
         known = self.dataset.train if split == "valid" else self.dataset.train.followed_by(self.dataset.valid)
         pairs = self.dataset.valid if split == "valid" else self.dataset.test
         features = trained.encoding.query.with_history(known)
@@ -112,7 +114,7 @@ class Bench:
         )
 
     def finish(self, method: Method) -> None:
-        """Do what is left of a method: choose on validation by the first seed, measure every seed on test."""
+        """Complete a method: choose on validation with the first seed, then measure every seed on test."""
         if method.name == POPULARITY:
             self._popularity(method)
             return
@@ -125,7 +127,7 @@ class Bench:
                 self._tested(method, choice, seed, first, best)
 
     def _tuned(self, method: Method, choice: dict[str, float], best: dict[str, Run]) -> Record:
-        """The record of a choice under the first seed, trained unless it is there; `best` keeps the best model."""
+        """Return the record of a choice with the first seed, trained if needed; `best` keeps the best model."""
         records = self.store.records(self.study)
         key = key_of(method.name, choice, SEEDS[0])
         if key not in records:
@@ -139,7 +141,7 @@ class Bench:
         return records[key]
 
     def _tested(self, method: Method, choice: dict[str, float], seed: int, first: Record, best: dict[str, Run]) -> None:
-        """Measure a choice on test; the first seed by the model it was tuned with, if that is still there."""
+        """Measure a choice on test; the first seed uses the model of the tuning, if it is in memory."""
         key = key_of(method.name, choice, SEEDS[0])
         if seed == SEEDS[0] and key in best and not self.study.timed:
             record, run = first, best[key]
@@ -155,7 +157,7 @@ class Bench:
         self.store.put(record)
 
     def _keep(self, record: Record, measured: dict[float, Measured]) -> None:
-        """Figures of test into a record: metrics at every λ, values per query at those that contrasts are read at."""
+        """Add test figures to a record: metrics at every λ, and values per query at the λ of contrasts."""
         names = [name for name in self.study.show if name in next(iter(measured.values())).metrics]
         record.test = {f"{at:g}": {name: round(it.metrics[name], 6) for name in names} for at, it in measured.items()}
         trained = self.study.shown_at == "trained"
@@ -169,14 +171,14 @@ class Bench:
         }
 
     def prepare(self, method: Method, choice: dict[str, float], seed: int, *, compiled: Run | None = None) -> Run:
-        """A fresh run; its values in an already compiled step of another seed, if one is given."""
+        """Prepare a new run, with the compiled step of another seed, if given."""
         if time.monotonic() > self.deadline:
             raise OutOfTimeError
         recipe = self.recipe(method, choice, seed)
         mine = self.work / f"proposal-{identity_of(recipe, self.dataset)[:16]}.npz"
         fitted = next(iter(sorted(self.work.glob("proposal-*.npz"))), None)
         if recipe.loss.sampler.name == "adversarial" and fitted is not None and not mine.exists():
-            mine.hardlink_to(fitted)  # the same pairs give the same tree, whatever the rate and the seed
+            mine.hardlink_to(fitted)  # the tree depends only on the pairs, not on learning rate or seed
         started = time.process_time()
         run = prepare_run(recipe, self.dataset, epochs=self.study.epochs * method.length, work=self.work)
         if fitted is None and mine.exists():
@@ -189,15 +191,15 @@ class Bench:
 
     @property
     def _tree_seconds(self) -> Path:
-        """What fitting the tree took, for the clocks of the methods that draw from it."""
+        """Name the file with the time of the tree's fit, which counts for methods that draw from the tree."""
         return self.work / "tree-seconds.txt"
 
     def _trained(
         self, method: Method, choice: dict[str, float], seed: int, run: Run, *, moments_at: float | None = None
     ) -> Record:
-        """Train a prepared run: its figures on valid, and on test along the way at λ = `moments_at`.
+        """Train a prepared run; return its figures on valid, and on test during training at λ = `moments_at`.
 
-        A run whose loss is no longer finite has −∞ on valid.
+        A run whose loss becomes infinite or NaN has −∞ on valid.
         """
         record = Record(
             self.study.name, method.name, choice, seed, protocol_of(self.study, method), float("-inf"), 0.0, 0.0,
@@ -261,9 +263,9 @@ class Bench:
 
 
 def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
-    """Train a prepared run; CPU seconds and the last loss after every quarter of the way.
+    """Train a prepared run; yield CPU seconds and the last loss after every quarter of the steps.
 
-    The first step is not counted: compiling it takes seconds that a longer training would not notice.
+    Time excludes the first step, whose compilation takes seconds that would not matter in a longer training.
     """
     trained, batches = run.trained, epochs * run.steps_per_epoch
     moments = {max(1, batches * at // _MOMENTS) for at in range(1, _MOMENTS + 1)}
@@ -287,9 +289,9 @@ def train(run: Run, epochs: int) -> Iterator[tuple[float, float]]:
 
 
 def climb(grid: tuple[Ladder, ...], valid: Callable[[dict[str, float]], float]) -> dict[str, float]:
-    """The choice that `valid` likes best, ladder after ladder; of equals the one nearer to the start.
+    """Find the choice with the best `valid`, ladder by ladder; the choice nearer to the start breaks ties.
 
-    On a ladder both neighbours of the best value are tried until neither is better.
+    On a ladder, both neighbours of the best value are tried until neither is better.
     """
     choice = {ladder.key: ladder.values[ladder.start] for ladder in grid}
     for ladder in grid:

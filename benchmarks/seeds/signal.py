@@ -1,4 +1,4 @@
-"""How near the noise of [BM20 Fig. 1] is to the data: the overlap of p_n with the law that made the generated rows.
+"""Overlap of the noise p_n of [BM20 Fig. 1] with the distribution of the generated rows.
 
 Legend: `X` test rows, `L` labels of the catalogue, `D` coordinates.
 """
@@ -17,7 +17,7 @@ _ROWS = 1_000
 
 
 def overlaps(bench: Bench) -> dict[str, float]:
-    """Mean of 2 Σ_y α_xy over test rows of the study `mixture-10k`, by noise, its tree among them [BM20 eq. 16]."""
+    """Average 2 Σ_y α_xy over test rows of the study `mixture-10k`, by noise, the tree included [BM20 eq. 16]."""
     labels, parts = mixture()
     rows_X = np.arange(parts["train"] + parts["valid"], len(labels))[:_ROWS]
     dataset = bench.dataset
@@ -38,9 +38,10 @@ def overlaps(bench: Bench) -> dict[str, float]:
 
 
 def overlap(data_XL: Float64, noise_XL: Float64) -> Float64:
-    """2 Σ_y p_D p_n/(p_D + p_n) of every query, float64 [X]: 1 where p_n = p_D, 0 where they never meet [BM20 eq. 16].
+    """Compute 2 Σ_y p_D p_n/(p_D + p_n) of every query, float64 [X] [BM20 eq. 16].
 
-    It is also twice the share of pairs that a trained discriminator takes for noise, E_{y∼p_D} σ(−f_y).
+    It is 1 if p_n = p_D, and 0 if the two have no common label. It is also twice the share of pairs that a trained
+    discriminator classifies as noise, E_{y∼p_D} σ(−f_y).
     """
     total_XL = data_XL + noise_XL
     overlap_X: Float64 = 2 * (data_XL * noise_XL / np.where(total_XL > 0, total_XL, 1)).sum(axis=1)
@@ -48,7 +49,7 @@ def overlap(data_XL: Float64, noise_XL: Float64) -> Float64:
 
 
 def _posterior(labels: Int64, rows_X: Int64) -> Float64:
-    """p_D(y|x) ∝ p(y)·N(x; mean of y, σ²) of the generator, float64 [X, all its labels], not yet normalised."""
+    """Compute the generator's unnormalised p_D(y|x) ∝ p(y)·N(x; mean of y, σ²), float64 [X, all its labels]."""
     x_ND, means_LD = rows_around_means(labels, noise=MIXTURE_NOISE)
     x_XD = x_ND[rows_X].astype(np.float64)
     squared_XL = (x_XD**2).sum(1)[:, None] - 2 * x_XD @ means_LD.T + (means_LD**2).sum(1)

@@ -1,4 +1,4 @@
-"""Records of runs: a small file each while a study runs, one compressed table a study to be committed."""
+"""Records of runs: a small file per run during a study, then one compressed table per study for the repository."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from longtail.bundle.arrays import Float64
 
 @dataclass
 class Record:
-    """One trained model, or the popularity row.
+    """Hold the record of one trained model, or of the popularity row.
 
     Attributes:
         choice: values of the method's grid by key.
-        protocol: a digest of all that was set; a record of another protocol is not used.
-        valid, bias_removal: the metric that choices go by, at the best λ, and that λ.
-        seconds: of CPU, training and tree.
-        test: metrics on test by λ, {} where the run was only tuned by.
-        values: `metric@λ` → contributions of every test query, packed; their mean is the metric. A timed study adds
+        protocol: digest of all settings; records of another protocol are not used.
+        valid, bias_removal: the validation metric at the best λ, and this λ.
+        seconds: CPU time of training and tree.
+        test: metrics on test by λ; {} for a run of the search only.
+        values: `metric@λ` → packed contributions of every test query, whose mean is the metric. A timed study adds
             `metric#i` at moment i of the curve, at the chosen λ.
-        curve: of a timed study, CPU seconds and metrics on test along the way, at the chosen λ.
+        curve: CPU seconds and metrics on test during training, at the chosen λ, for a timed study.
     """
 
     study: str
@@ -51,17 +51,17 @@ class Record:
 
     @property
     def key(self) -> str:
-        """Its name among the study's records."""
+        """Return the name of the record within its study."""
         return key_of(self.method, self.choice, self.seed)
 
 
 def key_of(method: str, choice: dict[str, float], seed: int) -> str:
-    """`uniform tail | optimizer.embedding_learning_rate = 0.01 | seed 0`."""
+    """Format a key such as `uniform tail | optimizer.embedding_learning_rate = 0.01 | seed 0`."""
     return " | ".join([method, *(f"{key} = {value:g}" for key, value in choice.items()), f"seed {seed}"])
 
 
 def protocol_of(study: Study, method: Method) -> str:
-    """Compute a digest of what decides a run of a method, without its choice and seed."""
+    """Compute a digest of all settings of a method's runs, without choice and seed."""
     settings = [
         dict(study.settings), dict(method.settings), study.epochs * method.length, study.hold_out, study.max_pairs,
         study.choose_by, study.grid, study.show, study.compare, study.timed,
@@ -70,24 +70,24 @@ def protocol_of(study: Study, method: Method) -> str:
 
 
 def by_every_seed(method: str, records: Iterable[Record]) -> list[Record]:
-    """A method's records that were measured on test, by seed; none before every seed was, but for popularity."""
+    """Return a method's test records by seed; empty before all seeds are measured, except for popularity."""
     mine = sorted((it for it in records if it.method == method and it.test), key=lambda it: it.seed)
     return mine if method == POPULARITY or [it.seed for it in mine] == list(SEEDS) else []
 
 
 class Store:
-    """Records of the studies: packed ones, and newer ones beside them.
+    """Store records of the studies: packed records, and newer records in files of their own.
 
     Args:
-        fresh: folder of one file a run, which processes may share.
-        packed: folder of one table a study.
+        fresh: folder with one file per run, which processes may share.
+        packed: folder with one table per study.
     """
 
     def __init__(self, fresh: Path, packed: Path) -> None:
         self.fresh, self.packed = fresh, packed
 
     def records(self, study: Study) -> dict[str, Record]:
-        """Return the records of a study as it is described now, by key."""
+        """Return the records of a study with its present protocol, by key."""
         protocols = {(method.name, protocol_of(study, method)) for method in study.methods}
         return {it.key: it for it in self._all(study) if (it.method, it.protocol) in protocols}
 
@@ -103,14 +103,17 @@ class Store:
         return [Record(**it) for it in found]
 
     def put(self, record: Record) -> None:
-        """Keep a record, whole or not at all."""
+        """Write a record atomically."""
         folder = self.fresh / record.study
         folder.mkdir(parents=True, exist_ok=True)
         name = hashlib.sha256(record.key.encode()).hexdigest()[:16]
         replace_file(folder / f"{name}.json", json.dumps(asdict(record)).encode())
 
     def pack(self, study: Study, read: Mapping[str, Set[str]]) -> None:
-        """Write all records of a study into one table; of methods with every seed the values that findings `read`."""
+        """Write all records of a study into one table, with the values that findings `read`.
+
+        Only methods with all seeds keep values.
+        """
         records = [it for _, it in sorted(self.records(study).items())]
         if not records:
             return
@@ -135,23 +138,23 @@ class Store:
         )  # fmt: skip
 
     def overlaps(self) -> dict[str, float]:
-        """2 Σ_y α_xy of [BM20 eq. 16] by noise, {} before it was measured."""
+        """Return 2 Σ_y α_xy of [BM20 eq. 16] by noise; {} before the measurement."""
         path = self.packed / "overlap.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
     def put_overlaps(self, by_noise: dict[str, float]) -> None:
-        """Keep them."""
+        """Write the overlaps."""
         self.packed.mkdir(parents=True, exist_ok=True)
         replace_file(self.packed / "overlap.json", f"{json.dumps(by_noise)}\n".encode())
 
 
 def pack_values(values_N: Float64) -> str:
-    """Return float16 values of every query as text."""
+    """Encode float16 values of every query as text."""
     return _text(values_N.astype(np.float16).tobytes())
 
 
 def unpack_values(text: str) -> Float64:
-    """Return packed values, float64 [N]."""
+    """Decode packed values, float64 [N]."""
     return np.frombuffer(_bytes(text), np.float16).astype(np.float64)
 
 

@@ -1,4 +1,4 @@
-"""The studies of the three papers: what is trained for each table."""
+"""The studies of the three papers: data, settings and methods of each table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WEIGHTS = ("constant", "importance", "relative", "tail")
 
 
 def rates(start: float) -> Ladder:
-    """Learning rates of embeddings, around one."""
+    """Build a ladder of embedding learning rates around a start value."""
     values = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
     return Ladder("optimizer.embedding_learning_rate", values, values.index(start))
 
@@ -23,11 +23,11 @@ _ORDER = (
     "r21.movielens-1m", "r21.delicious-cosine", "bm20.gowalla-history", "re19.amazon-beauty", "profiles.step-100",
     "r21.delicious-m", "r21.amazon-beauty",
 )  # fmt: skip
-"""So that time cut short still leaves something of every paper."""
+"""The order of studies, by which even a short run covers every paper."""
 
 
 def studies(*, quick: bool = False) -> list[Study]:
-    """Every study, in the order they run; `quick` a small one of each paper: three methods, no search, 8,000 pairs."""
+    """List all studies in their order; `quick` gives small ones: three methods, no search, 8,000 pairs."""
     by_name = {
         study.name: study
         for study in (
@@ -40,7 +40,7 @@ def studies(*, quick: bool = False) -> list[Study]:
 
 
 def _small(study: Study) -> Study:
-    """Its first methods with their first choice, on few pairs."""
+    """Reduce a study to its first methods, with their first choice, on few pairs."""
     methods = [
         replace(method, grid=tuple(Ladder(it.key, (it.values[it.start],), 0) for it in method.grid))
         for method in study.methods[:4]
@@ -56,7 +56,7 @@ _COMMON = {
 
 
 def _bag(dim: int, combiner: str = "sqrtn") -> dict[str, str]:
-    """[R21]'s model of Delicious: a linear layer over the features and one vector a label, both `dim` wide."""
+    """Configure the Delicious model of [R21]: a linear layer over features and a vector per label, `dim` wide."""
     feature = f'{{ name = "features", kind = "bag", dim = {dim}, max_length = 500, combiner = "{combiner}" }}'
     return {
         "query": f"{{ features = [{feature}] }}",
@@ -68,7 +68,7 @@ def _bag(dim: int, combiner: str = "sqrtn") -> dict[str, str]:
 
 
 def _ids(dim: int) -> dict[str, str]:
-    """A vector a user and one an item."""
+    """Configure a vector per user and a vector per item."""
     return {
         "query": f'{{ features = [{{ name = "user_id", kind = "id", dim = {dim} }}] }}',
         "label": f'{{ features = [{{ name = "item_id", kind = "id", dim = {dim} }}] }}',
@@ -77,7 +77,7 @@ def _ids(dim: int) -> dict[str, str]:
 
 
 def _dense(dim: int, hidden: int | None = None) -> dict[str, str]:
-    """A linear layer over the coordinates of generated rows, or one hidden layer of ReLU."""
+    """Configure a linear layer over the coordinates of generated rows, or one hidden ReLU layer."""
     layers = f"hidden = [{hidden}], " if hidden else ""
     feature = f'{{ name = "x", kind = "bag", dim = {dim}, max_length = 64, combiner = "sum", unknown_rate = 0.0 }}'
     return {
@@ -95,7 +95,7 @@ _COSINE = {"model.similarity": '"cosine"', "model.temperature": "0.1"}
 def schemes(
     m: int, grid: tuple[Ladder, ...], samplers: tuple[str, ...] = ("in_batch", "uniform")
 ) -> tuple[Method, ...]:
-    """Sampler × weight, and the full losses that they are held against."""
+    """List methods: sampler × weight, and the full losses as references."""
     negatives = {"in_batch": '"in_batch"', "uniform": f'{{ name = "uniform", negatives = {m} }}'}
     sampled = [
         Method(
@@ -123,7 +123,7 @@ _COMPARED = ("pair_recall@10", *(f"recall@10{bucket}" for bucket in _BUCKETS), "
 
 
 def labelling_bias() -> list[Study]:
-    """[R21 §5.2]: sampler × weight against the full losses, by bucket."""
+    """Compare sampler × weight with the full losses, by bucket [R21 §5.2]."""
     delicious = {
         **_COMMON, **_bag(64), "evaluation.ks": "[1, 3, 5, 10, 50]", "evaluation.metric": '"recall@10"',
         "training.batch_size": "65", "evaluation.propensity": "{ a = 0.55, b = 1.5 }",
@@ -154,7 +154,7 @@ def labelling_bias() -> list[Study]:
 
 
 def beauty() -> Study:
-    """[R21 §5.2] on a larger catalogue: does `constant` fail because cosines are bounded?"""
+    """Repeat [R21 §5.2] on a larger catalogue, to test whether `constant` fails because cosines are bounded."""
     settings = {
         **_COMMON, "evaluation.ks": "[1, 10, 50]", "evaluation.metric": '"recall@10"', "training.batch_size": "257",
     }  # fmt: skip
@@ -178,7 +178,7 @@ def beauty() -> Study:
 
 
 def profiles() -> list[Study]:
-    """[R21 §5.1]: EXP and STEP profiles of a generated set with 100 labels, a balanced test set."""
+    """Compare methods on EXP and STEP profiles of a generated set with 100 labels [R21 §5.1]."""
     settings = {
         **_COMMON, **_dense(64, hidden=64), **_DOT, "evaluation.buckets": '"count"', "training.batch_size": "33",
         "evaluation.ks": "[1]", "evaluation.metric": '"recall@1"', "optimizer.dense_learning_rate": "0.003",
@@ -198,7 +198,7 @@ def profiles() -> list[Study]:
 
 
 def _contrastive(rows: tuple[Method, ...]) -> tuple[Method, ...]:
-    """Take the contrastive loss of cosines, margin 0, in place of softmax [R21 §5.1, F.1]."""
+    """Replace softmax by the contrastive loss of cosines with margin 0 [R21 §5.1, F.1]."""
     cosine = {"loss.family": '{ name = "contrastive", margin = 0.0 }', **_COSINE, "model.temperature": "1.0"}
     return tuple(
         replace(row, name=f"{row.name}, contrastive", settings={**row.settings, **cosine}, grid=row.grid[:1])
@@ -215,7 +215,7 @@ def _sgd_rates(start: float) -> Ladder:
 
 
 def _momentum() -> tuple[Method, ...]:
-    """The main contrast by SGD with momentum 0.9, [R21]'s own optimiser."""
+    """List the methods of the main contrast with SGD and momentum 0.9, the optimizer of [R21]."""
     grid = (_sgd_rates(1.0), Ladder("optimizer.dense_learning_rate", (0.01, 0.03, 0.1, 0.3, 1.0), 2))
     full, _ = _full(grid)
     rows = (Method("in_batch constant", {"loss.sampler": '"in_batch"', "loss.weight": '"constant"'}, grid), full)
@@ -223,7 +223,7 @@ def _momentum() -> tuple[Method, ...]:
 
 
 def more_negatives() -> Study:
-    """[R21 F.3]: the number of negatives, by the same batches."""
+    """Vary the number of negatives with equal batches [R21 F.3]."""
     grid = (rates(0.01),)
     first = labelling_bias()[0]
     rows = [
@@ -242,7 +242,7 @@ def more_negatives() -> Study:
 
 
 def mining() -> list[Study]:
-    """[Re19 Table 2]: top-k mining beside plain negative sampling of the same total weight, BOWL with hinge."""
+    """Compare top-k mining with negative sampling of the same total weight, BOWL with hinge [Re19 Table 2]."""
     common = {
         **_COMMON, "loss.family": '"hinge"', "model.similarity": '"cosine"', "model.temperature": "1.0",
         "evaluation.ks": "[1, 3, 5]", "evaluation.metric": '"recall@1"', "training.batch_size": "256",
@@ -273,7 +273,7 @@ def mining() -> list[Study]:
 
 
 def mined(m: int, keeps: tuple[int, ...], hits: tuple[str, ...] = ("mask",)) -> tuple[Method, ...]:
-    """All negatives and the hardest of them, each side of total weight 1: the mean of what is kept."""
+    """List methods with all negatives and with the hardest, each with total weight 1."""
     sampler = f'{{ name = "uniform", negatives = {m}, replace = false }}'
     grid = (rates(0.03),)
     rows = []
@@ -292,7 +292,7 @@ def mined(m: int, keeps: tuple[int, ...], hits: tuple[str, ...] = ("mask",)) -> 
 
 
 def _pairwise(m: int) -> tuple[Method, ...]:
-    """The same rows as POWL: each negative against the positive [Re19 Definition 3]."""
+    """List the same methods as POWL, which compares negatives with the positive [Re19 Definition 3]."""
     hinge = {"loss.family": '{ name = "hinge", pairwise = true }'}
     return tuple(
         replace(row, name=f"{row.name}, POWL", settings={**row.settings, **hinge}) for row in mined(m, (1, 16))[2:]
@@ -300,7 +300,7 @@ def _pairwise(m: int) -> tuple[Method, ...]:
 
 
 def _by_sgd(m: int) -> tuple[Method, ...]:
-    """The ends of that ladder by [Re19 §5]'s optimiser: SGD, momentum in the dense layer."""
+    """List the ends of the ladder with the optimizer of [Re19 §5]: SGD, with momentum in the dense layer."""
     rows = [row for row in mined(m, (1,)) if row.name in ("all", "top 1")]
     sgd = {**_SGD, "optimizer.embedding_momentum": "0.0"}
     return tuple(
@@ -318,7 +318,7 @@ _REGULARIZER = Ladder("loss.regularizer", (0.0, 1e-3, 1e-2), 0)
 
 
 def softmax_gap() -> Study:
-    """[BM20 A.2]: full softmax beside uniform negative sampling, one label a row, affine in the features, L2."""
+    """Compare full softmax with uniform negative sampling, one label per row, affine, L2 [BM20 A.2]."""
     settings = {
         **_COMMON, **_bag(128, "sum"), **_AFFINE, "data.reduction": '"smallest"', "training.batch_size": "128",
         "optimizer.schedule": '"constant"',
@@ -341,7 +341,7 @@ def softmax_gap() -> Study:
 
 
 def approximations() -> list[Study]:
-    """[BM20 Fig. 1]: approximations of softmax over time; methods that need no tree train longer."""
+    """Compare approximations of softmax over time [BM20 Fig. 1]; methods without a tree train longer."""
     draws = "negatives = 4, shared = false"
     uniform, tree = f'{{ name = "uniform", {draws} }}', '{ name = "adversarial", negatives = 4, penalty = "cv" }'
     grid = (rates(0.1), _REGULARIZER)

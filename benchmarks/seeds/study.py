@@ -1,7 +1,8 @@
-"""What a study is: a data set, a protocol, and methods, of which each is one row of a table.
+"""The definition of a study: a data set, a protocol, and methods, which are the rows of a table.
 
-A method's learning rate, and whatever else its grid names, is climbed on validation: values are tried beside the best
-one until it is inside the ladder or at its end. Then it is trained by every seed of `SEEDS` and measured on test.
+Validation chooses a method's learning rate and the other values of its grid. On each ladder, neighbours of the best
+value are tried until neither is better. The chosen method is then trained with every seed of `SEEDS` and measured on
+test.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 SEEDS = (0, 1, 2)
-"""The first one is tuned by."""
+"""Seeds of the runs; the first seed is used for the search."""
 FULL, LOGIT_ADJUSTED, POPULARITY = "full softmax", "full logit adjustment", "popularity"
 """Names of reference rows."""
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """One number to choose: its key in a recipe, the values in order, and where to begin."""
+    """Describe one value to choose: its key in a recipe, the candidates in order, and the start."""
 
     key: str
     values: tuple[float, ...]
@@ -27,14 +28,14 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Method:
-    """One row of a table.
+    """Describe one row of a table.
 
     Attributes:
-        name: as the table calls it; `popularity` is not trained.
-        settings: overrides of the study's recipe, as `--set` takes them.
-        grid: what is climbed, one after the other.
-        length: epochs, as a multiple of the study's.
-        likely_at: λ at which scores are log p(y|x): with the noise removed [BM20 eq. 5]; 0 for NCE.
+        name: name in the table; `popularity` is not trained.
+        settings: overrides of the study's recipe, in the form of `--set`.
+        grid: ladders to search, one after another.
+        length: epochs, as a multiple of the study's epochs.
+        likely_at: λ at which scores are log p(y|x), with the noise removed [BM20 eq. 5]; 0 for NCE.
     """
 
     name: str
@@ -46,19 +47,19 @@ class Method:
 
 @dataclass(frozen=True)
 class Study:
-    """Methods on one data set under one protocol.
+    """Describe methods on one data set with one protocol.
 
     Attributes:
-        paper, data: key of its section, and folder of a prepared data set, whose recipe `settings` alter.
-        methods: the rows; `popularity` and the full loss among them.
-        hold_out: what validation is cut from training: whole `rows` (queries), or as the recipe splits.
-        max_pairs: training pairs at most, drawn by seed 0.
-        choose_by: metric that validation goes by, at the best of the λ of `grid`.
-        show: metrics of the table, all at λ = 0 unless `shown_at` says `chosen`.
-        compare: metrics whose values per query are kept, for paired intervals.
+        paper, data: key of the report's section, and folder of a prepared data set, whose recipe `settings` change.
+        methods: the rows, with `popularity` and the full loss.
+        hold_out: how validation is cut from training: whole `rows` (queries), or as the `recipe` splits.
+        max_pairs: largest number of training pairs, drawn by seed 0.
+        choose_by: validation metric, at the best λ of `grid`.
+        show: metrics of the table, at λ = 0 unless `shown_at` is `chosen`.
+        compare: metrics with stored values per query, for paired intervals.
         shown_at: λ of the table: as trained, or as chosen on validation.
-        timed: also measure on the way, at every quarter of a method's epochs.
-        variant: tells two studies of one paper on one data set apart.
+        timed: also measures during training, at every quarter of a method's epochs.
+        variant: distinguishes two studies of one paper on one data set.
         note: the protocol in words, for the report.
     """
 
@@ -80,9 +81,9 @@ class Study:
 
     @property
     def name(self) -> str:
-        """Its key: `r21.delicious-dot`."""
+        """Return the key of the study, such as `r21.delicious-dot`."""
         return f"{self.paper}.{self.data}" + (f"-{self.variant}" if self.variant else "")
 
     def method(self, name: str) -> Method:
-        """The row of that name."""
+        """Return the method of this name."""
         return next(method for method in self.methods if method.name == name)

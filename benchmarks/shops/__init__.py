@@ -1,1 +1,1 @@
-"""Generated shops: is the recipe for logs of one's own better than what three seconds of another library give?"""
+"""Comparison of drafted recipes with fast methods of other libraries, on generated shops."""

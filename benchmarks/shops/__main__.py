@@ -1,14 +1,14 @@
-"""The recipe that `longtail-train init` writes, against what other libraries give, on generated shops and real logs.
+"""Comparison of the recipe of `longtail-train init` with other libraries, on generated shops and real logs.
 
     python -m benchmarks.shops --out runs/shops
     python -m benchmarks.shops --out runs/shops --law drift --seed 7 --users 20000 --products 20000 --events 600000
     python -m benchmarks.shops --out runs/shops --log data/gowalla/train.parquet
     python -m benchmarks.shops --out runs/shops --law sessions --peer .venv-peer/bin/python
 
-Nothing is chosen per shop: `init` looks at the files and `fit` trains what it wrote. Baselines are tuned on the same
-validation pairs, `--peer` adds SASRec (`sasrec.py` says in which environment), and all answer the same test queries. A
-shop's own law is as good as any method can be, but for what a visit's own events add.
-Seconds are of training and answering once everything is chosen, then of choosing it; of ours, of the whole of `fit`.
+No setting is chosen per shop: `init` examines the files, and `fit` trains its recipe. Baselines are tuned on the same
+validation pairs, `--peer` adds SASRec (`sasrec.py` describes its environment), and all methods answer the same test
+queries. The law of a shop is an upper bound for every method, except for the effect of a visit's own events. Seconds
+cover training and answering with the chosen settings, then the choice; for Longtail, the whole of `fit`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from longtail.trainer.evaluation.baselines import BASELINES
 
 _TRAIN = Path(sys.executable).parent / "longtail-train"
 _TESTED = 0.95 * DAYS
-"""Middle of the time that is tested."""
+"""Middle of the test period."""
 _METRICS = ("recall@20", "ndcg@20", "recall@20/head", "recall@20/torso", "recall@20/tail", "recall@20/new")
 
 
@@ -50,7 +50,7 @@ def main(
     events: int = 150_000,
     seed: int = 0,
 ) -> None:
-    """Print the table, and below it how far ours is ahead of each, with 95 % intervals over test queries."""
+    """Print the table, then Longtail's lead over each method, with 95 % intervals over test queries."""
     out.mkdir(parents=True, exist_ok=True)
     print(f"| set | method | {' | '.join(_METRICS)} | s | s to choose |")
     print("| --- " * (len(_METRICS) + 4) + "|")
@@ -76,7 +76,7 @@ def main(
 
 
 def train(folder: Path, log: Path, tables: Sequence[object], overrides: Sequence[str] = ()) -> None:
-    """Draft `recipe.toml` and fit `run` in a folder, unless they are there; keep the seconds of the fit."""
+    """Draft `recipe.toml` and fit `run` in a folder, unless they exist; store the seconds of the fit."""
     recipe, run = folder / "recipe.toml", folder / "run"
     if not recipe.exists():
         _run("init", log, *tables, "--out", recipe)
@@ -90,7 +90,7 @@ def train(folder: Path, log: Path, tables: Sequence[object], overrides: Sequence
 def _rows(
     name: str, data: Path, log: Path, tables: list[object], peer: Path | None, odds_UP: Float64 | None = None
 ) -> str:
-    """Print the rows of one set, the law's among them where it is known; how far ahead of each ours is, in words."""
+    """Print the rows of one data set, with the law's row if known; return Longtail's leads as text."""
     recipe, run = data / "recipe.toml", data / "run"
     train(data, log, tables)
     measurement = Measurement(load_recipe(recipe), Bundle.load(run))

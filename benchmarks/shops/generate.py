@@ -1,12 +1,13 @@
-"""Shops whose logs obey a stated law: events, products with text, price, brand and a picture's vector, and users.
+"""Generated shops with a known law: events, users, and products with text, price, brand and a picture's vector.
 
-A user `n` at time t chooses product `p` with probability ∝ w_p(t) · exp(β·u_n·z_p): popularity times taste. `z` is made
-of the category, the brand and a part of its own, which the picture tells in part and only behaviour tells in full.
+A user `n` at time t chooses product `p` with probability ∝ w_p(t) · exp(β·u_n·z_p): popularity times taste. `z` is the
+sum of a category part, a brand part and an individual part, which the picture shows with noise and only behaviour
+reveals fully.
 
     static    w and u never change; w is a Zipf law
-    sessions  visits of several events: each keeps to one category, and pulls towards the product seen before
-    drift     w_p(t) rises and falls: every product has its weeks
-    fresh     a third of the products appear along the way, and are wanted most when they are new; a column has the day
+    sessions  visits of several events: a visit keeps to one category, and prefers products like the previous one
+    drift     w_p(t) rises and falls: every product has its popular weeks
+    fresh     a third of the products appear during the log, and are most popular when new; a column has the day
     seasonal  every category has its weekday; a third have a feast of three days every 28 days, also in the last week
 
 Legend: `P` products, `U` users, `N` events, `D` latent coordinates.
@@ -31,21 +32,21 @@ LAWS: tuple[Law, ...] = get_args(Law)
 DAYS, DIMS, PICTURE = 90, 16, 32
 START = np.datetime64("2024-01-01T00:00:00", "s")
 _TASTE, _VISIT, _NEXT = 7.0, 2.5, 2.0
-"""Weights of taste, of a visit's category and of the product seen before, in log-odds."""
+"""Weights of taste, of a visit's category and of the previous product, in log-odds."""
 
 
 @dataclass(frozen=True)
 class Shop:
-    """What the law says of every product and user.
+    """Hold the parameters of the law for every product and user.
 
     Attributes:
         z_PD, u_UD: latent vectors of about unit norm.
         category_P, brand_P: int64.
-        log_price_P: natural log.
+        log_price_P: natural log of the price.
         log_weight_P: log w of the Zipf law.
-        born_P: day of the first sale; 0 for what was always there.
-        peak_P: day on which a product is wanted most.
-        activity_U: a user's share of all events.
+        born_P: day of the first sale; 0 for a product that is available from the beginning.
+        peak_P: day of highest demand.
+        activity_U: each user's share of all events.
     """
 
     z_PD: Float64
@@ -59,7 +60,7 @@ class Shop:
     activity_U: Float64
 
     def log_weights(self, law: Law, day: float) -> Float64:
-        """log w_p at a time, −∞ for what is not sold yet, float64 [P]."""
+        """Compute log w_p at a time, float64 [P]; −∞ for a product that is not sold yet."""
         log_weight_P = self.log_weight_P
         if law == "drift":
             log_weight_P = log_weight_P - np.abs(day - self.peak_P) / 12
@@ -74,12 +75,12 @@ class Shop:
 
 
 def log_odds(shop: Shop, law: Law, day: float) -> Float64:
-    """What the law gives every user and product at a time, float64 [U, P], but for what a visit adds to it."""
+    """Compute the law's log-odds of every user and product at a time, float64 [U, P], without visit effects."""
     return _TASTE * (shop.u_UD @ shop.z_PD.T) + shop.log_weights(law, day)
 
 
 def shop_of(law: Law, *, products: int, users: int, seed: int) -> Shop:
-    """Draw a shop: 40 categories, one brand for about 25 products."""
+    """Draw a shop with 40 categories and one brand per about 25 products."""
     rng = np.random.default_rng(seed)
     categories, brands = 40, max(8, products // 25)
 
@@ -112,9 +113,9 @@ def shop_of(law: Law, *, products: int, users: int, seed: int) -> Shop:
 
 
 def events_of(shop: Shop, law: Law, *, events: int, seed: int) -> tuple[Int64, Int64, Float64]:
-    """Users, products and days of about so many events, by time: int64 [N], int64 [N], float64 [N].
+    """Draw users, products and days of about `events` events, by time: int64 [N], int64 [N], float64 [N].
 
-    A user comes in visits of 1 to 12 events; only under `sessions` do the events of a visit depend on one another.
+    A user comes in visits of 1 to 12 events. Only with `sessions` do the events of a visit depend on each other.
     """
     rng = np.random.default_rng(seed + 1)
     users, products, days = [], [], []
@@ -180,14 +181,14 @@ def write(target: Path, law: Law, *, products: int, users: int, events: int, see
 
 
 def _pictures(shop: Shop, rng: np.random.Generator) -> Float32:
-    """A noisy linear view of z, as much noise as signal, float32 [P, 32]."""
+    """Draw a noisy linear projection of z, with equal signal and noise, float32 [P, 32]."""
     told_PD = shop.z_PD + 0.25 * rng.standard_normal(shop.z_PD.shape)
     picture_PK: Float32 = (told_PD @ rng.standard_normal((DIMS, PICTURE)) / np.sqrt(DIMS)).astype(np.float32)
     return picture_PK
 
 
 def _titles(shop: Shop, rng: np.random.Generator) -> npt.NDArray[np.str_]:
-    """Three words of the category's twelve, the brand's name and a word that says nothing."""
+    """Draw titles: three of the category's twelve words, the brand's name and a random word."""
     rows = len(shop.category_P)
     words = [
         np.char.add(np.char.add("w", (12 * shop.category_P + rng.integers(0, 12, rows)).astype(str)), " ")

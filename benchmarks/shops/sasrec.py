@@ -1,11 +1,12 @@
-"""SASRec (Kang and McAuley 2018) as RecTools has it, on the pairs that `benchmarks.shops` writes for it.
+"""SASRec (Kang and McAuley 2018) of RecTools, on pairs that `benchmarks.shops` writes.
 
-Runs in an environment of its own, as `benchmarks.shops --peer PYTHON` does:
+It runs in an environment of its own, which `benchmarks.shops --peer PYTHON` uses:
 
     python -m venv .venv-peer && .venv-peer/bin/pip install 'rectools[torch]==0.19.0' 'pyarrow<22'
 
-Full softmax over all products, as many dimensions as ours, two blocks; a product is its id plus its category and brand
-where there are such columns. The epoch is chosen on validation as ours is, then it learns from both.
+The model has a full softmax over all products, the dimension of Longtail's model, and two blocks. A product is the sum
+of its id, category and brand embeddings, if there are such columns. Validation chooses the epoch, as for Longtail; then
+the model trains on both sets.
 """
 
 import argparse
@@ -60,7 +61,7 @@ def main() -> None:
 
 
 def fresh() -> SASRecModel:
-    """A model with fresh weights."""
+    """Create a model with initial weights."""
     return SASRecModel(
         n_blocks=2,
         n_heads=2,
@@ -74,7 +75,7 @@ def fresh() -> SASRecModel:
 
 
 def dataset(pairs: pd.DataFrame, features: pd.DataFrame | None) -> Dataset:
-    """Pairs and, of products that occur in them, categories."""
+    """Build a data set of pairs, with categories of the products that occur."""
     if features is None:
         return Dataset.construct(pairs)
     features = features[features["id"].isin(pairs[Columns.Item])]
@@ -82,7 +83,7 @@ def dataset(pairs: pd.DataFrame, features: pd.DataFrame | None) -> Dataset:
 
 
 def answers(model: SASRecModel, known: Dataset, users: np.ndarray, k: int) -> np.ndarray:
-    """Product numbers by user, best first, int32 [N, K]; −1 where a user has no pair that it could be known by."""
+    """Return product numbers by user, best first, int32 [N, K]; −1 for a user without a known pair."""
     top = np.full((len(users), k), -1, np.int32)
     counts = known.get_raw_interactions()[Columns.User].value_counts()
     askable = np.isin(users, counts.index[counts >= 1])
@@ -93,7 +94,7 @@ def answers(model: SASRecModel, known: Dataset, users: np.ndarray, k: int) -> np
 
 
 def recall(top: np.ndarray, wanted: pd.Series) -> float:
-    """Mean share of the wanted products in the lists."""
+    """Compute the mean share of held-out products in the lists."""
     return float(np.mean([len(set(row) & want) / len(want) for row, want in zip(top, wanted, strict=True)]))
 
 

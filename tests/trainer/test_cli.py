@@ -102,7 +102,7 @@ def test_fit_ends_with_a_bundle_and_says_where(job: Path, tmp_path: Path, capsys
     code, out, errors = run(capsys, "fit", job, "--out", tmp_path / "out", *settings)
 
     assert (code, errors) == (0, "")
-    assert "evaluation.popularity is not measured: training's noise ν is π" in " ".join(out.split())
+    assert "evaluation.popularity is not measured: the noise ν of training equals π" in " ".join(out.split())
     assert "the best on valid, is an end of evaluation.bias_removal: try a wider grid" in " ".join(out.split())
     assert "40 queries × 16 labels; 240 training, 40 validation, 40 test pairs" in out
     held_out = json.loads((tmp_path / "out" / "metrics.json").read_text())["held_out"]

@@ -141,7 +141,7 @@ IMPOSSIBLE = {
     ),
     "a history of events without a column": (
         {"query": feature(kind="history", table="item_id", dim=4, events=["buy"])},
-        r"query feature 'user_id': expected events that data\.events\.weights weighs,",
+        r"query feature 'user_id': expected events of data\.events\.weights,",
     ),
     "no dims": ({"query": feature(kind="vector")}, "feature 'user_id': expected dims, the numbers in a vector"),
     "dims of an id": ({"query": feature(dims=3)}, "expected no dims: only for vector"),
@@ -155,7 +155,7 @@ IMPOSSIBLE = {
     ),
     "label embeddings of another width": (
         {"query": feature(kind="history", entries="label_tower", dim=8)},
-        r"query feature 'user_id': expected dim = 4, as of model\.dim, with entries =",
+        r"query feature 'user_id': expected dim = model\.dim = 4 with entries =",
     ),
     "a damped sum": (
         {"query": feature(kind="history", combiner="sum", damping=2)},
@@ -368,7 +368,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "epsilon beyond all": (
         {"loss": {"mining": {"power": 1, "epsilon": 0.1}}},
-        "mining: expected keep or theta, beyond which epsilon is, received power = 1.0, epsilon = 0.1",
+        "mining: epsilon = 0.1 needs keep or theta, as it weighs the ranks beyond them",
     ),
     "in-batch draws without replacement": (
         {"loss": {"sampler": {"name": "mixed", "negatives": 5, "replace": False}}},

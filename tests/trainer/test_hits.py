@@ -256,11 +256,11 @@ def test_a_likelihood_of_other_scores_is_refused(loss: dict[str, Any], reason: s
     [
         (
             {"family": "nce", "hits": "mask"},
-            "hits = 'mask': not allowed with family 'nce', which tells data from noise",
+            "hits = 'mask': not allowed with family 'nce', whose noise must be",
         ),
         (
             {"family": "nce", "hits": "mask_known"},
-            "hits = 'mask_known': not allowed with family 'nce', which tells data from",
+            "hits = 'mask_known': not allowed with family 'nce', whose noise must be",
         ),
         (
             {"hits": "keep", "sampler": {"name": "uniform", "negatives": 2, "exclude_positive": True}},

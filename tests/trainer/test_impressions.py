@@ -134,7 +134,7 @@ def test_a_batch_holds_the_impressions_of_its_rows(tmp_path: Path) -> None:
 
 
 def test_losses_that_take_no_impressions() -> None:
-    with pytest.raises(ValueError, match="impressions: not allowed with family 'nce', which tells data from noise as"):
+    with pytest.raises(ValueError, match="impressions: not allowed with family 'nce', whose noise must be exactly"):
         LossConfig.model_validate({"family": "nce", "impressions": 0.5})
     assert LossConfig.model_validate({"weight": "importance"}).uncalibrated() is None
     shown = LossConfig.model_validate({"weight": "importance", "impressions": 0.5})

@@ -155,7 +155,7 @@ BUILT: dict[str, tuple[Any, str]] = {
     "entries": (lambda x, *_: x, r"'seen' \(mine\): expected shape \[B, width\].*received \(None, None, 4\)"),
     "padding counts": (
         lambda x, *_: ops.mean(x, axis=1),
-        "query tower, with feature 'mine': expected the same from entries of weight 0.*received outputs .* apart",
+        "query tower, with feature 'mine': expected padding .* to change no output, received outputs .* apart",
     ),
     "nothing is no number": (
         lambda x, w, _: ops.einsum("bpd,bp->bd", x, w / ops.sum(w, axis=1, keepdims=True)),

@@ -101,12 +101,12 @@ BUILT: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "moving averages": (
         lambda x, _: keras.layers.BatchNormalization()(x),
-        "query tower, with tower 'mine': expected trained weights alone.*received .*moving_mean, .*moving_variance",
+        "query tower, with tower 'mine': expected only trained weights.*received .*moving_mean, .*moving_variance",
     ),
     "draws": (lambda x, _: keras.layers.Dropout(0.5)(x), "expected layers that draw nothing in training.*seed"),
     "losses": (
         lambda x, _: keras.layers.Dense(2, kernel_regularizer="l2", name="penalised")(x),
-        "expected no losses of layers.*received some of penalised",
+        "expected layers without losses.*received penalised",
     ),
     "what ONNX lacks": (lambda x, _: ops.erfinv(ops.tanh(x)), "tower 'mine': expected layers.*export to ONNX.*Erfinv"),
     "rows of a batch together": (

@@ -129,7 +129,7 @@ def test_a_tower_without_the_rows_of_a_table_is_refused(
         return with_tables(model, {name: rows + 1 for name, rows in stand_in.items()}, files)
 
     monkeypatch.setattr("longtail.trainer.export.onnx.with_tables", without)
-    with pytest.raises(ExportError, match="query tower: expected a model that looks rows of item_id, user_id up"):
+    with pytest.raises(ExportError, match="query tower: expected a model that looks up rows of item_id, user_id"):
         export_towers(finished.trained, tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_a_second_job_on_a_folder_is_refused_before_it_trains(tmp_path: Path) ->
 @pytest.mark.parametrize("table", ["genres", "user_id", "nonsense"])
 def test_a_history_reads_no_table_of_other_ids(tmp_path: Path, table: str) -> None:
     recipe = tiny.write_job(tmp_path)
-    with pytest.raises(RecipeError, match=f"feature 'history': expected table = 'item_id', .* received '{table}'"):
+    with pytest.raises(RecipeError, match=f"'history': table = '{table}' is not allowed .* use table = 'item_id'"):
         load_recipe(recipe, [f"query.features.1.table={table}"])
 
 

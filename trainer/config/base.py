@@ -1,4 +1,4 @@
-"""What every table of a recipe has in common."""
+"""Base classes of the tables of a recipe."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from longtail.trainer import register
 
 
 class Section(BaseModel):
-    """A table of a recipe: unknown keys are refused, values are fixed and finite."""
+    """Hold a table of a recipe; unknown keys and infinite values are refused, values are fixed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def _problems(self) -> Iterator[str]:
-        """Yield what is wrong with values that are each possible on their own; the first is raised."""
+        """Yield conflicts between values that are each valid alone; the first conflict is raised."""
         yield from ()
 
     @model_validator(mode="after")
@@ -29,9 +29,9 @@ class Section(BaseModel):
 
 
 class Choice(Section):
-    """A registered row by its name, and its parameters; a bare string is a name.
+    """Choose a registered row by its name, with parameters; a bare string is a name.
 
-    Fields are the parameters of our rows. A row of one's own may have others, read off its function.
+    Fields are the parameters of built-in rows. A custom row may have others, which its function's signature defines.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -47,7 +47,7 @@ class Choice(Section):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return keyword arguments of the row's function."""
+        """Return the keyword arguments for the row's function."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
     def __str__(self) -> str:

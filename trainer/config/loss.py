@@ -1,4 +1,4 @@
-"""Sampler × weight × family, and mining between them: `[loss]`."""
+"""`[loss]`: the sampler of negatives, their weights, the loss family, and hard negative mining."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Side = Literal["query", "label"]
 
 
 class FamilyConfig(Choice):
-    """The loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
+    """Choose the loss family: a row of `LOSSES` and its parameters [METHODS §2, §4]."""
 
     registry: ClassVar[str] = "family"
     name: str = "softmax"
     margin: float | None = Field(default=None, ge=-1)
-    """Of `contrastive`: the cosine below which a negative costs nothing. Of `ramp`: the width of its slope."""
+    """For `contrastive`: the cosine below which a negative costs nothing. For `ramp`: the width of its slope."""
     power: float | None = Field(default=None, gt=0)
-    """Of `bilateral_softmax`: ρ, the weight of the negatives' term; 1 to 1.3."""
+    """For `bilateral_softmax`: ρ, the weight of the negatives' term; published values are 1 to 1.3."""
     activation: Activation | None = None
-    """Of `pairwise_softmax`: what takes the place of the exponential."""
+    """For `pairwise_softmax`: the function that replaces the exponential."""
     width: float | None = Field(default=None, gt=0)
-    """Of `pairwise_softmax`: gap of logits over which the activation bends; 2/T as published."""
+    """For `pairwise_softmax`: the gap of logits over which the activation bends; the paper has 2/T."""
     pairwise: bool | None = None
     """Compares every negative with the positive (POWL) instead of each with 0 (BOWL) [Re19 Definitions 3 and 4]."""
 
@@ -45,54 +45,55 @@ class FamilyConfig(Choice):
 
 
 class WeightConfig(Choice):
-    """The weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
+    """Choose the weight of every negative: a row of `WEIGHTS` and its parameters [METHODS §2.2]."""
 
     registry: ClassVar[str] = "weight"
     name: str = "unit"
     tau: float | None = None
-    """Of `logit_adjusted`: exponent of π_y'/π_y; 0 plain softmax, 1 balanced error."""
+    """For `logit_adjusted`: exponent of π_y'/π_y. 0 gives the plain softmax, 1 minimises the balanced error."""
     power: float | None = None
-    """Of `equalised`: exponent of π_y'."""
+    """For `equalised`: exponent of π_y'."""
     threshold: float | None = Field(default=None, ge=0, lt=1)
-    """Of `equalised`: labels less frequent than this are no negatives."""
+    """For `equalised`: labels with a lower frequency π are never negatives."""
     exponent: float | None = None
-    """Of `adaptive`: exponent of 1/π_y."""
+    """For `adaptive`: exponent of 1/π_y."""
     scale: float | None = Field(default=None, gt=0)
-    """Of `adaptive`: log ρ = scale·π_y^−exponent, LDAM's own, in place of [R21]'s ρ = π_y^−exponent."""
+    """For `adaptive`: sets log ρ = scale·π_y^−exponent, as LDAM does, instead of ρ = π_y^−exponent, as [R21] does."""
 
 
 class SamplerConfig(Choice):
-    """The sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
+    """Choose the sampler of negatives: a row of `SAMPLERS` and its parameters [METHODS §2.1]."""
 
     registry: ClassVar[str] = "sampler"
     name: str = "in_batch"
     negatives: int | None = Field(default=None, ge=1)
-    """Labels drawn per step (per row if not shared)."""
+    """Labels drawn per step, or per row with `shared = false`."""
     alpha: float | None = Field(default=None, ge=0)
-    """Exponent of `popularity`."""
+    """For `popularity`: labels are drawn in proportion to frequency^alpha."""
     shared: bool | None = None
-    """One set of draws for the whole batch (the default), or one per row."""
+    """Draws one set of negatives for the whole batch (the default); false draws one set per row."""
     exclude_positive: bool | None = None
-    """Draws per row and leaves out the row's positive (`popularity` draws again up to four times); without, `hits`
-    says what becomes of a draw that is it."""
+    """Draws per row and excludes the row's positive (`popularity` redraws up to four times). Otherwise `hits` decides
+    how draws of the positive are treated."""
     replace: bool | None = None
-    """Of `uniform`: draws with replacement (the default); false draws that many different labels [Re19 Algorithm 1]."""
+    """For `uniform`: draws with replacement (the default); false draws distinct labels [Re19 Algorithm 1]."""
     dims: int | None = Field(default=None, ge=1)
-    """Of `adversarial`: principal components of the query's features that the tree sees."""
+    """For `adversarial`: principal components of the query's features that the tree reads."""
     penalty: Penalty | Annotated[tuple[Penalty, ...], Field(min_length=1)] | Literal["cv"] | None = None
-    """Of `adversarial`: λ_n of the tree's fit; of several values, or of 0.01 to 10 with "cv", the one under which
-    held-out training pairs are likeliest."""
+    """For `adversarial`: λ_n, the penalty of the tree's fit. A list, or "cv" for 0.01 to 10, selects the value under
+    which held-out training pairs are most likely."""
     exact: bool | None = None
-    """Of `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
+    """For `model`: draws by the model's own probabilities of the whole catalogue, which costs O(B·L·D) a step."""
     features: int | None = Field(default=None, ge=2, multiple_of=2)
-    """Of `model`: random Fourier features in place of means of subtrees; half are cosines and half sines."""
+    """For `model`: random Fourier features, instead of subtree means, approximate the scores; half are cosines and half
+    are sines."""
     bandwidth: float | None = Field(default=None, gt=0)
-    """Of `model`: q ∝ exp(bandwidth · u·v) in place of exp(f), which is as hard as the model finds them; lower is
-    nearer uniform. With features 2 if not given."""
+    """For `model`: draws from q ∝ exp(bandwidth · u·v) instead of exp(f). Lower values are closer to uniform draws. The
+    default with `features` is 2."""
     uniform_share: float | None = Field(default=None, ge=0, le=1)
-    """Of `minimum_variance`: share of uniform draws."""
+    """For `minimum_variance`: share of uniform draws."""
     gradients: bool | None = None
-    """Of `cross_batch`: embeds remembered labels anew in every step, so that they learn as negatives too."""
+    """For `cross_batch`: re-embeds remembered labels in every step, so that they receive gradients as negatives."""
 
     def _problems(self) -> Iterator[str]:
         yield from super()._problems()
@@ -103,11 +104,11 @@ class SamplerConfig(Choice):
 
     @property
     def of_the_batch(self) -> bool:
-        """Return whether the batch's labels are negatives of every row."""
+        """Return whether every row uses the batch's labels as negatives."""
         return self.name in ("in_batch", "mixed", "cross_batch")
 
     def power_of_scores(self, temperature: float) -> float:
-        """Return the power of e^f in q: that of sampler `model`, else 0."""
+        """Return the exponent of e^f in q, which is 0 unless the sampler is `model`."""
         if self.name != "model":
             return 0.0
         bandwidth = self.bandwidth or (None if self.features is None else 2.0)
@@ -120,25 +121,26 @@ class SamplerConfig(Choice):
 
     @property
     def never_the_positive(self) -> bool:
-        """Return whether no draw is ever the positive of its row, so that there is none to keep."""
+        """Return whether draws for a row always exclude the row's positive."""
         return bool(self.exclude_positive) or self.name == "minimum_variance"
 
 
 class MiningConfig(Section):
-    """Hard negative mining: of a row's negatives, the highest-scored count [METHODS §3]."""
+    """Mine hard negatives: weigh a row's negatives by the rank of their score [METHODS §3]."""
 
     keep: int | None = Field(default=None, ge=1)
-    """Negatives kept, the highest-scored."""
+    """Number of negatives kept: those with the highest scores."""
     power: float = Field(default=0.0, ge=0)
-    """Weighs the j-th highest-scored by j^−power; 0 weighs what is kept equally."""
+    """Weighs the negative with the j-th highest score by j^−power; 0 weighs all kept negatives equally."""
     theta: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
-    """ϑ of the highest-scored, the second and so on, non-increasing, as it stands; in place of keep and power, which
-    sum to 1. With weight importance and uniform negatives, [Re19]'s ϑ is (L − 1)/m times this."""
+    """ϑ: weights of the negatives with the highest score, the second highest and so on, non-increasing and not
+    normalised. It replaces `keep` and `power`, whose weights sum to 1. With weight `importance` and uniform negatives,
+    the ϑ of [Re19] is (L − 1)/m times this one."""
     epsilon: float = Field(default=0.0, ge=0)
-    """ϑ of every rank beyond those; the mined loss stays calibrated where it is large enough [Re19 Theorem 4]."""
+    """ϑ of all further ranks. With a large enough epsilon the mined loss stays calibrated [Re19 Theorem 4]."""
     draw: int | None = Field(default=None, ge=1)
-    """Samples ϑ: as many ranks, drawn in proportion to it with replacement, each weighing its sum by their number; the
-    loss is computed of these alone. All that ϑ weighs if not given [Re19 §3.1]."""
+    """Samples this many ranks with replacement, in proportion to ϑ; the loss uses only these, each with weight Σϑ/draw
+    [Re19 §3.1]. By default the loss uses every rank with ϑ > 0."""
 
     def _problems(self) -> Iterator[str]:
         if self.theta is not None and (self.keep is not None or self.power):
@@ -146,13 +148,13 @@ class MiningConfig(Section):
         if self.theta is None and self.keep is None and self.power == 0:
             yield "mining: expected keep, power, both or theta, received none"
         if self.epsilon and self.theta is None and self.keep is None:
-            yield f"mining: expected keep or theta, beyond which epsilon is, received {self}"
+            yield f"mining: epsilon = {self.epsilon:g} needs keep or theta, as it weighs the ranks beyond them"
         ranks = self.mining().theta_of((self.mining().named or 0) + 1)
         if ranks[0] == 0 or (np.diff(ranks) > 0).any():
             yield f"mining: expected a non-increasing ϑ that begins above 0, received {ranks.round(6).tolist()}"
 
     def mining(self) -> Mining:
-        """Return what this section describes."""
+        """Build the mining rule that this section describes."""
         return Mining(self.keep, self.power, self.theta, self.epsilon, self.draw)
 
     def __str__(self) -> str:
@@ -161,19 +163,21 @@ class MiningConfig(Section):
 
 
 class TopKConfig(Section):
-    """The loss of a pair is multiplied by σ((f_y − β)/temperature), β the K-th highest score of its query
-    [METHODS §2.5]."""
+    """Multiply the loss of a pair by σ((f_y − β)/temperature) [METHODS §2.5].
+
+    β is the K-th highest score among all labels for the pair's query.
+    """
 
     k: Count | dict[str, Count]
-    """K among all labels, or among those of the positive's bucket, such as `{ head = 20, torso = 20, tail = 50 }`; a
-    positive of a bucket that is not named counts in full."""
+    """K among all labels. A table such as `{ head = 20, torso = 20, tail = 50 }` ranks each positive among the labels
+    of its bucket; positives of buckets that are not in the table keep weight 1."""
     temperature: float = Field(default=1.0, gt=0)
-    """τ, in logits: a published τ of cosines is this one times the model's temperature."""
+    """τ, in logits. A τ published for cosines is this τ times the model's temperature."""
     published_gradient: bool = False
-    """Lets the gradient pass through the weight too, as the authors' code does. It lowers a positive whose loss is
-    above temperature/(1 − σ), so that it needs temperature > ½·log L, or rankings turn round [METHODS §2.5]."""
+    """Propagates the gradient through the weight as well, as the authors' code does. The score of a positive with a
+    loss above temperature/(1 − σ) then falls; use a temperature above ½·log L, or rankings reverse [METHODS §2.5]."""
     memory: Count = 100
-    """Visits of a query that its β is an average over: more are less noisy, fewer follow the model faster."""
+    """Number of visits over which a query's β is averaged. More visits reduce noise; fewer follow the model faster."""
 
     def _problems(self) -> Iterator[str]:
         named = list(self.k) if isinstance(self.k, dict) else ["head"]
@@ -182,13 +186,13 @@ class TopKConfig(Section):
 
     @property
     def by_bucket(self) -> dict[str, int]:
-        """K by bucket; empty where one K is among all labels."""
+        """Return K by bucket; empty where one K holds for all labels."""
         given = self.k.items() if isinstance(self.k, dict) else ()
         return dict(sorted(given, key=lambda it: BUCKET_NAMES.index(it[0])))
 
     @property
     def whole(self) -> int:
-        """K among all labels; 0 where each bucket has its own."""
+        """Return K among all labels; 0 where each bucket has its own K."""
         return 0 if isinstance(self.k, dict) else self.k
 
     def __str__(self) -> str:
@@ -198,32 +202,34 @@ class TopKConfig(Section):
 
 
 class RetrievedConfig(Section):
-    """Before an epoch the labels that the model ranks first are looked up for every training query, its training
-    positives left out, and each row of a batch takes some of its query's as negatives (ANCE) [METHODS §3.1].
+    """Add negatives that the model itself ranks high (ANCE) [METHODS §3.1].
 
-    A search costs what an evaluation of all training queries does, and holds depth × 4 bytes for each of them.
+    Before an epoch, a search finds the `depth` highest-scored labels of every training query, without the query's
+    training positives. Each row of a batch draws negatives from the list of its query. A search costs as much as an
+    evaluation of all training queries, and its lists take depth × 4 bytes per query.
     """
 
     negatives: Count = 4
-    """Labels that a row takes of its query's list: one at random of each of as many equal parts of it."""
+    """Labels that a row draws from the list of its query: the list is cut into this many equal parts, and each part
+    gives one label at random."""
     depth: Count = 200
-    """Length of the lists. Long lists are safer where positives are missing in the data, which come first in them."""
+    """Length of the lists. True positives that the data lack come first in a list, so long lists are safer."""
     weight: float = Field(default=1.0, gt=0)
-    """What each of them weighs as a negative, as it stands: no sampler drew it."""
+    """Weight of each of these negatives. No sampling correction applies, as no sampler drew them."""
     warm_up: int = Field(default=1, ge=0)
-    """Epochs before the first search, which have the sampler's negatives alone."""
+    """Epochs before the first search. They train on the sampler's negatives only."""
     every: Count = 1
     """Epochs between searches."""
     bias_removal: float = Field(default=0.0, ge=-1, le=2)
-    """λ of the score that is searched by. 0 is the score that the loss is of; a list of what is served, bias removed,
-    has its λ, mostly 1."""
+    """λ of the search. 0 ranks by the score in the loss. To mine the lists that will be served, set the λ to be
+    served, usually 1."""
 
     def _problems(self) -> Iterator[str]:
         if self.depth < self.negatives:
             yield f"depth: expected at least negatives = {self.negatives}, received {self.depth}"
 
     def searched_before(self, epoch: int) -> int | None:
-        """Return the epoch before which the lists of an epoch were searched, both from 0; None while it warms up.
+        """Return the epoch before which an epoch's lists were searched; None during warm-up. Epochs count from 0.
 
         Example:
             >>> [RetrievedConfig(warm_up=1, every=2).searched_before(epoch) for epoch in range(5)]
@@ -236,20 +242,22 @@ class RetrievedConfig(Section):
 
 
 class NeighboursConfig(Section):
-    """A row's query and its label are each contrasted with one of their nearest neighbours in the training pairs,
-    against those of the batch, a term added to any family's loss (NESCL) [METHODS §10.3].
+    """Add a contrastive term that pulls nearest neighbours together (NESCL) [METHODS §10.3].
 
-    Neighbours are found once, before training; their lists hold k × 4 bytes for every query and every label.
+    The term contrasts a row's query, and a row's label, with one nearest neighbour each, against the other rows of the
+    batch. It is added to the loss of any family. Neighbours are found once, before training; their lists take k × 4
+    bytes per query and per label.
     """
 
     k: Annotated[int, Field(ge=1)] = 5
-    """Neighbours of a query or label, at most: those whose training pairs have the highest cosine with its own."""
+    """Largest number of neighbours of a query or label. Nearest are those with the highest cosine of training pairs."""
     temperature: float = Field(default=0.1, gt=0)
-    """T of the term, whose scores are cosines whatever `model.similarity` is."""
+    """T of the term. Its scores are always cosines, even with `model.similarity = "dot"`."""
     weight: float = Field(default=0.1, gt=0)
-    """Weight of a side's term, with 1 for the row's loss."""
+    """Weight of each side's term, relative to weight 1 for the row's loss."""
     sides: Annotated[tuple[Side, ...], Field(min_length=1, max_length=2)] = ("query", "label")
-    """Whose neighbours: `query`, `label` or both. `query` needs features that are the query's whatever the row."""
+    """Sides with the term: `query`, `label` or both. `query` needs query features that are equal in every row of a
+    query."""
 
     def _problems(self) -> Iterator[str]:
         if len(set(self.sides)) < len(self.sides):
@@ -260,39 +268,40 @@ class NeighboursConfig(Section):
 
 
 class LossConfig(Section):
-    """Independent choices: sampler × weight × family, and mining between them [METHODS §2, §3]."""
+    """Choose sampler, weight, family and mining independently of each other [METHODS §2, §3]."""
 
     family: FamilyConfig = FamilyConfig()
     weight: WeightConfig = WeightConfig()
     sampler: SamplerConfig = SamplerConfig()
     hits: Hits | None = None
-    """Draws that are positives of their row. `mask`: the row's positive is no negative. `keep`: every draw counts.
-    `mask_known`: nor are other training positives of the row's query. By default the family's [METHODS §2.1]."""
+    """Treatment of accidental hits, sampled negatives that are in fact positives. `mask` removes draws of the row's
+    positive. `mask_known` also removes other training positives of the row's query. `keep` counts every draw. The
+    default depends on the family [METHODS §2.1]."""
     negatives_per: Literal["pair", "query"] = "pair"
-    """`query`: the negatives of a query count once for all its n training pairs, 1/n with each, of a loss that has
-    every logit against 0. With `hits = "mask_known"` that is one target per label: multi-label [METHODS §2.7]."""
+    """`query` counts the negatives of a query once for all its n training pairs, with weight 1/n in each. The loss must
+    compare every logit with 0. With `hits = "mask_known"` this is a multi-label loss, one target per label
+    [METHODS §2.7]."""
     mining: MiningConfig | None = None
     top_k: TopKConfig | None = None
-    """Weighs positives by how far they are above the K-th highest score of their query (SL@K) [METHODS §2.5]."""
+    """Weighs each positive by its margin over the K-th highest score of its query (SL@K) [METHODS §2.5]."""
     impressions: float = Field(default=0.0, ge=0)
-    """Weight of every label of `data.impressions` that was shown with a row and not chosen, a negative beside those
-    drawn: as it stands, for no sampler drew it [METHODS §2.3]. The first 32 of a row count. 0 leaves them out."""
+    """Weight of shown negatives: labels of `data.impressions` that were shown with a row and not chosen. No sampling
+    correction applies, as no sampler drew them [METHODS §2.3]. The first 32 of a row count; 0 adds none."""
     retrieved_negatives: RetrievedConfig | None = None
-    """Labels that the model itself ranked high for a row's query at the beginning of the epoch, negatives beside those
-    drawn (ANCE) [METHODS §3.1]."""
+    """Adds negatives that the model itself ranks high for a row's query (ANCE) [METHODS §3.1]."""
     neighbours: NeighboursConfig | None = None
-    """Holds queries and labels to their nearest neighbours in the training pairs (NESCL) [METHODS §10.3]."""
+    """Pulls queries and labels towards their nearest neighbours in the training pairs (NESCL) [METHODS §10.3]."""
     regularizer: float = Field(default=0.0, ge=0)
-    """Strength of (f + log q)² on positives and negatives [BM20 eq. 6]; with family `nce` of f² before −log L is
-    added to f."""
+    """Strength of the penalty (f + log q)² on positives and negatives [BM20 eq. 6]. With family `nce` the penalty is
+    f², with f before −log L is added."""
     reweight: float = Field(default=0.0, ge=0)
-    """Multiplies the loss of a pair by π_y^−reweight, mean 1 over the training pairs; of counted frequencies."""
+    """Multiplies the loss of a pair by π_y^−reweight, scaled to mean 1 over the training pairs. π is always counted."""
     smoothing: float = Field(default=0.5, gt=0)
-    """Pseudo-pairs added to every label's frequency, in the weights, in log ν and in log π."""
+    """Pseudo-pairs added to every label's count, in the weights, in log ν and in log π."""
     frequencies: Literal["counted", "streaming"] = "counted"
-    """Where weights take frequencies from: counted before training, or estimated from the gaps between a
-    label's occurrences while it runs [Yi19 Algorithm 2], whatever its pairs weigh. log ν and log π of the bundle are
-    always counted."""
+    """Source of the frequencies in weights. `counted`: counts before training. `streaming`: estimates from the gaps
+    between a label's occurrences during training [Yi19 Algorithm 2], which ignore the weights of pairs. log ν and log π
+    of the bundle always use counts."""
 
     def _problems(self) -> Iterator[str]:
         family, sampler, weight = LOSSES[self.family.name], self.sampler, self.weight.name
@@ -308,9 +317,9 @@ class LossConfig(Section):
                 "retrieved_negatives": retrieved,
             }
             if given := [name for name, value in refused.items() if value]:
-                yield f"{', '.join(given)}: not allowed {of_family}, which tells data from noise as q draws it"
+                yield f"{', '.join(given)}: not allowed {of_family}, whose noise must be exactly what q draws"
         elif self.negatives_per == "query" and (family.ranks or self.family.pairwise):
-            yield f"negatives_per: expected 'pair' with {self.family}, whose negatives stand against each positive"
+            yield f"negatives_per: expected 'pair' with {self.family}, which compares negatives with each positive"
         if self.hits == "keep" and sampler.never_the_positive:
             yield f"hits: expected 'mask' or 'mask_known' with {sampler}, which draws no positive to keep"
         if retrieved is not None and retrieved.bias_removal and sampler.name == "adversarial":
@@ -330,26 +339,27 @@ class LossConfig(Section):
 
     @property
     def pools(self) -> bool:
-        """Get whether a query's positives in a batch share one term: as the family has it, unless each has a weight."""
+        """Return whether a query's positives in a batch share one loss term."""
         return LOSSES[self.family.name].pooled and self.top_k is None
 
     @property
     def resolved_hits(self) -> Hits:
-        """Return `hits`, by default the family's, but masked of a pairwise form or without draws of the positive."""
+        """Return `hits`, or the default for this family and sampler."""
         if self.hits is not None:
             return self.hits
         return "mask" if self.family.pairwise or self.sampler.never_the_positive else LOSSES[self.family.name].hits
 
     def uncalibrated(self) -> str | None:
-        """Return why scores are log-probabilities at no λ, but for a constant of the query; None if at `calibrated_at`.
+        """Explain why scores are log-probabilities at no λ; None if they are at `calibrated_at`.
 
-        It is about the loss's optimum where scores are free [METHODS §2.1, §9].
+        Scores may differ from log-probabilities by a constant per query. The claim holds at the optimum of the loss
+        over free scores [METHODS §2.1, §9].
         """
         family, weight, hits = self.family.name, self.weight.name, self.resolved_hits
         softmax = family == "softmax"
         ones = self.sampler.name == "full" and weight in ("unit", "relative")
         if self.pools:
-            return f"{family!r} pools a query's positives in a batch, and one label that fits is enough of them"
+            return f"{family!r} pools a query's positives in a batch, and one well-scored positive satisfies the loss"
         if family not in ("logistic", "nce", "softmax", "augment_and_reduce"):
             return f"family {family!r} does not converge to log p(y|x)"
         for setting, reason in (
@@ -383,7 +393,8 @@ class LossConfig(Section):
 
     @property
     def _powers_in_noise(self) -> tuple[float, float]:
-        """Return the powers of q and of π in ν, by names and parameters [METHODS §9]; NaN where ν is no power of π."""
+        """Return the exponents of q and π in ν [METHODS §9]; NaN where ν is no power of π."""
+        # A shifted family subtracts log q from its scores itself, so only `reweight` is left in ν.
         if LOSSES[self.family.name].shifted:
             return 0.0, self.reweight
         given, pairwise = self.weight.arguments, bool(self.family.pairwise)
@@ -405,14 +416,14 @@ class LossConfig(Section):
 
     @property
     def noise_suffix(self) -> str:
-        """Return what a manifest adds to the name of ν where positives are pooled, or rows bring negatives."""
+        """Return what a manifest appends to the name of ν, such as negatives that no sampler drew."""
         named = {"impressions": self.impressions, "retrieved negatives": self.retrieved_negatives}
         there = " and ".join(name for name, setting in named.items() if setting)
         pooled = ", but for pooled positives" if self.pools else ""
         return (f" of the draws, not of the {there}" if there else "") + pooled
 
     def objective(self) -> Objective:
-        """Return the loss function that this section describes."""
+        """Build the loss function that this section describes."""
         return Objective(
             family=self.family.name,
             weight=self.weight.name,

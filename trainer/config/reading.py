@@ -1,4 +1,4 @@
-"""Recipes as files: TOML, overrides, and what is wrong with either in words."""
+"""Recipes as files: TOML, overrides, and readable messages for mistakes in either."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a TOML recipe and apply overrides; paths of data become relative to the recipe's folder.
 
     Args:
-        overrides: `KEY=VALUE`, such as `model.dim=32`; the value as in TOML, or a bare string.
+        overrides: `KEY=VALUE`, such as `model.dim=32`; the value is TOML or a bare string.
 
     Raises:
-        RecipeError: unreadable, an unknown key or an impossible value; names the key and what was expected.
+        RecipeError: the file is unreadable, a key is unknown or a value is not allowed; the message names the key.
 
     Example:
         >>> recipe = load_recipe("recipe.toml", ["model.dim=32"])
@@ -53,7 +53,7 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _with_places(recipe: Recipe, change: Callable[[Path], Path]) -> Recipe:
-    """Return a recipe with other paths of files, in queries as well."""
+    """Return a recipe with changed file paths, also inside SQL queries."""
 
     def changed(place: Path | str) -> Path | str:
         if isinstance(place, Path):
@@ -80,7 +80,7 @@ def in_words(problems: Sequence[ErrorDetails], model: type[BaseModel] = Recipe) 
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
-    """Set one dotted key; the value is read as TOML, or as a string if it is none."""
+    """Set one dotted key; a value that is not valid TOML is a string."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise RecipeError(f"--set: expected KEY=VALUE, received {override!r}")
@@ -95,7 +95,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def set_value(tree: dict[str, Any], key: str, value: Any) -> None:
-    """Set one dotted key of a recipe's tree, `query.features.0.dim`; tables on the way are made."""
+    """Set one dotted key of a recipe's tree, such as `query.features.0.dim`, and create missing tables."""
     *parents, last = key.split(".")
     node: Any = tree
     for part in parents:
@@ -121,8 +121,8 @@ def _index(node: list[Any], part: str, key: str) -> int:
 
 
 def recipe_toml(recipe: Recipe, folder: Path) -> str:
-    """Write a recipe as TOML that `load_recipe` reads alike, with paths relative to the folder of the file."""
-    import tomlkit  # not among what `longtail[tfrs]` installs
+    """Write a recipe as TOML for `load_recipe`, with paths relative to the folder of the file."""
+    import tomlkit  # imported here because the extra `longtail[tfrs]` does not install it
 
     moved = _with_places(recipe, lambda place: Path(os.path.relpath(place.resolve(), folder.resolve())))
     tree = moved.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True, exclude={"tune"})

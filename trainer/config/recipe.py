@@ -1,4 +1,4 @@
-"""The recipe: everything a training job depends on, typed once and checked before any work starts."""
+"""The recipe: all settings of a training job, typed once and checked before any work starts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from longtail.trainer.losses.families import LOSSES
 
 
 class Recipe(Section):
-    """A training job: its data, towers, loss, optimizer, loop and evaluation.
+    """Describe a training job: data, towers, loss, optimizer, loop and evaluation.
 
-    Fields are the tables of a recipe file, keyword-only, checked as they are set (pydantic's ValidationError says
-    what was expected). `load_recipe` reads one from TOML.
+    Fields are the tables of a recipe file. They are keyword-only and checked when set; pydantic's ValidationError says
+    what was expected. `load_recipe` reads a recipe from TOML.
 
     Example:
         >>> recipe = Recipe.model_validate(
@@ -45,13 +45,14 @@ class Recipe(Section):
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
     objectives: dict[str, ObjectiveConfig] = Field(default_factory=dict)
-    """Kinds of events over shared towers, by name; without, all pairs are of one kind [METHODS §2.4]."""
+    """Objectives by name, each with its own event types, over shared towers. Without objectives, all pairs train
+    one objective [METHODS §2.4]."""
     prior: PriorConfig = PriorConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     tune: TuneConfig | None = None
-    """What `longtail-train tune` tries; no other command reads it."""
+    """Ranges for `longtail-train tune`. No other command reads them."""
 
     def _problems(self) -> Iterator[str]:
         for feature in self.query.features:
@@ -79,16 +80,16 @@ class Recipe(Section):
         if feature.origin == "row" and (feature.kind == "history" or feature.name == self.data.query_id):
             yield f"{where}: expected from = 'row' of neither a history nor the query's own id"
         if feature.reads_label_tower and feature.dim != self.model.dim:
-            yield f"{where}: expected dim = {self.model.dim}, as of model.dim, with entries = {feature.entries!r}"
+            yield f"{where}: expected dim = model.dim = {self.model.dim} with entries = {feature.entries!r}"
         weights = self.data.events.weights if self.data.events else {}
         types = [name for name, weight in weights.items() if weight]
         if unknown := [name for name in feature.events if name not in types]:
-            yield f"{where}: expected events that data.events.weights weighs, {types or 'none'}, received {unknown}"
+            yield f"{where}: expected events of data.events.weights, {types or 'none'}, received {unknown}"
         if feature.encoder is not None and not self.data.ordered:
             yield f"{where}: expected data.timestamp, or a data.split by time per query, with an encoder"
 
     def _problems_of_tables(self) -> Iterator[str]:
-        """Yield the features that cannot share a table, as its name says they do."""
+        """Yield features that name the same table but cannot share it."""
         of_query, of_label = (
             {each.name for each in tower.features if each.kind == "number" and not each.has_table}
             for tower in (self.query, self.label)
@@ -123,14 +124,14 @@ class Recipe(Section):
                 alone = kind == "history" and each.entries == "table" and tables.count(each.table) == 1
                 if alone or each.table in others - own_tables:
                     yield (
-                        f"feature {each.name!r}: expected table = {own!r}, the ids that it holds, that of another "
-                        f"{kind}, or none, received {each.table!r}"
+                        f"feature {each.name!r}: table = {each.table!r} is not allowed because it holds other ids than "
+                        f"a {kind}; use table = {own!r}, the table of another {kind}, or none"
                     )
 
     def _problems_of_data(self) -> Iterator[str]:
         data, loss = self.data, self.loss
         if loss.impressions and not data.impressions:
-            yield f"loss.impressions: expected data.impressions, their column, with {loss.impressions}, received none"
+            yield f"loss.impressions: {loss.impressions} needs the column of impressions; set data.impressions"
         lacking = [name for name in self.evaluation.groups if name not in self.context_columns]
         if lacking and not data.queries:
             yield f"evaluation.groups: expected data.queries, a table with {lacking[0]!r}, received none"
@@ -168,7 +169,7 @@ class Recipe(Section):
     def _problems_of_batches(self) -> Iterator[str]:
         loss, parts = self.loss, self.training.accumulate
         if parts > 1 and loss.resolved_hits == "mask_known":
-            yield f"training.accumulate: expected 1 with loss.hits 'mask_known', of whole batches, received {parts}"
+            yield f"training.accumulate: expected 1 with loss.hits 'mask_known' (over whole batches), received {parts}"
         sequences = [feature.name for feature in self.query.features if feature.encoder is not None]
         if sequences and loss.sampler.of_the_batch and parts == 1 and loss.resolved_hits == "mask":
             yield (
@@ -179,8 +180,8 @@ class Recipe(Section):
             changing = [each.name for each in self.query.features if each.origin == "row" or each.encoder is not None]
             if changing or self.data.valid_from:
                 yield (
-                    "loss.neighbours: sides includes 'query', but a neighbour is no row that "
-                    f"{changing[0] if changing else 'data.valid_from'} could be read of; use sides = ['label']"
+                    "loss.neighbours: sides includes 'query', but a neighbour has no row from which to read "
+                    f"{changing[0] if changing else 'data.valid_from'}; use sides = ['label']"
                 )
 
     def _problems_of_scores(self) -> Iterator[str]:
@@ -199,7 +200,7 @@ class Recipe(Section):
                 "loss.family: expected similarity = 'cosine', a fixed temperature and no label bias with power "
                 f"{loss.family.power:g}, received {model}"
             )
-        if loss.sampler.name == "adversarial":  # its search does not find labels that p_n(y|x) all but rules out
+        if loss.sampler.name == "adversarial":  # its search cannot find labels with almost no probability p_n(y|x)
             default = evaluation.default_bias_removal or 0.0
             for key, value in (("bias_removal", min(evaluation.bias_removal)), ("default_bias_removal", default)):
                 if value < 0:
@@ -225,14 +226,16 @@ class Recipe(Section):
 
     @property
     def served_similarity(self) -> Literal["cosine", "dot"]:
-        """Of what is served: a sum of several objectives' cosines is the inner product with a vector of another length
-        than 1."""
+        """Return the similarity of the served score.
+
+        A sum of several objectives' cosines is an inner product with a vector whose norm is not 1.
+        """
         several = sum(share > 0 for share in self.export_shares.values()) > 1
         return "dot" if several else self.model.similarity
 
     @property
     def weighted_data(self) -> DataConfig:
-        """Return `data` with types of events weighted by their objectives."""
+        """Return `data` with event weights multiplied by the weights of their objectives."""
         events = self.data.events
         if not self.objectives or events is None:
             return self.data
@@ -242,7 +245,7 @@ class Recipe(Section):
 
     @property
     def objective_of_type(self) -> list[int] | None:
-        """Return the objective's place for each type of `data.events.weights`, −1 for none; None without objectives."""
+        """Return the objective's index for each type of `data.events.weights`, −1 for none; None without objectives."""
         if not self.objectives or self.data.events is None:
             return None
         places = {event: at for at, each in enumerate(self.objectives.values()) for event in each.events}
@@ -250,7 +253,7 @@ class Recipe(Section):
 
     @property
     def context_columns(self) -> list[str]:
-        """Return columns of the interactions that query features are read from."""
+        """List the interaction columns with values of query features."""
         return list(dict.fromkeys(feature.source for feature in self.query.features if feature.origin == "row"))
 
     @property
@@ -260,18 +263,19 @@ class Recipe(Section):
 
     @property
     def describes_labels(self) -> bool:
-        """Return whether labels have features beside their own id, by which one without training pairs is known."""
+        """Return whether labels have other features than their id, which describe even labels without training
+        pairs."""
         return any(feature.name != self.data.label_id for feature in self.label.features)
 
     def label_unknown_rate(self, feature: FeatureConfig) -> float:
-        """Get share of a label feature's ids that become unknown in training: what the recipe says, or its default."""
+        """Return the share of a label feature's ids that become unknown in training."""
         if feature.unknown_rate is not None:
             return feature.unknown_rate
         return OWN_ID_UNKNOWN_RATE if feature is self.own_id and self.describes_labels else 0.0
 
     @property
     def table_columns(self) -> dict[str, list[str]]:
-        """Return columns that the job reads of each feature table, `query` and `label`, beside the ids."""
+        """List the columns to read from each feature table, `query` and `label`, without the id columns."""
         columns = {"query": [self.data.valid_from] if self.data.valid_from else [], "label": list(self.data.display)}
         for side, tower, own in (("query", self.query, self.data.query_id), ("label", self.label, self.data.label_id)):
             columns[side] += [self.prior.since] if side == "label" and self.prior.since else []
@@ -285,7 +289,7 @@ class Recipe(Section):
 
     @property
     def resolved_patience(self) -> int | None:
-        """Evaluations without a rise after which training stops; None never does."""
+        """Return the evaluations without a rise after which training stops; None if it never stops early."""
         given = self.training.patience
         if given is None:
             return 5 if self.optimizer.schedule == "constant" else None
@@ -293,7 +297,7 @@ class Recipe(Section):
 
     @property
     def own_rows(self) -> dict[str, str]:
-        """Return where the rows come from that are not Longtail's own, by kind and name (`weight damped`)."""
+        """Return the origin of every custom row by kind and name (`weight damped`)."""
         loss = self.loss
         named = [("sampler", loss.sampler.name), ("weight", loss.weight.name), ("family", loss.family.name)]
         metrics = [("metric", metric.name) for metric in self.evaluation.metrics]
@@ -301,7 +305,7 @@ class Recipe(Section):
 
     @property
     def own_layers(self) -> list[tuple[str, str]]:
-        """Kind and name of every row that both towers' layers come from and that is not Longtail's own."""
+        """List kind and name of every custom tower and custom feature kind."""
         sides = (self.query, self.label)
         kinds = [feature.own for side in sides for feature in side.features]
         towers = [("tower", side.tower.name) for side in sides if side.tower is not None]

@@ -1,4 +1,4 @@
-"""Which files and which of their rows a data set is made of: places, spans of time, event types."""
+"""Types of recipe values that select files and rows: places, spans of time, event types."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def _places(value: Any) -> Any:
 
 
 Places = Annotated[Path | str | list[Path | str], PlainValidator(_places)]
-"""A file, a directory, a glob, a URL of a file system that fsspec knows, a query of these, or a list."""
+"""A file, a directory, a glob, a URL of an fsspec file system, an SQL query over these, or a list."""
 
 
 def shown(places: Places) -> str:
-    """Return places for a message: one, or the first and how many more."""
+    """Return the first place and the number of further places, for a message."""
     first, *more = places if isinstance(places, list) else [places]
     name = in_line(str(first)) if is_query(first) else str(first)
     return f"{name} and {len(more)} more" if more else name
 
 
 Span = Annotated[str, AfterValidator(lambda value: span_seconds(value) and value)]
-"""A length of time: a number and `s`, `m`, `h`, `d` or `w`."""
+"""A length of time: a number followed by `s`, `m`, `h`, `d` or `w`."""
 
 
 def _since(value: Any) -> datetime | str:
-    """Return a span as it is, any other value as a time; without a zone it is UTC."""
+    """Return a span unchanged, and any other value as a time, in UTC if it has no zone."""
     if isinstance(value, str) and re.fullmatch(r"[\d.]+[smhdw]", value):
         span_seconds(value)
         return value
@@ -64,17 +64,17 @@ def _since(value: Any) -> datetime | str:
 
 
 Since = Annotated[datetime | str, PlainValidator(_since)]
-"""A time, or a span back from the newest row."""
+"""A time, or a span before the newest row."""
 
 
 class EventsConfig(Section):
-    """What interactions of different types weigh: pairs' weights, as `data.weight` gives them by a column."""
+    """Weigh interactions by their event type; the weights act as those of `data.weight`."""
 
     column: str
-    """Column of the event's type."""
+    """Column with the type of the event."""
     weights: dict[str, Annotated[float, Field(ge=0)]] = Field(min_length=1)
-    """Weight by type, such as `{ view = 1, cart = 3, purchase = 10 }`; 0 leaves a type's rows out, from every split.
-    A type that is not listed is a bad row (`data.on_bad_row`)."""
+    """Weight by type, such as `{ view = 1, cart = 3, purchase = 10 }`. Weight 0 removes the rows of a type from every
+    split. A row of a type that is not listed is a bad row (`data.on_bad_row`)."""
 
     def _problems(self) -> Iterator[str]:
         if not any(self.weights.values()):
@@ -82,11 +82,12 @@ class EventsConfig(Section):
 
 
 class ObjectiveConfig(Section):
-    """What belongs to one objective, how much its loss weighs in training, and its share of the served score."""
+    """Define one objective: its event types, its weight in training and in the served score."""
 
     events: list[str] = Field(min_length=1)
-    """The types of `data.events.weights` that belong to it: each type that weighs anything to one objective."""
+    """Event types of the objective. Each type with a weight above 0 in `data.events.weights` belongs to exactly one
+    objective."""
     weight: float = Field(default=1.0, gt=0)
-    """Multiplies what `data.events.weights` says of its types: its pairs' loss, and what they count in π."""
+    """Multiplies the weights of these types in `data.events.weights`, in the loss and in π."""
     export: float | None = Field(default=None, ge=0)
-    """Its share of the served score, once the shares are divided by their sum; its `weight` if not given."""
+    """Share of the objective in the served score, normalised to sum to 1 over objectives; by default its `weight`."""

@@ -1,4 +1,4 @@
-"""The tables of a recipe but for its towers and its loss: `[data]`, `[optimizer]`, `[training]`, `[evaluation]`."""
+"""The recipe tables `[data]`, `[prior]`, `[optimizer]`, `[training]` and `[evaluation]`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ PLACES = ("train", "valid", "test", "queries", "labels", "prepared")
 """Keys of `data` that name files or folders."""
 _RATIOS = ("recall", "ndcg", "precision", "hit_rate", "mrr", "psp", "psndcg")
 _FLOORS = ("recall", "coverage", "exposure")
-"""Metrics of a bucket that are better higher."""
+"""Metrics of a bucket for which higher values are better."""
 
 
 class SplitConfig(Section):
-    """How to cut interactions when `valid` or `test` files are not given."""
+    """Cut interactions into train, valid and test when `valid` or `test` files are not given."""
 
     strategy: Literal["random", "random_per_query", "temporal", "temporal_per_query", "leave_last_out"]
-    """`random`: pairs by seed. `random_per_query`: so many of every query's pairs, by seed. `temporal`: the latest
-    pairs of all. `temporal_per_query`: the latest of every query's pairs. `leave_last_out`: per query, its last pair is
-    test and the one before is valid. In the last two file order stands in for time where there is no timestamp."""
+    """`random` holds out random pairs, by seed. `random_per_query` holds out a share of every query's pairs, by seed.
+    `temporal` holds out the latest pairs of all. `temporal_per_query` holds out the latest pairs of every query.
+    `leave_last_out` tests on the last pair of every query and validates on the one before. The last two strategies use
+    file order if there is no timestamp."""
     valid: float = Field(default=0.1, ge=0, lt=1)
-    """Share of all pairs, or of each query's, rounded; not used by `leave_last_out`."""
+    """Share of valid pairs, among all pairs or among each query's pairs, rounded. `leave_last_out` ignores it, as does
+    a recipe with a valid file."""
     test: float = Field(default=0.1, ge=0, lt=1)
-    """Share of all pairs; not used when there is a test file (nor `valid`, when there is a valid file)."""
+    """Share of test pairs, as for `valid`. `leave_last_out` ignores it, as does a recipe with a test file."""
 
     def _problems(self) -> Iterator[str]:
         if self.valid + self.test >= 1:
@@ -39,7 +41,7 @@ class SplitConfig(Section):
 
 
 class DataConfig(Section):
-    """Where interactions and feature tables are, and which of their rows count.
+    """Name the files of interactions and feature tables, and the rows that count.
 
     A place is a file, a directory (every file below it), a glob such as `logs/2026-*/*.parquet`, a URL such as
     `s3://bucket/logs/` (the extra `remote`), or a list of these, relative to the recipe. Files are read in the order of
@@ -54,53 +56,53 @@ class DataConfig(Section):
     timestamp: str | None = None
     """Number or timestamp column that orders a query's interactions."""
     weight: str | None = None
-    """Column of finite weights ≥ 0 that scale each pair's loss. π counts weighted pairs; buckets, and the `count` of a
-    label, count pairs; metrics weigh every pair alike. Rows of files that lack `debiased_weight`, the column of exports
-    of feedback, weigh 1."""
+    """Column of finite weights ≥ 0 that scale each pair's loss. π counts pairs by weight. Buckets, the `count` of a
+    label and metrics ignore weights. Files of exported feedback without the column `debiased_weight` get weight 1."""
     impressions: str | None = None
-    """Column of lists of label ids, strings or integers: what was shown with the row, chosen or not. `loss.impressions`
-    weighs those that were not as negatives. Ids that are not in the catalogue are left out. Files may lack
-    `impressions`, the column of exports of feedback."""
+    """Column with lists of label ids (strings or integers) that were shown with the row, chosen or not.
+    `loss.impressions` uses the labels that were not chosen as negatives. Ids outside the catalogue are ignored. Files
+    of exported feedback without the column `impressions` are accepted."""
     events: EventsConfig | None = None
-    """Weights by event type, times `weight` if there is one."""
+    """Weights by event type. They multiply `weight` if both are set."""
     since: Since | None = None
-    """Only interactions from a time on, such as `2026-01-31`, or from a span before the newest one, such as `30d`."""
+    """Reads only interactions from a time on, such as `2026-01-31`, or from a span before the newest, such as `30d`."""
     on_bad_row: Literal["error", "drop"] = "error"
-    """Rows with a null or empty id, a time or a weight that is no finite number, a weight < 0, an event type without
-    a weight, a placeholder, or, of a feature table, an id a second time. `error`: refused, all of them in one report.
-    `drop`: left out, counted and listed, and so are rows of implausible times, which `error` only reports: before
-    1990, in the future, or in another unit than most."""
+    """Treatment of bad rows: a null or empty id, a time or weight that is no finite number, a weight < 0, an event type
+    without a weight, a placeholder, or an id that occurs twice in a feature table. `error` refuses the data and reports
+    all bad rows at once. `drop` skips bad rows, counts them and lists them. Implausible times are before 1990, in the
+    future, or in another unit than most; `error` only reports these rows, `drop` skips them too."""
     max_bad_rows: int | float = Field(default=0.05, ge=0)
-    """Most rows that `drop` leaves out: an integer is a count, any other number a share of the rows read."""
+    """Largest number of rows that `drop` may skip: an integer is a count, any other number a share of the rows read."""
     placeholders: list[str] = Field(default_factory=list)
-    """Ids that name nobody, such as `undefined`: rows with one are bad. Unlisted ones that look it are reported."""
+    """Ids that stand for a missing id, such as `undefined`; rows with one are bad. Suspicious ids that are not listed
+    here are reported."""
     repeats: Literal["keep", "drop"] = "keep"
-    """What becomes of pairs that occur again. `drop`: within each split, the latest stays, with the largest weight."""
+    """Treatment of repeated pairs. `drop` keeps the latest of each pair within a split, with the largest weight."""
     queries: Places | None = None
     """Feature table of queries, keyed by `query_id`."""
     valid_from: str | None = None
-    """Column of the query table: since when a row's attributes hold, number or timestamp as `timestamp` is. A query
-    then has a row for every change, and an interaction those of the last row that is not later than itself; earlier
-    than the first, all are missing."""
+    """Column of the query table with the time from which a row's attributes hold, of the same type as `timestamp`. A
+    query then has one row per change. An interaction reads the query's latest row that is not later than the
+    interaction; before the first row all attributes are missing."""
     labels: Places | None = None
-    """Feature table of labels, keyed by `label_id`; its labels are in the catalogue even if never seen."""
+    """Feature table of labels, keyed by `label_id`. Labels of this table join the catalogue even without a pair."""
     display: list[str] = Field(default_factory=list)
-    """Columns of the label table that answers carry along, such as a title."""
+    """Columns of the label table that answers of the service include, such as a title."""
     reduction: Literal["expand", "sample", "smallest"] = "expand"
-    """Training pairs of a query with several labels. `expand`: one for every label [R21 §5.2]. `sample`: an epoch
-    visits every training query once, with one of its labels drawn uniformly [Re19 §5]; held-out queries keep all, and
-    frequencies are those of the visits. `smallest`: every query keeps its smallest label id, in every file, before a
-    split is cut; other labels leave the catalogue unless `labels` lists them [BM20 A.2]."""
+    """Training pairs of a query with several labels. `expand` makes one pair per label [R21 §5.2]. `sample` visits
+    every training query once per epoch, with one of its labels drawn uniformly [Re19 §5]; held-out queries keep all
+    labels, and label frequencies count visits. `smallest` keeps the smallest label id of every query, in every file,
+    before a split is cut; other labels leave the catalogue unless `labels` lists them [BM20 A.2]."""
     split: SplitConfig | None = None
     prepared: Path | None = None
-    """Folder of the data set as it was read: `longtail-train prepare`, or the first job, writes it, and later jobs map
-    it until a file or a setting of reading changes. May be removed at any time."""
+    """Folder for the parsed data set. `longtail-train prepare` or the first job writes it; later jobs memory-map it
+    until a file or a setting that affects reading changes. It may be removed at any time."""
     memory: ByteSize = Field(default=ByteSize(4_000_000_000), ge=64_000_000)
-    """Limit of reading where `prepared` names a folder, such as `4G`: DuckDB puts there what does not fit."""
+    """Memory limit of reading, such as `4G`, if `prepared` names a folder; DuckDB spills the rest to that folder."""
 
     @property
     def ordered(self) -> bool:
-        """Return whether a query's pairs are in time order, so that a history is what came before."""
+        """Return whether a query's pairs are in time order, so that histories hold only earlier pairs."""
         by_file = ("temporal_per_query", "leave_last_out")
         return self.timestamp is not None or (self.split is not None and self.split.strategy in by_file)
 
@@ -110,19 +112,20 @@ class DataConfig(Section):
 
 
 class PriorConfig(Section):
-    """The prior π* that μ, a request's `popularity`, multiplies [METHODS §6]."""
+    """Choose the prior π*, whose logarithm μ (`popularity` in a request) multiplies [METHODS §6]."""
 
     kind: Literal["count", "decayed", "forecast"] = "count"
-    """`count`: π, the labels' shares of the training pairs. `decayed`: of pairs that weigh less with age, by the
-    half-life of the best likelihood. `forecast`: what a regression on the log's past says of the next horizon."""
+    """`count` uses π, the labels' shares of the training pairs. `decayed` weighs pairs less with age, by the half-life
+    of highest likelihood. `forecast` predicts the shares over the next horizon by a regression on earlier parts of the
+    log."""
     horizon: Span | None = None
-    """Time until the next model or refreshed prior, such as `7d`; by default the length of what is held out."""
+    """Time until the next model or refreshed prior, such as `7d`; by default the length of the held-out period."""
     origins: int = Field(default=12, ge=6)
-    """Times within the log that the regression learns from."""
+    """Number of times within the log at which the regression learns to forecast."""
     features: list[str] = Field(default_factory=list)
-    """Label features that the regression reads: ids of one value, such as a category, and numbers."""
+    """Label features that the regression reads: single ids, such as a category, and numbers."""
     since: str | None = None
-    """Column of the label table: the date from which on a label is there. Before it, π* gives it nothing."""
+    """Column of the label table with the date from which a label is available. Before this date its π* is 0."""
 
     def _problems(self) -> Iterator[str]:
         if self.kind != "forecast" and self.features:
@@ -132,29 +135,31 @@ class PriorConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """How parameters follow their gradients: sparse for embedding tables, Keras' own for everything dense."""
+    """Choose the optimizers: sparse ones for embedding tables, those of Keras for dense parameters."""
 
     embeddings: str = "adam"
-    """`adam`: lazy Adam, moments of touched rows only. `adagrad`: one accumulator per row. `adagrad_elementwise`: one
-    per number, as [BM20]. `sgd`: gradient descent, as [R21] and [Re19]; the velocity of an untouched row waits."""
+    """`adam`: lazy Adam, which updates moments of touched rows only. `adagrad`: one accumulator per row.
+    `adagrad_elementwise`: one accumulator per number, as in [BM20]. `sgd`: gradient descent, as in [R21] and [Re19];
+    the velocity of an untouched row does not change."""
     dense: Literal["adam", "adagrad", "sgd"] = "adam"
-    """For the MLPs and a learned temperature; `adagrad` has an accumulator per number."""
+    """Optimizer of the MLPs and of a learned temperature; `adagrad` has one accumulator per number."""
     embedding_learning_rate: float = Field(default=0.01, gt=0)
     dense_learning_rate: float = Field(default=0.001, gt=0)
     momentum: float = Field(default=0.0, ge=0, lt=1)
-    """Of `sgd`, for embeddings and dense; [R21] has 0.9."""
+    """Momentum of `sgd`, for embeddings and dense parameters; [R21] uses 0.9."""
     embedding_momentum: float | None = Field(default=None, ge=0, lt=1)
-    """Of `embeddings = "sgd"` if it is another; [Re19] has 0 here and momentum in the dense layer."""
+    """Momentum of `embeddings = "sgd"` if it differs from `momentum`; [Re19] uses 0 for embeddings and momentum for the
+    dense layer."""
     l2: float = Field(default=0.0, ge=0)
-    """Minimises the loss + l2·‖θ‖², θ all rows of all tables and all dense parameters but a learned temperature. A
-    step adds 2·l2·θ to the gradient of dense parameters, and to a touched row's that for every step since it was last
-    touched; rows no step touches keep their values. The printed loss leaves it out. A weight decay of w, as in [R21],
-    is l2 = w / 2. `loss.regularizer` is one of scores."""
+    """Minimises the loss + l2·‖θ‖², where θ are all embedding rows and all dense parameters except a learned
+    temperature. Each step adds 2·l2·θ to the gradient of dense parameters. A touched row gets this term once for every
+    step since its last update; rows that no step touches keep their values. The printed loss excludes the penalty. A
+    weight decay of w, as in [R21], is l2 = w / 2. `loss.regularizer` penalises scores instead."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Both rates over training: `linear` and `cosine` fall to 0 at the last of `epochs`."""
+    """Schedule of both learning rates: `linear` and `cosine` fall to 0 by the end of the last of `epochs`."""
     average: float | None = Field(default=None, gt=0, lt=1)
-    """Validates and serves the weights' exponential moving average over the steps: one step's weigh `average` times the
-    next one's; .999 looks back a thousand."""
+    """Validates and serves the exponential moving average of the weights over steps. `average` is the decay per step:
+    0.999 averages over about a thousand steps."""
 
     def _problems(self) -> Iterator[str]:
         if self.embeddings not in ROW_OPTIMIZERS:
@@ -166,39 +171,39 @@ class OptimizerConfig(Section):
 
     @property
     def row_arguments(self) -> dict[str, float]:
-        """Return arguments of the embeddings' optimiser."""
+        """Return the arguments of the embedding optimizer."""
         if self.embeddings != "sgd":
             return {}
         return {"momentum": self.momentum if self.embedding_momentum is None else self.embedding_momentum}
 
 
 class TrainingConfig(Section):
-    """The training loop: epochs, batches, validation, early stopping, precision, checkpoints."""
+    """Configure the training loop: epochs, batches, validation, early stopping, precision, checkpoints."""
 
     epochs: int = Field(default=20, ge=1)
     batch_size: int = Field(default=2048, ge=2)
     accumulate: int = Field(default=1, ge=1)
-    """Parts in which a step takes its batch, one after another, for one update by their mean gradient: a part's memory
-    for the batch's gradient. Negatives of the batch are those of the part."""
+    """Number of equal parts of a batch for gradient accumulation. A step processes the parts one after another and
+    updates once, by the mean gradient, which saves memory. In-batch negatives come from the same part only."""
     patience: int | None = Field(default=None, ge=0)
-    """Stops when the validation metric has not risen for this many evaluations; 0 never does. By default 5 where the
-    rates are constant, and never where a schedule lets them fall. The best evaluation's weights are kept."""
+    """Stops after this many evaluations without a rise of the validation metric; 0 trains all epochs. The default is 5
+    with constant learning rates and 0 with a schedule. The weights of the best evaluation are kept."""
     evaluate_every: int = Field(default=1, ge=1)
-    """Epochs between validations. Each takes the best of λ = 0, ½ and 1, the whole grid follows at the end."""
+    """Epochs between validations. Each reports the best of λ = 0, ½ and 1; the whole grid is measured at the end."""
     refit: bool = False
-    """After epochs and λ are chosen on valid, train again on train + valid for as many epochs."""
+    """Trains again on train + valid, for the chosen number of epochs, once epochs and λ are chosen on valid."""
     precision: Literal["float32", "mixed_bfloat16"] = "float32"
-    """`mixed_bfloat16` computes MLPs and logits in bfloat16 while training; tables, losses and the finished
-    model stay float32."""
+    """`mixed_bfloat16` computes MLPs and logits in bfloat16 during training. Tables, losses and the finished model stay
+    float32."""
     checkpoint_steps: int = Field(default=1000, ge=1)
-    """Steps between checkpoints; one more is written after every epoch."""
+    """Steps between checkpoints. One more checkpoint is written after every epoch."""
     devices: Literal["one", "all"] = "one"
-    """`all` computes a step on every device that JAX finds (`CUDA_VISIBLE_DEVICES` says which): each takes an equal
-    part of a batch and of every table's rows. Negatives are those of the whole batch, figures those of one device but
-    for the order of sums. Needs the JAX backend, which `longtail-train` then chooses. A run may go on with another
-    number of devices."""
+    """`all` uses every device that JAX finds: each device takes an equal part of a batch and of every table's rows.
+    Rows still use negatives of the whole batch, so results equal those of one device up to the order of sums.
+    `longtail-train` then chooses the JAX backend. A run may resume with another number of devices."""
     processes: int = Field(default=1, ge=1)
-    """Processes that train together, one on each host, started alike (`longtail-train fit --coordinator`)."""
+    """Number of processes that train together, one on each host, started with the same command
+    (`longtail-train fit --coordinator`)."""
 
     def _problems(self) -> Iterator[str]:
         if self.batch_size % self.accumulate or self.batch_size < 2 * self.accumulate:
@@ -208,13 +213,13 @@ class TrainingConfig(Section):
 
 
 DialValue = Annotated[float, Field(ge=-1, le=2)]
-"""λ or μ within the limits that a bundle lets requests choose from."""
+"""A λ or μ within the limits of a bundle."""
 
 
 class PropensityConfig(Section):
-    """Chance that a relevant label was labelled at all, by its frequency [Jain et al. 2016].
+    """Model the chance p_y that a relevant label was observed, by frequency [Jain et al. 2016].
 
-    1 / p_y = 1 + C (N_y + b)^−a, with C = (ln N − 1)(b + 1)^a, of N training queries N_y with label y.
+    1 / p_y = 1 + C (N_y + b)^−a, with C = (ln N − 1)(b + 1)^a, where N_y of N training queries have label y.
     """
 
     a: float = Field(default=0.55, ge=0)
@@ -227,18 +232,18 @@ BaselineName = Literal["popularity", "recent popularity", "item-kNN", "RP3beta",
 
 
 class MetricConfig(Choice):
-    """A metric of one's own: a registered name and its parameters."""
+    """Name a custom metric: its registered name and parameters."""
 
     registry: ClassVar[str] = "metric"
 
 
 class RelativeFloor(Section):
-    """A least value of a metric, as a share of what it is at another setting of λ."""
+    """Require a least value of a metric, as a multiple of its value at another λ."""
 
     times: float = Field(gt=0)
-    """1.5: half as much again."""
+    """The multiple: 1.5 requires 50 % more than at the other λ."""
     bias_removal: DialValue | None = None
-    """λ of that setting, at μ = 0 and on the recipe's grid; the λ where the metric is highest if not given."""
+    """The other λ, at μ = 0 and on the recipe's grid. By default the λ at which the metric is highest."""
 
     def __str__(self) -> str:
         at = "its best" if self.bias_removal is None else f"that at λ = {self.bias_removal:g}"
@@ -246,55 +251,59 @@ class RelativeFloor(Section):
 
 
 class EvaluationConfig(Section):
-    """The evaluation: metrics, the grids of λ and μ, and buckets, always over the full catalogue."""
+    """Configure the evaluation, always over the full catalogue: metrics, buckets, grids of λ and μ."""
 
     ks: list[int] = Field(default=[10, 20, 50, 100], min_length=1)
     metric: str = "recall@20"
-    """Chosen on valid: early stopping and the default λ go by it. Recall may be that of a bucket, `recall@20/tail`."""
+    """Validation metric for early stopping and for the default λ. It may be the recall of a bucket,
+    `recall@20/tail`."""
     metrics: list[MetricConfig] = Field(default_factory=list)
-    """Metrics of one's own to measure beside ours, by the names they were registered under."""
+    """Custom metrics to measure in addition, by their registered names."""
     bias_removal: list[DialValue] = Field(default=[0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], min_length=1)
-    """The grid of λ, the strength of log ν. Where the training implies the same noise ν for every label, λ changes
-    nothing and only 0 is measured."""
+    """The grid of λ, the strength of log ν. If training implies the same noise ν for every label, λ has no effect and
+    only 0 is measured."""
     popularity: list[DialValue] | None = Field(default=None, min_length=1)
-    """The grid of μ, the strength of log π; by default the numbers of `bias_removal`. Where ν is π, μ is λ once more,
-    and `fit` says so."""
+    """The grid of μ, the strength of log π; by default the values of `bias_removal`. If ν equals π, μ repeats λ and
+    `fit` reports that."""
     default_bias_removal: DialValue | None = None
-    """λ served by default when there is no valid split to choose it on. By default what undoes the training in theory:
-    1, ½ for `exponential`, 0 where the loss leaves nothing that a λ could undo [METHODS §9]."""
+    """λ served by default if no valid split can choose one. By default the λ that removes the training bias in theory:
+    1 for most losses, ½ for `exponential`, 0 if the loss leaves no bias that λ could remove [METHODS §9]."""
     floor: dict[str, Annotated[float, Field(ge=0, le=1)] | RelativeFloor] = Field(default_factory=dict)
-    """Least recall of a bucket on valid, at the k of `metric`: `{ tail = 0.02 }`; or of any metric that is better
-    higher: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. Relative to another setting it is a table:
-    `{ tail = { times = 1.5, bias_removal = 1.0 } }`, of the best on the grid `{ "recall@20" = { times = 0.99 } }`. The
-    default λ, then μ, is the best of those that reach all floors; where none does, the nearest, with a warning."""
+    """Least values on valid. `{ tail = 0.02 }` bounds the recall of a bucket at the k of `metric`. Any metric for which
+    higher is better may have a floor: `{ "ndcg@20" = 0.1, "exposure@20/tail" = 0.05 }`. A table makes a floor relative
+    to another λ, `{ tail = { times = 1.5, bias_removal = 1.0 } }`, or to the best λ of the grid,
+    `{ "recall@20" = { times = 0.99 } }`. The default λ, then μ, is the best setting that reaches all floors. If none
+    does, it is the nearest, with a warning."""
     target_prior: Literal["train", "uniform"] | Path | None = None
-    """Chooses λ and μ for pairs whose labels are drawn otherwise than valid's: `uniform`, every label alike, or a table
-    of `label` and `share`, a path relative to the recipe. Valid's pairs then weigh π*_y / π_y; `train` weighs them
-    alike, every pair and not every query. Epochs still go by `metric`."""
+    """Chooses λ and μ for a target distribution of labels that differs from valid. `uniform` makes every label equally
+    likely; a path, relative to the recipe, names a table with columns `label` and `share`. Pairs of valid then have
+    weight π*_y / π_y. `train` gives every pair the same weight, rather than every query. Early stopping still uses
+    `metric`."""
     baselines: list[BaselineName] = Field(
         default=["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
     )
-    """Reported with the model, of the same pairs, queries and labels; none with `[]`. `recent popularity` counts the
-    latest share of the training pairs, the share chosen on valid. The others are skipped where they would take minutes,
-    `EASE` beyond 20,000 labels, and the report says so."""
+    """Baselines reported with the model, on the same pairs, queries and labels; `[]` for none. `recent popularity`
+    counts the latest share of the training pairs, and valid chooses the share. The report names baselines that are
+    skipped because they would take minutes, such as `EASE` beyond 20,000 labels."""
     tune_baselines: bool = False
-    """Chooses on valid the neighbours and shrinkage of `item-kNN`, the neighbours and powers of `RP3beta`, the
-    regularisation of `EASE`, and the confidence and regularisation of `iALS`."""
+    """Tunes baselines on valid: neighbours and shrinkage of `item-kNN`, neighbours and powers of `RP3beta`,
+    regularisation of `EASE`, confidence and regularisation of `iALS`."""
     groups: list[str] = Field(default_factory=list)
     """Columns whose values make groups of queries, such as `country`: from `data.queries`, or from a feature with
     `from = "row"`. Figures at the default λ and μ are reported for each of the 20 most frequent values. They are also
     reported for queries without a known pair (`new`), with up to the median number (`few`), and with more (`many`)."""
     exclude_seen: bool = True
-    """Leave a query's training labels out of its ranking."""
+    """Excludes a query's training labels from the ranking of this query."""
     buckets: Literal["quantile", "count"] = "quantile"
-    """Head/torso/tail at the 66 % and 33 % quantile of label counts, or at 100 and 20 pairs."""
+    """`quantile` cuts head, torso and tail at the 66 % and 33 % quantiles of label counts; `count` cuts at 100 and 20
+    pairs."""
     log_likelihood: bool = False
-    """Also measure the predictive log-likelihood, log softmax(s_λ) of each held-out pair, in nats: at the λ where
-    scores are log-probabilities. A loss without one is refused [METHODS §2.1]."""
+    """Measures the predictive log-likelihood as well: log softmax(s_λ) of each held-out pair, in nats, at the λ where
+    scores are log-probabilities. A loss without such a λ is refused [METHODS §2.1]."""
     bootstrap: int = Field(default=200, ge=10)
-    """Resamples behind each interval."""
+    """Bootstrap resamples for each interval."""
     propensity: PropensityConfig | None = None
-    """Adds `psp@k` and `psndcg@k`, precision and nDCG that count a label by its inverse propensity."""
+    """Adds `psp@k` and `psndcg@k`: precision and nDCG that weigh a label by its inverse propensity."""
 
     def _problems(self) -> Iterator[str]:
         own = [metric.name for metric in self.metrics]
@@ -322,7 +331,7 @@ class EvaluationConfig(Section):
                 yield f"metric: expected evaluation.propensity with {name!r}, received none"
 
     def _is_metric(self, metric: str, of_buckets: Sequence[str]) -> bool:
-        """Return whether that is measured and better higher; `of_buckets` may be of a bucket."""
+        """Return whether a metric is measured and better when higher; `of_buckets` also exist per bucket."""
         name, _, at = metric.partition("@")
         k, bucketed, bucket = at.partition("/")
         if k not in map(str, self.ks):
@@ -333,16 +342,16 @@ class EvaluationConfig(Section):
 
     @property
     def k(self) -> str:
-        """K of the metric that is chosen by."""
+        """Return the k of `metric`."""
         return k_of(self.metric)
 
     @property
     def measure(self) -> str:
-        """Name what temperature and epochs are chosen by on valid: the metric, or recall under the target prior."""
+        """Name the validation measure that chooses the temperature and the number of epochs."""
         prior = self.target_prior
         return self.metric if prior is None else f"recall@{self.k} under the target prior {prior}"
 
     @property
     def floors(self) -> dict[str, float | RelativeFloor]:
-        """Return what is asked of every metric that has a floor, by its full name."""
+        """Return floors by full metric name; a bucket name stands for the recall of this bucket."""
         return {f"recall@{self.k}/{name}" if name in BUCKET_NAMES else name: it for name, it in self.floor.items()}

@@ -1,4 +1,4 @@
-"""Features, towers and what their outputs mean: `[query]`, `[label]`, `[model]`."""
+"""The recipe tables `[query]`, `[label]` and `[model]`: features, towers and the scoring function."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from longtail.trainer.layers import FEATURES, POOLED, FeatureKind, Kind
 
 
 class EncoderConfig(Section):
-    """Layers over a history's entries in their order, each of which sees those before it; a bare string is a name.
+    """Encode a history as a sequence with causal layers; a bare string is a name.
 
-    What they make of the last entry stands for the history; of an empty one, a learned vector.
+    The output at the last entry represents the history. A learned vector represents an empty history.
     """
 
     name: Literal["sasrec", "hstu"]
-    """`sasrec`: blocks of causal self-attention and a feed-forward layer (Kang and McAuley 2018), normalised before
-    each. `hstu`: pointwise attention with a bias by distance, gated (Zhai et al. 2024)."""
+    """`sasrec`: blocks of causal self-attention and a feed-forward layer, with layer normalisation before each (Kang
+    and McAuley 2018). `hstu`: gated pointwise attention with a bias by distance (Zhai et al. 2024)."""
     layers: int = Field(default=2, ge=1, le=32)
     heads: int = Field(default=2, ge=1)
-    """Attention heads; `dim` of the feature is divided among them."""
+    """Number of attention heads, among which `dim` of the feature is divided."""
     hidden: int | None = Field(default=None, ge=1)
-    """Width of the feed-forward layers of `sasrec`; 4·`dim` unless given."""
+    """Width of the feed-forward layers of `sasrec`; by default 4·`dim`."""
     dropout: float = Field(default=0.2, ge=0, lt=1)
-    """Share of the coordinates of entries, and of what each layer adds to them, set to 0 in training."""
+    """Dropout rate, in training, of the entries' embeddings and of the output of each layer before it is added."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,154 +51,157 @@ class EncoderConfig(Section):
 
 
 class TowerChoice(Choice):
-    """A tower of one's own: a row of `TOWERS`, by its name, and its parameters."""
+    """Choose a custom tower: a row of `TOWERS`, by its name, and its parameters."""
 
     registry: ClassVar[str] = "tower"
 
 
 class KindChoice(Choice):
-    """A feature kind of one's own: a row of `FEATURES`, by its name, and its parameters."""
+    """Choose a custom feature kind: a row of `FEATURES`, by its name, and its parameters."""
 
     registry: ClassVar[str] = "feature"
 
     @property
     def row(self) -> FeatureKind:
-        """Return the kind."""
+        """Return the registered feature kind."""
         return FEATURES[self.name]
 
 
 OWN_ID_UNKNOWN_RATE = 0.1
-"""Default `unknown_rate` of a label's own id with other features."""
+"""Default `unknown_rate` of the label id in a tower that has other features too."""
 
 
 class FeatureConfig(Section):
-    """One feature of a tower: where its values are read, and how they are embedded."""
+    """Describe one feature of a tower: the source of its values, and how to embed them."""
 
     name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*$")
-    """Its name in requests. A query feature named as `data.query_id` is the query's own id, a label feature
-    named as `data.label_id` the label's own."""
+    """Name of the feature in requests. A query feature with the name of `data.query_id` is the query's own id; a label
+    feature with the name of `data.label_id` is the label's own id."""
     kind: Kind
-    """`id`: one id or category. `history`: ids of the labels the query interacted with before; never the
-    positive itself. `audience`: ids of the queries that chose the label; never the row's own. `bag`: ids, or ids with
-    weights. `text`: words, hashed. `number`: one, as `transform` says.
-    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, as its `parts`.
-    A recipe may name a kind of one's own; `kind` is then what it reads, and `own` the choice."""
+    """`id`: one id or category. `history`: ids of the labels that the query interacted with before, without the row's
+    positive. `audience`: ids of the queries that chose the label, without the row's query. `bag`: ids, with or without
+    weights. `text`: hashed words. `number`: one number, scaled as `transform` says.
+    `vector`: `dims` numbers, such as a pretrained embedding of a text or an image. `date`: a time, split into `parts`.
+    A recipe may name a custom kind. `kind` then holds the kind of its input, and `own` holds the custom kind."""
     column: str | None = None
     """Column of the feature table, or of the interactions; by default the feature's name."""
     origin: Literal["table", "row"] = Field(default="table", alias="from")
-    """`from` in a recipe: where its column is. `table`: the feature table. `row`: the interactions, of a query feature:
-    its context, such as the device, the hour or the words searched for, which may differ from row to row."""
+    """Written `from` in a recipe. `table` reads the column from the feature table. `row` reads it from the
+    interactions, for query features only: the context of a query, such as the device, the hour or the search words,
+    which may differ from row to row."""
     separator: str | None = None
-    """Splits a string column of a `bag`, such as `Action|Comedy`."""
+    """For a `bag` in a string column, such as `Action|Comedy`: the character that separates the entries."""
     dim: int = Field(default=64, ge=1)
-    """Width of its embedding; not used by `vector`, nor by a `number` but with `transform = "quantile"`."""
+    """Width of the embedding. A `vector` ignores it, as does a `number` without `transform = "quantile"`."""
     table: str | None = Field(default=None, pattern=r"^[A-Za-z][A-Za-z0-9_]*$")
-    """Features of one table share a vocabulary and an embedding, across both towers; by default a table is
-    named as its feature. A `history` shares the label id's with `table = "<label_id>"`, an `audience` the query id's
-    with `table = "<query_id>"`."""
+    """Name of the embedding table; by default the feature's name. Features with the same table share a vocabulary and
+    embeddings, even across towers. A `history` shares the table of the label id with `table = "<label_id>"`, an
+    `audience` that of the query id with `table = "<query_id>"`."""
     max_length: int = Field(default=50, ge=1)
-    """Longest history, bag or text read; of longer ones the last entries count. Of an `audience`: how many of a longer
-    one a training step draws, anew each; exported labels read all of it, as do labels that are added."""
+    """Largest number of entries read from a history, bag or text: the last ones. A training step draws this many
+    entries of a longer `audience` at random; exported labels, and labels added to a service, read the whole
+    audience."""
     min_count: int = Field(default=1, ge=1)
-    """Ids in fewer training rows than this read the out-of-vocabulary row. Of the own ids, and of a history or an
-    audience, these are training pairs; the own id's number holds for those that share its table."""
+    """Ids in fewer training rows read the out-of-vocabulary row. For the own ids, histories and audiences, the rows
+    counted are training pairs. Features that share the table of an own id use the `min_count` of the own id."""
     hash_rows: int = Field(default=2**16, ge=2)
     """Rows of a `text` feature's table."""
     combiner: Literal["mean", "sum", "sqrtn", "attention"] = "mean"
-    """How a history, audience, bag or text is pooled. `attention` is the mean by weights times exp(e·a), e an entry's
-    embedding and a a learned vector."""
+    """How a history, audience, bag or text is pooled. `attention` is the mean by weights times exp(e·a), where e is an
+    entry's embedding and a is a learned vector."""
     weights: Literal["equal", "symmetric"] = "equal"
-    """Of a `history` or an `audience`: what an entry weighs. `equal`: 1. `symmetric`: 1 / √(n·d), n the entries and d
-    the training pairs of the entry's label, or query (LightGCN, He et al. 2020)."""
+    """Weights of the entries of a `history` or an `audience`. `equal`: 1. `symmetric`: 1 / √(n·d), where n is the
+    number of entries and d the number of training pairs of the entry's label or query (LightGCN, He et al. 2020)."""
     damping: float = Field(default=0.0, ge=0)
-    """Entries of zeros that a `mean` is taken with, Σwe / (Σ|w| + damping): few entries say less than many. Where
-    `similarity` is a cosine and nothing else is in the tower, it changes nothing."""
+    """Shrinks a `mean` of few entries towards 0: Σwe / (Σ|w| + damping). It has no effect if `similarity` is `cosine`
+    and the tower has no other feature."""
     unknown_rate: float | None = Field(default=None, ge=0, lt=1)
-    """Share of training values replaced by the out-of-vocabulary row, so that it is trained to stand for ids never
-    seen. By default 0.01 in the query tower; in the label tower 0, and 0.1 of the label's own id beside other
-    features. A `vector`, or a `number` that tells missing values apart, becomes missing instead; another `number`
-    never does."""
+    """Share of training values replaced by the out-of-vocabulary row, which trains this row to represent unseen ids.
+    The default is 0.01 in the query tower; 0.1 for the label's own id in a label tower with other features; else 0. A
+    `vector`, or a `number` with a representation of missing values, becomes missing instead. Any other `number` ignores
+    the rate."""
     events: list[str] = Field(default_factory=list)
-    """Of a `history`: only pairs of these types, of those that `data.events` gives a weight above 0; by default all."""
+    """For a `history`: reads only pairs of these event types, each of which needs a weight above 0 in `data.events`. By
+    default all."""
     sample: int | None = Field(default=None, ge=1)
-    """Of a `history`: how many entries of a longer one training draws, anew each time; each weighs as many as it stands
-    for. By default all, up to `max_length`, as evaluation and the service read."""
+    """For a `history`: each training step draws this many entries of a longer history, and weighs each by the number of
+    entries that it represents. By default training reads all entries up to `max_length`, as evaluation and the service
+    do."""
     entries: Literal["table", "label_tower", "both"] = "table"
-    """Of a `history`. `table`: an entry is its label's row of `table`. `label_tower`: what the label tower makes of its
-    label, by all its features, with its gradient: `dim` is `model.dim`, and labels without a training pair are told
-    apart, too. `both`: the sum of the two."""
+    """For a `history`, the embedding of an entry. `table`: the label's row of `table`. `label_tower`: the output of the
+    label tower for the label, from all label features, with gradient. `dim` must then equal `model.dim`, and labels
+    without a training pair can be distinguished as well. `both`: the sum of the two."""
     half_life: float | None = Field(default=None, gt=0)
-    """Of a `history`: an entry weighs half as much as the one that comes so many entries after it."""
+    """For a `history`: the number of entries over which the weight of older entries falls by half."""
     encoder: EncoderConfig | None = None
-    """Of a `history`: reads it as a sequence, by the layers of `sasrec` or `hstu`, in place of pooling it; the data
-    need an order in time. A step then holds the pairs of whole queries."""
+    """For a `history`: encodes it as a sequence, with `sasrec` or `hstu` layers, instead of pooling it. The data need
+    an order in time. A training step then holds all pairs of each of its queries."""
     transform: Literal["standard", "log", "quantile"] = "standard"
-    """Of a `number`. `standard`: minus the training mean, over the training standard deviation. `log`: the same of
-    sign(x)·log(1 + |x|), for prices and counts. `quantile`: an embedding for each of `buckets` ranges that hold as many
-    training values each."""
+    """For a `number`. `standard` subtracts the training mean and divides by the training standard deviation. `log` does
+    the same to sign(x)·log(1 + |x|), for prices and counts. `quantile` learns an embedding for each of `buckets` ranges
+    with equal numbers of training values."""
     buckets: int = Field(default=16, ge=2, le=1024)
-    """Ranges of `transform = "quantile"`; fewer where many values are equal."""
+    """Number of ranges of `transform = "quantile"`; there are fewer if many values are equal."""
     missing: Literal["mean", "flag"] = "mean"
-    """Of a `number` that is not given, null or NaN: the training mean, or that and a flag beside it that the tower
-    reads. With `transform = "quantile"` it has an embedding of its own."""
+    """For a `number` that is absent, null or NaN. `mean` reads the training mean; `flag` also adds an input that marks
+    the value as missing. With `transform = "quantile"` missing values have an embedding of their own."""
     dims: int | None = Field(default=None, ge=1)
-    """Numbers in a `vector`; needed there."""
+    """Length of a `vector`, which needs this key."""
     projection: int | None = Field(default=None, ge=1)
-    """Width of a linear layer after a `vector`; without it the numbers go into the tower as they are."""
+    """Width of a linear layer after a `vector`. Without it the tower reads the vector as it is."""
     normalise: bool = False
-    """Divides a `vector` by its norm, before its projection; one of zeros stays."""
+    """Divides a `vector` by its norm before the projection. A vector of zeros stays zero."""
     parts: list[DatePart] = Field(default=["hour", "weekday", "month", "age"], min_length=1)
-    """What a `date` is read as, in UTC; the mean of their embeddings stands for it. `age` is in days before the latest
-    one in training, by powers of two."""
+    """Parts of a `date`, in UTC; the mean of the parts' embeddings represents the date. `age` counts days before the
+    latest date in training, in ranges by powers of two."""
 
     _own: KindChoice | None = PrivateAttr(default=None)
 
     @property
     def own(self) -> KindChoice | None:
-        """Return the kind of one's own that the recipe names; None for one of ours."""
+        """Return the custom kind that the recipe names; None for a built-in kind."""
         return self._own
 
     @property
     def source(self) -> str:
-        """Return the column it is read from."""
+        """Return the column with the feature's values."""
         return self.column or self.name
 
     @property
     def table_name(self) -> str:
-        """Return name of its vocabulary and of what its ids are rows of: an embedding table, or label embeddings."""
+        """Name the feature's vocabulary and the table that its ids index: embeddings, or label embeddings."""
         if self.entries == "table":
             return self.table or self.name
         return LABEL_ROWS if self.entry_table is None else f"{LABEL_ROWS}-{self.entry_table}"
 
     @property
     def reads_label_tower(self) -> bool:
-        """Return whether its entries are made of outputs of the label tower, which no embedding table holds."""
+        """Return whether the feature's entries are outputs of the label tower."""
         return self.entries != "table"
 
     @property
     def entry_table(self) -> str | None:
-        """Return the embedding table whose rows are added to the label embeddings that are its entries; None if none
-        is."""
+        """Return the embedding table added to outputs of the label tower; None without one."""
         return (self.table or self.name) if self.entries == "both" else None
 
     @property
     def has_table(self) -> bool:
-        """Return whether it is looked up in an embedding table."""
+        """Return whether the feature's values are looked up in an embedding table."""
         return self.kind not in ("number", "vector") or self.in_buckets
 
     @property
     def bagged(self) -> bool:
-        """Return whether a tower sees entries with weights."""
+        """Return whether the tower reads a bag: entries with weights."""
         return self.kind in POOLED
 
     @property
     def in_buckets(self) -> bool:
-        """Return whether it is a number that is looked up by its range."""
+        """Return whether the feature is a number that is looked up by its range."""
         return self.kind == "number" and self.transform == "quantile"
 
     @property
     def table_rows(self) -> int | None:
-        """Return rows of its table where the data do not decide; None for a table with a vocabulary."""
+        """Return the fixed number of rows of the feature's table; None for a table with a vocabulary."""
         if self.kind == "text":
             return self.hash_rows
         if self.kind == "date":
@@ -207,25 +210,27 @@ class FeatureConfig(Section):
 
     @property
     def has_flag(self) -> bool:
-        """Return whether an input `NAME__missing` tells the tower that it is missing."""
+        """Return whether an input `NAME__missing` marks missing values for the tower."""
         return self.kind == "vector" or (self.kind == "number" and self.missing == "flag" and not self.in_buckets)
 
     @property
     def unknown(self) -> tuple[str, int] | None:
-        """Get the tower's input that says that a value is unknown, and what it holds then; None if nothing says so."""
+        """Return the tower input that marks an unknown value, and its mark; None without such an input."""
         if self.has_flag:
             return f"{self.name}__missing", 1
         return (self.name, 0) if self.has_table else None
 
     @property
     def in_tree(self) -> bool:
-        """Return whether the tree of sampler `adversarial` reads it: not vectors, dates, ranges, numbers with a flag,
-        nor histories with an encoder."""
+        """Return whether the tree of sampler `adversarial` reads the feature.
+
+        It does not read vectors, dates, ranges, numbers with a flag, nor histories with an encoder.
+        """
         return self.kind not in ("vector", "date") and not (self.in_buckets or self.has_flag or self.encoder)
 
     @property
     def width(self) -> int:
-        """Return columns that it adds to a concatenation, if its kind is ours."""
+        """Return the number of columns that a feature of a built-in kind adds to a concatenation."""
         if self.kind == "vector":
             return self.projection or self.dims or 1
         return self.dim if self.has_table else 1 + self.has_flag
@@ -233,7 +238,7 @@ class FeatureConfig(Section):
     @model_validator(mode="wrap")
     @classmethod
     def _of_any_kind(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Read a kind of one's own off the recipe, and refuse keys of the steps that it takes the place of."""
+        """Read a custom kind from the recipe, and refuse keys of the steps that it replaces."""
         name = given.get("kind") if isinstance(given, dict) else None
         if not isinstance(name, str) or name in get_args(Kind):
             return handler(given)
@@ -246,8 +251,8 @@ class FeatureConfig(Section):
         feature = handler({key: given[key] for key in keys & given.keys()} | {"kind": own.row.reads})
         if left := sorted(_LAST_STEPS & feature._changed):
             raise ValueError(
-                f"feature {feature.name!r}: expected no {', '.join(left)} with kind {own.name!r}, which does "
-                f"that itself with what it reads ({own.row.reads})"
+                f"feature {feature.name!r}: expected no {', '.join(left)} with kind {own.name!r}, which replaces "
+                f"these steps of kind {own.row.reads!r}"
             )
         feature._own = own
         return feature
@@ -286,7 +291,7 @@ class FeatureConfig(Section):
 
 
 LABEL_ROWS = "label-rows"
-"""Prefix of vocabularies of all labels, whose rows are label embeddings; no name of a feature's table has a hyphen."""
+"""Prefix of vocabularies whose rows are label embeddings; its hyphen is in no name of a feature's table."""
 
 NEIGHBOURS = ("history", "audience")
 """Kinds whose entries are the training pairs of the query, or of the label."""
@@ -301,39 +306,39 @@ _ONLY_OF = {
 """Keys that belong to some kinds alone."""
 
 _POOLING = {"combiner", "damping", "half_life", "sample", "weights"}
-"""Keys of pooling, which an encoder takes the place of."""
+"""Keys of pooling, which an encoder replaces."""
 
 _LAST_STEPS = {"combiner", "damping", "encoder", "transform", "buckets", "projection"}
-"""Keys of the steps that a kind of one's own takes the place of."""
+"""Keys of the steps that a custom kind replaces."""
 
 
 class TowerConfig(Section):
-    """A tower: embeddings → combination → MLP → projection to `model.dim`.
+    """Build a tower: embeddings → combination → MLP → projection to `model.dim`.
 
-    A `tower` of one's own takes the place of all between the combination and the projection.
+    A custom `tower` replaces the layers between the combination and the projection.
     """
 
     features: list[FeatureConfig] = Field(min_length=1)
     combine: Literal["concat", "sum"] = "concat"
-    """`sum` needs features of equal width."""
+    """How features are combined: concatenated or summed. `sum` needs features of equal width."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the combination's coordinates set to 0 in training, the others scaled by 1 / (1 − share); none
-    in evaluation and in the service."""
+    """Dropout rate of the combination in training: this share of coordinates is set to 0, and the others are scaled by
+    1 / (1 − share)."""
     input_activation: Literal["linear", "relu"] = "linear"
     """Applied to the combination, before `hidden`. [Re19 §5]'s 512 → ReLU → 512 is one bag of `dim = 512` with
     `combiner = "sum"`, `input_activation = "relu"` and `model.dim = 512`."""
     hidden: list[int] = Field(default_factory=list)
-    """Widths of ReLU layers. With none, a linear input and one already `model.dim` wide, there is no projection."""
+    """Widths of ReLU layers. Without hidden layers, a linear combination of width `model.dim` is not projected."""
     tower: TowerChoice | None = None
-    """A tower of one's own, by its name, or with its parameters: `{ name = "gated", experts = 4 }`. It goes from the
-    combination to any width, in place of `hidden`."""
+    """A custom tower, by its name, or with its parameters: `{ name = "gated", experts = 4 }`. It maps the combination
+    to any width, instead of `hidden`."""
 
     def _problems(self) -> Iterator[str]:
         names = [feature.name for feature in self.features]
         if len(set(names)) != len(names):
             yield f"features: expected distinct names, received {names}"
         if self.tower is not None and self.hidden:
-            yield f"tower {self.tower.name!r}: expected no hidden with it, which belongs to our tower"
+            yield f"tower {self.tower.name!r}: expected no hidden with it, as a custom tower replaces hidden layers"
         if any(width < 1 for width in self.hidden):
             yield f"hidden: expected widths >= 1, received {self.hidden}"
         widths = {feature.width for feature in self.features if feature.own is None}
@@ -342,19 +347,19 @@ class TowerConfig(Section):
 
 
 class ModelConfig(Section):
-    """The scoring function `u·v / T` of the towers' outputs, with an optional label bias."""
+    """Define the score `u·v / T` of the towers' outputs, with an optional label bias."""
 
     dim: int = Field(default=64, ge=1)
     similarity: Literal["cosine", "dot"] = "cosine"
     """`cosine` divides both outputs by their norm."""
     temperature: Annotated[float, Field(gt=0)] | Literal["auto"] = 0.1
-    """T of logit = u·v / T. `auto`: `fit` takes the best on valid of several short runs, a fifth of the epochs each; a
-    warm start keeps that of its bundle."""
+    """T of logit = u·v / T. With `auto`, `fit` tries several temperatures in short runs of a fifth of the epochs each
+    and takes the best on valid. A warm start keeps the temperature of its bundle."""
     learn_temperature: bool = False
     label_bias: bool = False
-    """Adds a learned b_y to the logit, served as a coordinate of the index."""
+    """Adds a learned bias b_y to the logit. The index stores it as one more coordinate."""
     init_scale: float = Field(default=0.1, gt=0)
-    """Standard deviation of fresh embeddings."""
+    """Standard deviation of initial embeddings."""
 
     @property
     def number(self) -> float:

@@ -1,4 +1,4 @@
-"""`[tune]`: what `longtail-train tune` tries, what it looks for, and what it holds trials to."""
+"""`[tune]`: the ranges, objectives and constraints of `longtail-train tune`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _BY_BUCKET = ("recall", "exposure", "coverage", "balanced_error")
 
 
 class RangeConfig(Section):
-    """Values of one key: `{ low = 0.05, high = 0.5, log = true }`, or `{ choices = ["unit", "importance"] }`.
+    """List the values of one key: `{ low = 0.05, high = 0.5, log = true }` or `{ choices = ["unit", "importance"] }`.
 
-    Whole numbers are tried where `low` and `high` are whole: for a share write `low = 0.0`.
+    If `low` and `high` are whole, only whole numbers are tried; write `low = 0.0` for a share.
     """
 
     low: int | float | None = None
     high: int | float | None = None
     step: int | float | None = Field(default=None, gt=0)
-    """Only `low`, `low + step`, … up to `high`."""
+    """Tries only `low`, `low + step`, … up to `high`."""
     log: bool = False
-    """Equal ratios are equally likely, as suits rates and temperatures; by default equal differences."""
+    """Samples uniformly in the logarithm, which suits rates and temperatures; by default uniformly in the value."""
     choices: list[Any] | None = Field(default=None, min_length=1)
-    """Any values that the key may have, tables among them: `{ name = "uniform", negatives = 512 }`."""
+    """A list of values of the key. A value may be a table: `{ name = "uniform", negatives = 512 }`."""
 
     def _problems(self) -> Iterator[str]:
         low, high, step = self.low, self.high, self.step
@@ -45,12 +45,12 @@ class RangeConfig(Section):
 
     @property
     def whole(self) -> bool:
-        """Whether only whole numbers are tried."""
+        """Return whether only whole numbers are tried."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 class BoundConfig(Section):
-    """Limits of a metric on valid: `{ at_least = 0.02 }`, `{ at_most = 0.9 }`, or both."""
+    """Limit a metric on valid: `{ at_least = 0.02 }`, `{ at_most = 0.9 }`, or both."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -60,7 +60,7 @@ class BoundConfig(Section):
             yield "expected at_least or at_most, received neither"
 
     def missed(self, value: float) -> float:
-        """Compute by how much a value lies outside; 0 within."""
+        """Compute the distance of a value from the limits; 0 within."""
         below = 0.0 if self.at_least is None else self.at_least - value
         above = 0.0 if self.at_most is None else value - self.at_most
         return max(below, above, 0.0)
@@ -71,29 +71,33 @@ class BoundConfig(Section):
 
 
 class TuneConfig(Section):
-    """Ranges and limits of `longtail-train tune`, whose trials are measured on valid as `fit` does; none reads test."""
+    """Configure `longtail-train tune`. Trials are measured on valid, as `fit` does; no trial reads test."""
 
     ranges: dict[str, RangeConfig] = Field(min_length=1)
-    """By any key that `--set` takes, in quotes: `"model.temperature" = { low = 0.05, high = 0.5, log = true }`; but for
-    those that decide what is measured: `name`, `seed`, `evaluation`, `tune`, the split and the catalogue."""
+    """Ranges by the key that `--set` takes, in quotes: `"model.temperature" = { low = 0.05, high = 0.5, log = true }`.
+    Keys that change the measurement itself are not allowed: `name`, `seed`, `evaluation`, `tune`, the split and the
+    catalogue."""
     trials: int = Field(default=20, ge=1)
-    """Number of trials, with those of earlier runs, pruned and refused ones."""
+    """Total number of trials, including those of earlier runs and those that were pruned or refused."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of the search; trainings use the recipe's own `seed`."""
+    """Seed of the search. Every training uses the recipe's own `seed`."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """`tpe`: Optuna's tree-structured Parzen estimator, after ten random trials. `random`: all trials are."""
+    """`tpe` is Optuna's tree-structured Parzen estimator, after ten random trials. `random` draws all trials at
+    random."""
     prune: bool = True
-    """Ends a trial whose best validation is below the median of five complete trials or more at the same one; only with
-    `evaluation.metric` as the one objective and no constraints, which validations do not show."""
+    """Ends a trial whose best validation so far is below the median of at least five complete trials at the same
+    validation. It needs `evaluation.metric` as the only objective and no constraints, which validations do not
+    measure."""
     objectives: list[str] = Field(default_factory=list)
-    """Metrics on valid such as `recall@20/tail`, the k one of `evaluation.ks`; by default `evaluation.metric`.
-    `balanced_error`, `gini` and `popularity` are minimised. With several, `front/` has the Pareto front's recipes."""
+    """Metrics on valid such as `recall@20/tail`, with k from `evaluation.ks`; by default `evaluation.metric`.
+    `balanced_error`, `gini` and `popularity` are minimised. With several objectives, `front/` holds the recipes of the
+    Pareto front."""
     constraints: dict[str, BoundConfig] = Field(default_factory=dict)
-    """Limits of metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best of those within; where
-    there is none, the nearest, with a warning."""
+    """Limits of metrics: `"recall@20/tail" = { at_least = 0.02 }`. The best trial is the best within all limits. If no
+    trial is, the nearest is chosen, with a warning."""
 
     def problems(self, evaluation: EvaluationConfig) -> Iterator[str]:
-        """Yield metrics that are not measured."""
+        """Yield objectives and constraints whose metrics are not measured."""
         if len(set(self.objectives)) < len(self.objectives):
             yield f"tune.objectives: expected distinct metrics, received {self.objectives}"
         known = measured_metrics(evaluation)
@@ -103,7 +107,7 @@ class TuneConfig(Section):
 
 
 def measured_metrics(evaluation: EvaluationConfig) -> list[str]:
-    """List the metrics that every point of a curve has."""
+    """List the metrics that are measured at every λ and μ."""
     plain = ["recall", "ndcg", "precision", "hit_rate", "mrr", "coverage", "gini", "balanced_error", "popularity"]
     plain += ["psp", "psndcg"] if evaluation.propensity else []
     plain += [metric.name for metric in evaluation.metrics]

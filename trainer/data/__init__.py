@@ -1,6 +1,5 @@
-"""From files to integer pairs and encoded features.
+"""Reading of files into integer pairs and encoded features.
 
-`tables.py` reads files; `pairs.py`, `cut.py` and `dataset.py` make the data set; `columns.py`
-and `encode.py` encode its features; `batches.py` makes the batches of an epoch; `sources/` has the
-known data sets.
+`interactions.py` and `tables.py` read files; `pairs.py`, `cut.py` and `dataset.py` build the data set; `columns.py` and
+`encode.py` encode features; `batches.py` builds the batches of an epoch; `sources/` has the known data sets.
 """

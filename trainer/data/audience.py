@@ -1,4 +1,4 @@
-"""Which queries chose a label: what label features of kind `audience` read.
+"""Audiences: the queries that chose a label, for label features of kind `audience`.
 
 Legend: `N` training pairs, `L` labels, `Q` queries, `B` some labels, `P` positions of a padded audience.
 """
@@ -15,20 +15,20 @@ from longtail.bundle.arrays import Int32, Int64
 from longtail.trainer.data.pairs import Pairs
 
 _BLOCK = 4096
-"""Labels of a block, at most."""
+"""Largest number of labels in a block."""
 _ENTRIES = 1 << 18
-"""Entries of a block, padding included; one label's may be more."""
+"""Largest number of entries in a block, padding included; a single label may have more."""
 
 
 @dataclass(frozen=True)
 class Audience:
-    """The training pairs by label: label y has the entries `offsets[y]:offsets[y + 1]`, in the order of query rows.
+    """Hold the training pairs by label: label y has entries `offsets[y]:offsets[y + 1]`, sorted by query row.
 
     Attributes:
         offsets: int64 [L + 1].
         ids: vocabulary rows of the entries' queries by feature name, int32 [N] each.
-        own: of each pair, by its place in the training pairs: where its query's entries begin within its label's, and
-            how many they are, int32 [N, 2].
+        own: for each training pair, the first entry of its query among its label's entries, and the number of entries
+            of this query, int32 [N, 2].
     """
 
     offsets: Int64
@@ -37,7 +37,7 @@ class Audience:
 
     @classmethod
     def of(cls, pairs: Pairs, rows: Mapping[str, Int32], *, labels: int) -> Audience:
-        """From the training pairs.
+        """Group the training pairs by label.
 
         Args:
             pairs: sorted by query.
@@ -46,6 +46,7 @@ class Audience:
         order = np.argsort(pairs.labels, kind="stable")
         queries_N, labels_N = pairs.queries[order], pairs.labels[order]
         offsets = np.concatenate([[0], np.cumsum(np.bincount(labels_N, minlength=labels))])
+        # A run is the entries of one query with one label, which are neighbours in this order.
         begins_N = np.ones(len(order), bool)
         begins_N[1:] = (np.diff(labels_N) != 0) | (np.diff(queries_N) != 0)
         begins = np.flatnonzero(begins_N)
@@ -57,17 +58,20 @@ class Audience:
 
     @property
     def nbytes(self) -> int:
-        """Return bytes of all of it."""
+        """Return the size of all arrays, bytes."""
         return self.offsets.nbytes + self.own.nbytes + sum(ids.nbytes for ids in self.ids.values())
 
     @property
     def longest(self) -> int:
-        """Return entries of the longest audience; 1 where all are empty."""
+        """Return the number of entries of the longest audience, at least 1."""
         return max(int(np.diff(self.offsets).max(initial=0)), 1)
 
     def inputs(self, rows_B: Int32) -> Inputs:
-        """Return the label tower's inputs of whole audiences: `name` int32 [B, P] and `name__weight` float32 [B, P] of
-        each feature. P is that of the longest, rounded up to a power of two so that few shapes occur."""
+        """Return the label tower's inputs with whole audiences.
+
+        Each feature has `name` int32 [B, P] and `name__weight` float32 [B, P]. P is the length of the longest audience,
+        rounded up to a power of two, because a tower is compiled again for every new shape.
+        """
         starts_B, sizes_B = self.offsets[rows_B], np.diff(self.offsets)[rows_B]
         places_P = np.arange(_width(sizes_B))
         inside_BP = places_P < sizes_B[:, None]
@@ -79,18 +83,20 @@ class Audience:
         return inputs
 
     def blocks(self) -> Iterator[Int32]:
-        """Return all labels in blocks of bounded size, those with long audiences first; a last one is filled up with
-        its last label, so that few shapes occur."""
+        """Yield all labels in blocks of bounded size, labels with long audiences first.
+
+        Copies of the last label fill up the last block, because a tower is compiled again for every new shape.
+        """
         sizes_L = np.diff(self.offsets)
         order, at = np.argsort(-sizes_L, kind="stable").astype(np.int32), 0
         while at < len(order):
             count = min(max(_ENTRIES // _width(sizes_L[order[at : at + 1]]), 1), _BLOCK, len(order))
             rows = order[at : at + count]
-            yield np.pad(rows, (0, count - len(rows)), mode="edge")
+            yield np.pad(rows, (0, count - len(rows)), mode="edge")  # labels embedded twice get the same values
             at += count
 
     def some(self, limit: int) -> Int32:
-        """Return rows of the first labels, at most `limit`, fewer where their audiences are more than a block."""
+        """Return the rows of the first labels, at most `limit`, and fewer if their audiences exceed a block."""
         rows = np.arange(min(limit, len(self.offsets) - 1), dtype=np.int32)
         while len(rows) > 1 and len(rows) * _width(np.diff(self.offsets)[rows]) > _ENTRIES:
             rows = rows[: len(rows) // 2]

@@ -1,7 +1,7 @@
 """Tower inputs of queries, and the batches of an epoch.
 
-Tower inputs are named as `bundle.Feature` says: `name` int32 [B] or [B, P], `name__weight` float32
-[B, P] for histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
+Tower inputs have the names of `bundle.Feature`: `name` int32 [B] or [B, P], `name__weight` float32 [B, P] for
+histories, bags and texts, `name` float32 [B] for numbers, [B, D] for vectors.
 
 Legend: `B` batch, `P` positions of a padded bag, `L` labels.
 """
@@ -28,20 +28,19 @@ if TYPE_CHECKING:
     from longtail.trainer.losses.method import Method
 
 _UNKNOWN_RATE = 0.01
-"""Of query features, unless the recipe says otherwise."""
+"""Default `unknown_rate` of query features."""
 
 
 class QueryFeatures:
-    """Encodes requests: attributes by query row or version, contexts by theirs, histories by place in
-    the training pairs.
+    """Encode requests: attributes by query row or version, contexts by row, histories by place of the pair.
 
     Args:
         encoded: one entry per feature other than `history`.
         history_ids: vocabulary rows of every label, int32 [L], by feature name.
-        ordered: a history is what came before; otherwise all other pairs of the query.
-        requests: the ways in which queries are asked; None where there is one of each.
-        query_id: name of the feature that is the query's own id, which is by query row whatever the version.
-        events: codes of the pairs that a history is made of, by feature name; a history without is made of all.
+        ordered: a history holds the earlier pairs of the query; otherwise all other pairs.
+        requests: the distinct requests; None if every query has exactly one.
+        query_id: name of the feature that is the query's own id, which is read by query row for every version.
+        events: codes of the event types in a history, by feature name; without codes, a history holds all pairs.
     """
 
     def __init__(
@@ -68,24 +67,24 @@ class QueryFeatures:
         self._histories = {name: Histories.of(known, offsets, self._events.get(name)) for name in self._history_ids}
 
     def with_history(self, known: Pairs) -> QueryFeatures:
-        """These features with histories read from other pairs."""
+        """Return a copy of these features with histories from other pairs."""
         made = copy(self)
         made._read(known)
         return made
 
     def chosen(self, feature: str) -> Int32:
-        """Return label rows of all entries of a history, int32 [n]."""
+        """Return the label rows of all entries of a history feature, int32 [n]."""
         return self._histories[feature].bags.ids
 
     def of_pairs(self, pairs_B: Int64, rng: np.random.Generator, *, packed: bool = False) -> Inputs:
-        """Return inputs of training pairs, [B] or [B, P] by name; the positive is in no history.
+        """Return inputs of training pairs, [B] or [B, P] by name; histories exclude the row's positive.
 
         Some values become unknown, each feature at its `unknown_rate`.
 
         Args:
             pairs_B: rows of the pairs in `known`, int64.
-            rng: draws what becomes unknown, and which part of a history that is too long is read.
-            packed: lay sequences out as `model.sequences` packs them, [S, P], with columns that say where.
+            rng: draws the unknown values, and the part of a history beyond `max_length` to read.
+            packed: packs sequences, [S, P], as `model.sequences` reads them, with columns that locate each history.
         """
         inputs = self._static(self._known.request_rows[pairs_B])
         for feature in self._features:
@@ -99,10 +98,10 @@ class QueryFeatures:
         return inputs
 
     def of_queries(self, requests_B: Int32) -> Inputs:
-        """Return inputs of queries as they stand after all known pairs: what a service would be asked.
+        """Return inputs of queries after all known pairs, as a service would receive them.
 
         Args:
-            requests_B: rows as `Pairs.request_rows` has them, int32: of `Dataset.requests`, or query rows without.
+            requests_B: rows of `Dataset.requests`, or query rows without requests, int32.
         """
         inputs = self._static(requests_B)
         queries_B = requests_B if self._requests is None else self._requests.queries[requests_B]
@@ -115,7 +114,7 @@ class QueryFeatures:
         return inputs
 
     def _static(self, requests_B: Int32) -> Inputs:
-        """Return inputs of all features but histories."""
+        """Return inputs of all features except histories."""
         requests = self._requests
         if requests is None:
             return take_rows(self._features, self._encoded, requests_B)
@@ -137,8 +136,11 @@ class QueryFeatures:
         ends_B: Int64,
         positives_B: Int32 | None,
     ) -> Inputs:
-        """Padded histories, without the positives, int32 [B], which are label rows: several labels may read one row of
-        the vocabulary. A sequence keeps what came before, its positive too where that is chosen again."""
+        """Return padded histories without the positives, label rows int32 [B].
+
+        Positives are compared as label rows, since several labels may share a row of the vocabulary. A sequence keeps
+        all earlier pairs, even of a label that is chosen again.
+        """
         labels_BP, weights_BP = self._histories[feature.name].bags.pad(starts_B, ends_B, feature.max_length)
         if positives_B is not None and feature.encoder is None:
             weights_BP = np.where(labels_BP == positives_B[:, None], np.float32(0), weights_BP)
@@ -156,6 +158,7 @@ class QueryFeatures:
             ends_B = history.before(pairs_B)
             starts_B = np.maximum(starts_B, ends_B - feature.max_length)
         else:
+            # Without an order in time no part of a long history is better than another, so read a random window.
             spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
             starts_B = starts_B + rng.integers(0, spare_B + 1)
         if feature.sample is None:
@@ -181,9 +184,12 @@ class QueryFeatures:
     def _drawn(
         self, feature: FeatureConfig, starts_B: Int64, ends_B: Int64, pairs_B: Int64, rng: np.random.Generator
     ) -> Inputs:
-        """Of each history `starts:ends` without the pair itself, as many equal parts as are drawn, and of each an entry
-        that weighs as many as its part has [METHODS §10.1]."""
+        """Sample each history `starts:ends` without the pair itself [METHODS §10.1].
+
+        The history is cut into `sample` equal parts. Each part gives one entry, whose weight is the size of the part.
+        """
         history, width, positives_B = self._histories[feature.name], feature.sample or 1, self._known.labels[pairs_B]
+        # The pair's own place in the history, if its event type is in the history and the place is in the range.
         own_B, labels = history.before(pairs_B), history.bags.ids
         there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))
         there_B[there_B] = labels[own_B[there_B]] == positives_B[there_B]
@@ -192,7 +198,7 @@ class QueryFeatures:
         sizes_BP = each_B1 + (places_P < more_B1)
         at_BP = starts_B[:, None] + places_P * each_B1 + np.minimum(places_P, more_B1)
         at_BP += (rng.random(sizes_BP.shape) * sizes_BP).astype(np.int64)
-        at_BP += there_B[:, None] & (at_BP >= own_B[:, None])
+        at_BP += there_B[:, None] & (at_BP >= own_B[:, None])  # skip the pair itself, which the parts do not count
         labels_BP = labels[np.where(sizes_BP > 0, at_BP, 0)] if len(labels) else np.zeros(at_BP.shape, np.int32)
         weights_BP = np.where(labels_BP == positives_B[:, None], 0, sizes_BP).astype(np.float32)
         ids_BP = np.where(weights_BP > 0, self._history_ids[feature.name][labels_BP], np.int32(0))
@@ -205,7 +211,7 @@ def take_rows(
     """Return tower inputs of some rows of the encoded columns, [B] or [B, P] by name.
 
     Args:
-        features: of one tower; those that are not in `encoded` are left out.
+        features: features of one tower; features without an entry in `encoded` are ignored.
     """
     inputs: Inputs = {}
     for feature in features:
@@ -234,16 +240,17 @@ def epoch_batches(
     visits: Callable[[np.random.Generator], Int64] | None = None,
     packs: bool = True,
 ) -> Iterator[tuple[int, Inputs]]:
-    """Make shuffled batches of one epoch, numbered, from step `first` on; what is left over at the end is dropped.
+    """Yield numbered, shuffled batches of one epoch, from step `first` on; a last incomplete batch is dropped.
 
     A batch holds the query tower's inputs by name, `_pair` int [B] (rows of `pairs`), `_positive` int32 [B] (label
-    rows), `_weight` float32 [B], and the columns of the methods. With sequences it holds the pairs of whole queries,
-    but for the first and the last, and the sequences are packed. The same arguments give the same batches.
+    rows), `_weight` float32 [B], and the columns of the methods. With sequences, a batch holds all pairs of its
+    queries, except for the first and the last query, and sequences are packed. The same arguments give the same
+    batches.
 
     Args:
-        seed: with `epoch` it decides the order and every draw.
-        visits: rows of the training pairs in the order of an epoch, int64; by default all of them.
-        packs: pack sequences; not where a batch is taken in parts.
+        seed: determines, together with `epoch`, the order and every draw.
+        visits: rows of the training pairs in the order of an epoch, int64; by default all pairs.
+        packs: packs sequences; must be false if a batch is cut into parts.
     """
     rng = np.random.default_rng([seed, epoch])
     order = rng.permutation(len(pairs)) if visits is None else visits(rng)
@@ -252,6 +259,7 @@ def epoch_batches(
         order = _by_query(order, pairs, seed=seed, epoch=epoch)
     for step in range(first, len(order) // batch_size):
         rows_B = order[step * batch_size : (step + 1) * batch_size]
+        # A generator per step, and per method: a resumed run gets the same batches without the steps before.
         batch = features.of_pairs(rows_B, np.random.default_rng([seed, epoch, step]), packed=packed)
         batch["_pair"] = pair_numbers(rows_B, len(pairs))
         batch["_positive"] = pairs.labels[rows_B]
@@ -262,12 +270,12 @@ def epoch_batches(
 
 
 def pair_numbers(rows_B: Int64, pairs: int) -> Int32 | Int64:
-    """Return rows of pairs, [B], as int32 where that holds all of them."""
+    """Return rows of pairs, [B], as int32 if all rows fit."""
     return rows_B.astype(np.int32) if pairs <= 1 << 31 else rows_B
 
 
 def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inputs]]:
-    """Return the same batches, the next of which is made while one is used."""
+    """Yield the same batches; a thread prepares the next batch while one is in use."""
     with ThreadPoolExecutor(1) as pool:
         coming = pool.submit(next, batches, None)
         while (batch := coming.result()) is not None:
@@ -276,13 +284,13 @@ def made_ahead(batches: Iterator[tuple[int, Inputs]]) -> Iterator[tuple[int, Inp
 
 
 def one_per_query(pairs: Pairs, rng: np.random.Generator) -> Int64:
-    """Draw one pair of every query, in a random order; rows of the pairs, int64."""
-    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))
+    """Draw one pair of every query, in random order; rows of the pairs, int64."""
+    starts = np.flatnonzero(np.diff(pairs.queries, prepend=-1))  # pairs are sorted by query
     return rng.permutation(rng.integers(starts, np.append(starts[1:], len(pairs))))
 
 
 def _by_query(rows: Int64, pairs: Pairs, *, seed: int, epoch: int) -> Int64:
-    """Return the same rows, query after query in an order drawn anew, those of a query in their own; int64."""
+    """Sort rows by query, queries in random order and rows of a query ascending; int64."""
     queries = pairs.queries[rows]
     rank = np.random.default_rng([seed, epoch, 1]).permutation(int(queries.max(initial=0)) + 1)
     return rows[np.lexsort((rows, rank[queries]))]

@@ -1,4 +1,4 @@
-"""Columns of feature tables, as they are read and as they are encoded: ids, bags of ids, what `measures.py` has.
+"""Columns of feature tables, raw and encoded: ids, bags of ids, and the kinds of `measures.py`.
 
 Legend: `R` rows of a feature table, `B` batch, `P` positions of a padded bag.
 """
@@ -23,12 +23,12 @@ from longtail.trainer.data.measures import Measured, encode_measured
 from longtail.trainer.errors import DataError
 
 _IDS_AT_ONCE = 1 << 23
-"""Ids of a bag column that are encoded at a time."""
+"""Number of ids of a bag column that are encoded at a time."""
 
 
 @dataclass(frozen=True)
 class Bags:
-    """Variable-length weighted ids: row r holds entries `offsets[r]:offsets[r + 1]`."""
+    """Hold variable-length weighted ids: row r has entries `offsets[r]:offsets[r + 1]`."""
 
     offsets: Int64
     ids: Int32
@@ -37,7 +37,7 @@ class Bags:
     def pad(self, starts_B: Int64, ends_B: Int64, limit: int) -> tuple[Int32, Float32]:
         """Return entries `starts:ends`, at most `limit` each, as ids [B, P] and weights [B, P]; padding is (0, 0).
 
-        P is the longest length, rounded up to a power of two so that few shapes occur.
+        P is the longest length, rounded up to a power of two, because a step is compiled again for every new shape.
         """
         lengths_B = np.minimum(ends_B - starts_B, limit)
         width = min(limit, 1 << int(max(int(lengths_B.max(initial=1)), 1) - 1).bit_length())
@@ -53,12 +53,14 @@ class Bags:
 
     @cached_property
     def longest(self) -> int:
-        """Return entries of the longest row; 1 where all are empty."""
+        """Return the number of entries of the longest row, at least 1."""
         return max(int(np.diff(self.offsets).max(initial=0)), 1)
 
     def filled(self, rows_B: Int32, filler_B: Int32) -> Int32:
-        """Return all ids of some rows, int32 [B, P]; places left over hold the row's filler. P is that of the longest
-        row of all, so that it is the same for every batch."""
+        """Return all ids of some rows, int32 [B, P]; empty places hold the row's filler.
+
+        P is the length of the longest of all rows, and so the same for every batch.
+        """
         starts_B = self.offsets[rows_B]
         places_P = np.arange(self.longest)
         inside_BP = places_P < (self.offsets[rows_B + 1] - starts_B)[:, None]
@@ -72,14 +74,14 @@ Encoded = Int32 | Bags | Measured
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """Where features are read: a table of queries or of labels, one row per id, or of what came with interactions.
+    """Hold a source of features: a table of queries, of labels, or of contexts of interactions.
 
     Attributes:
-        table: one row per id, in their order, or one per version of its attributes or per context; None without a file.
+        table: one row per id, in the order of `ids`, or one row per version or context; None without a file.
         id_name: name of the feature that is the id itself.
-        path: the file or files, for errors; None without any.
-        training_rows: rows that training reads, int [n], as often as they count in frequencies and means.
-        by_id: whether row r is of the r-th id; not of contexts and versions.
+        path: the file or files, for errors; None without a file.
+        training_rows: rows that training reads, int [n], repeated by their weight in frequencies and means.
+        by_id: whether row r belongs to the r-th id, which is false for contexts and versions.
     """
 
     ids: pa.Array
@@ -121,7 +123,7 @@ def strings_of(feature: FeatureConfig, source: FeatureTable) -> pa.Array:
 
 
 def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Array, Float32]:
-    """Return offsets int64 [R + 1], ids (strings or integers) and weights float32 of a bag or text column."""
+    """Read a bag or text column: offsets int64 [R + 1], ids (strings or integers), weights float32."""
     column = source.column(feature)
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if feature.kind == "text":
@@ -153,7 +155,7 @@ def bags_of(feature: FeatureConfig, source: FeatureTable) -> tuple[Int64, pa.Arr
 
 
 def _split(feature: FeatureConfig, source: FeatureTable, texts: pa.Array) -> pa.Array:
-    """Return lists of the ids in every text; null where it is empty. DataError for one that is no list of ids."""
+    """Split every text into a list of ids; DataError for a text that is no list of ids."""
     distinct = texts.dictionary_encode()
     parts = []
     for text in distinct.dictionary.to_pylist():
@@ -170,11 +172,11 @@ def encode_column(
     vocabularies: Mapping[str, Vocabulary],
     exported: Feature | None = None,
 ) -> Encoded:
-    """Return one feature of every row of a table.
+    """Encode one feature for every row of a table.
 
     Args:
-        feature: what to encode; any kind but `history` and `audience`.
-        exported: what a bundle says of the feature, to encode as it does.
+        feature: the feature, of any kind except `history` and `audience`.
+        exported: the feature's description in a bundle, if the encoding must equal that of the bundle.
     """
     if feature.kind == "id":
         return vocabularies[feature.table_name].encode(strings_of(feature, source))
@@ -183,16 +185,18 @@ def encode_column(
     offsets, keys, weights = bags_of(feature, source)
     if feature.kind == "bag":
         return Bags(offsets, _rows_of(vocabularies[feature.table_name], keys), weights)
-    tokens = keys.cast(pa.string()).dictionary_encode()
+    tokens = keys.cast(pa.string()).dictionary_encode()  # each distinct word is hashed once
     hashed = np.array([hash_token(token, feature.hash_rows) for token in tokens.dictionary.to_pylist()], np.int32)
     return Bags(offsets, hashed[tokens.indices.to_numpy()] if len(hashed) else np.zeros(0, np.int32), weights)
 
 
 def _rows_of(vocabulary: Vocabulary, keys: pa.Array) -> Int32:
-    """Vocabulary rows of a bag's ids; only distinct ids are ever text."""
+    """Return the vocabulary rows of a bag's ids."""
     rows = np.empty(len(keys), np.int32)
+    # Encode distinct ids only, in blocks: a string per entry would need much more memory than a number per entry.
     for start in range(0, len(keys), _IDS_AT_ONCE):
         part = keys.slice(start, _IDS_AT_ONCE).dictionary_encode()
+        # The appended 0, the out-of-vocabulary row, is where null entries point.
         found = np.append(vocabulary.encode(part.dictionary.cast(pa.string())), np.int32(0))
         rows[start : start + _IDS_AT_ONCE] = found[pc.fill_null(part.indices, len(part.dictionary)).to_numpy()]
     return rows

@@ -1,7 +1,7 @@
-"""Which pairs train, and which are held out: splits of a table of pairs, one label a query, and pairs once each.
+"""Changes of a table of pairs: cut splits, keep one label per query, remove repeats.
 
 A table of pairs has `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and may have `time`,
-`weight` and `objective`; `tie` orders the pairs of one query and time.
+`weight` and `objective`. `tie` orders pairs of the same query and time.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from longtail.trainer.config import SplitConfig
 from longtail.trainer.errors import DataError
 
 _BUCKETS = 1 << 20
-"""Ranges of time that are counted to find the time from which on pairs are held out."""
+"""Number of time ranges that are counted to find the time of the first held-out pair."""
 _OF_EACH = ("random_per_query", "temporal_per_query", "leave_last_out")
 
 
 def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed: int) -> str:
-    """Cut the training pairs of a table into `train`, `valid` and `test`; return the table that says so.
+    """Cut the training pairs of a table into `train`, `valid` and `test`; return the new table.
 
     Args:
-        given: splits that have a file of their own, for which nothing is cut off.
+        given: splits with a file of their own, which take no training pairs.
     """
     shares = [0.0 if name in given else share for name, share in (("test", split.test), ("valid", split.valid))]
     train = f"SELECT *, place AS tie FROM {pairs} WHERE split = 0"
@@ -57,17 +57,18 @@ def cut(engine: Engine, pairs: str, split: SplitConfig, *, given: set[str], seed
 
 
 def _counts(engine: Engine, pairs: str, shares: list[float]) -> tuple[int, int]:
-    """Return how many of the training pairs are test, and how many test or valid."""
+    """Count the training pairs that become test, and the pairs that become test or valid."""
     (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
     tests, valids = (int(count * share) for share in shares)
     return tests, tests + valids
 
 
 def _shuffled(engine: Engine, pairs: str, seed: int) -> str:
-    """Return a query of the training pairs with `tie`, their places in NumPy's permutation of them."""
+    """Return an SQL query of the training pairs with `tie`, their places in a random permutation."""
     (count,) = engine.row(f"SELECT count(*) FROM {pairs} WHERE split = 0")
 
-    order, tie = (  # as long as the pairs, and so in files
+    # Arrays of the length of the pairs lie in files, because the pairs may not fit in memory.
+    order, tie = (
         np.memmap(engine.folder / engine.name(name), np.int64, "w+", shape=(max(count, 1),))[:count].view(np.ndarray)
         for name in ("order", "tie")
     )
@@ -80,12 +81,16 @@ def _shuffled(engine: Engine, pairs: str, seed: int) -> str:
 
 
 def _latest(engine: Engine, pairs: str, shares: list[float]) -> str:
-    """Return the split of a pair by its time: the latest are test, the next valid; of one time, the first in place."""
+    """Return an SQL expression of the split by time: the latest pairs are test, the next valid.
+
+    Among pairs of the same time, the first in the file are held out.
+    """
     if "time" not in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]:
         raise DataError("data.split: expected data.timestamp for strategy 'temporal', received none")
     train = f"FROM {pairs} WHERE split = 0"
     first, last = engine.row(f"SELECT min(time), max(time) {train}")
     bucket = f"floor((time - {double(first)}) / {double((last - first) / _BUCKETS or 1)})"
+    # Counts by time range avoid a sort of all pairs: only the range of the boundary is sorted, for one row.
     by_bucket = f"SELECT {bucket} AS bucket, count(*) AS here {train} GROUP BY 1"
     upto = f"SELECT bucket, here, sum(here) OVER (ORDER BY bucket DESC) AS upto FROM ({by_bucket})"
     parts = []
@@ -104,7 +109,7 @@ def _latest(engine: Engine, pairs: str, shares: list[float]) -> str:
 
 
 def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float], given: set[str]) -> str:
-    """Return the split of a pair by its place among its query's: the last are test, the ones before them valid."""
+    """Return an SQL expression of the split per query: the last pairs are test, the ones before valid."""
     if strategy == "leave_last_out":
         counts = [f"(count(*) OVER q >= 3)::INTEGER * {int(name not in given)}" for name in ("test", "valid")]
     else:
@@ -112,6 +117,7 @@ def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float]
     timed = strategy != "random_per_query" and "time" in [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
     order = "time DESC, tie DESC" if timed else "tie DESC"
     from_end = f"row_number() OVER (PARTITION BY query ORDER BY {order})"
+    # `OVER q` above stands for this window.
     counts = [count.replace("OVER q", "OVER (PARTITION BY query)") for count in counts]
     return f"({from_end} <= {counts[0]})::INTEGER + ({from_end} <= {counts[0]} + {counts[1]})::INTEGER"
 
@@ -119,11 +125,11 @@ def _last_of_each(engine: Engine, pairs: str, strategy: str, shares: list[float]
 def keep_smallest_label(
     engine: Engine, pairs: str, label_ids: pa.Array, listed: pa.Array | None
 ) -> tuple[str, pa.Array]:
-    """Keep of every query in every file its smallest label alone, and the catalogue that is left [BM20 A.2].
+    """Keep only the smallest label of every query in every file, and the remaining catalogue [BM20 A.2].
 
     Args:
-        label_ids: the catalogue, strings; ids that are all integers are ordered as numbers.
-        listed: ids that stay in the catalogue even if no query has them as its smallest.
+        label_ids: the catalogue, strings; if all ids are integers, they are ordered as numbers.
+        listed: ids that stay in the catalogue even if they are no query's smallest label.
     """
     ids = label_ids.to_pylist()
     numeric = all(re.fullmatch(r"-?[0-9]+", id_) for id_ in ids)
@@ -152,7 +158,7 @@ def keep_smallest_label(
 
 
 def without_repeats(engine: Engine, pairs: str) -> tuple[str, int]:
-    """Keep every pair of a split, of every objective, once: the latest, with the largest weight; return how many go."""
+    """Keep every pair once per split and objective: the latest, with the largest weight; count the others."""
     made, columns = engine.name("once"), [row[0] for row in engine.rows(f"DESCRIBE {pairs}")]
     key = ", ".join(["split", "query", "label", *(["objective"] if "objective" in columns else [])])
     time = "time DESC, " if "time" in columns else ""

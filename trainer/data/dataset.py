@@ -1,4 +1,4 @@
-"""A data set: ids, pairs cut into train, valid and test, and feature tables, read from what a recipe names.
+"""A data set, read from the files of a recipe: ids, feature tables, and pairs in train, valid and test.
 
 Legend: `Q` queries, `L` labels, `N` pairs.
 """
@@ -39,7 +39,7 @@ _IDS_AT_ONCE = 1 << 20
 
 
 class _DigestWriter(io.RawIOBase):
-    """A file that keeps only the digest of what is written to it."""
+    """Act as a file that keeps only the digest of its content."""
 
     def __init__(self, digest: hashlib._Hash) -> None:
         self._digest = digest
@@ -54,20 +54,20 @@ class _DigestWriter(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Dataset:
-    """The data of a training job.
+    """Hold the data of a training job.
 
     Attributes:
-        query_ids: string [Q], every query of every split and of the feature table.
-        label_ids: string [L], the catalogue: labels of every split and of the feature table.
-        query_table, label_table: feature tables, one row per id in the ids' order; None without a file. Of queries
-            whose attributes change, one row per version, and after the last one without values.
-        ordered: whether a query's pairs are in time order, so that a history is what came before.
-        requests: the distinct ways in which queries are asked; None where it is one of each.
-        contexts: distinct contexts, by the names of their columns; None without.
-        impressions: label rows of what was shown with an interaction; None without.
-        repeats: `drop` where a split holds every pair once, and so does what splits are put together to.
-        report: what was left out of the files' rows, and what is wrong with them.
-        forecasts: fitted priors, by the pairs before their period and what the recipe says of them.
+        query_ids: string [Q], queries of all splits and of the feature table.
+        label_ids: string [L], the catalogue: labels of all splits and of the feature table.
+        query_table, label_table: feature tables, one row per id in the order of the ids; None without a file. A query
+            table with `data.valid_from` has one row per version, then a row without values.
+        ordered: whether a query's pairs are in time order, so that histories hold only earlier pairs.
+        requests: the distinct requests; None if every query has exactly one.
+        contexts: distinct contexts, by the names of their columns; None without contexts.
+        impressions: label rows that were shown with an interaction; None without impressions.
+        repeats: `drop` if every split, and every union of splits, holds a pair only once.
+        report: skipped rows, and problems of rows.
+        forecasts: cache of fitted priors, by the known pairs and the settings of the prior.
     """
 
     query_ids: pa.Array
@@ -87,16 +87,16 @@ class Dataset:
     forecasts: dict[str, Forecast] = field(default_factory=dict, repr=False, compare=False)
 
     def label_counts(self) -> Int64:
-        """Return the training pairs of every label, unweighted, int64 [L]."""
+        """Count the training pairs of every label, without weights, int64 [L]."""
         return occurrences(self.train.labels, len(self.label_ids))
 
     def label_visits(self, *, one_label_per_query: bool, weighted: bool = False) -> Float64:
-        """Return expected visits to every label in an epoch, float64 [L]: its pairs, or 1/t of each where a query of t
-        labels is visited with one of them.
+        """Compute the expected visits to every label in an epoch, float64 [L].
 
         Args:
-            weighted: a visit counts as much as its pair weighs, as its loss does: what π is of. Batches, and so
-                negatives out of them, are of visits as such.
+            one_label_per_query: an epoch visits every query with one of its t labels, so a pair counts 1/t.
+            weighted: a visit counts by the weight of its pair, as in π. Without weights, visits give the frequencies of
+                labels in batches, and so of in-batch negatives.
         """
         pairs_N: Float64 | None = None
         if one_label_per_query:
@@ -109,20 +109,20 @@ class Dataset:
 
     @property
     def request_queries(self) -> Int32 | None:
-        """Return query row of every way to ask, int32 [A]; None where it is one of each."""
+        """Return the query row of every request, int32 [A]; None if every query has exactly one request."""
         return None if self.requests is None else self.requests.queries
 
     def before(self, split: str) -> Pairs:
-        """Return the pairs that are known when `valid` or `test` begins."""
+        """Return the pairs that are known before `valid` or `test`."""
         return self.train.followed_by(self.valid) if split == "test" and len(self.valid) else self.train
 
     def training_queries(self) -> int:
-        """Return distinct queries with training pairs."""
+        """Count the queries with training pairs."""
         return len(distinct(self.train.queries))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex sha256 of ids, pairs and feature tables: of all that training may depend on."""
+        """Compute the hex sha256 of all data that training may depend on: ids, pairs and feature tables."""
         digest = hashlib.sha256(f"ordered {self.ordered}\n".encode())
         for ids in (self.query_ids, self.label_ids):
             for start in range(0, len(ids), _IDS_AT_ONCE):
@@ -153,7 +153,7 @@ class Dataset:
 
 
 MOST_SHOWN = 32
-"""Impressions of an interaction that are read, the first of them."""
+"""Number of impressions read per interaction, from the first."""
 _BATCH = 1 << 20
 _SPLITS = ("train", "valid", "test")
 _ARRAYS: dict[str, tuple[str, type[np.generic]]] = {
@@ -173,29 +173,31 @@ def load_dataset(
     data: DataConfig, *, seed: int, columns: Mapping[str, Sequence[str]] | None = None, context: Sequence[str] = (),
     objectives: Sequence[int] | None = None, folder: Path | None = None,
 ) -> Dataset:  # fmt: skip
-    """Read every file the recipe names and cut the splits.
+    """Read every file of the recipe and cut the splits.
+
+    Ids match by their text: the integer 7 of one file equals the `7` of another.
 
     Args:
-        columns: columns that are needed of each feature table, `query` and `label`; None reads all.
-        context: columns of the interactions that query features are read from.
+        columns: columns needed from each feature table, `query` and `label`; None reads all.
+        context: interaction columns with values of query features.
         objectives: the objective of each type of `data.events.weights`; None without objectives.
-        folder: where arrays of pairs are written, to be mapped, and reading takes no more than `data.memory`; None
-            keeps all in memory.
-
-    Ids match by their text: the integer 7 of one file is the `7` of another.
+        folder: folder for memory-mapped arrays of pairs; reading then uses at most `data.memory`. None keeps all data
+            in memory.
     """
     if data.split and data.valid and data.test:
         raise DataError("data.split: expected at most one of valid and test as a file with it, received both")
+    # DuckDB gets half of the limit, because reading needs memory outside of DuckDB too.
     with engine(folder, None if folder is None else data.memory // 2) as made:
         return _Loading(made, data, columns, context, folder).dataset(seed, objectives)
 
 
 class _Loading:
-    """A data set on its way: tables of DuckDB, which each step replaces.
+    """Build a data set from DuckDB tables, which each step replaces.
 
     Attributes:
-        pairs: `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`, and what else there is of `time`,
-            `weight`, `event`, `objective`, `request` and `shown`; `tie` orders pairs of one time.
+        pairs: name of the table of pairs, with `place`, `split` (0 train, 1 valid, 2 test), rows `query` and `label`,
+            and optionally `time`, `weight`, `event`, `objective`, `request` and `shown`; `tie` orders pairs of the same
+            time.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class _Loading:
         self.pairs = ""
 
     def dataset(self, seed: int, objectives: Sequence[int] | None) -> Dataset:
-        """Take every step."""
+        """Read the files and run all steps."""
         engine, data, report = self.engine, self.data, self.report
         log, tables = self._read()
         rows = self._encode(log, tables)
@@ -317,21 +319,21 @@ class _Loading:
         return made
 
     def _listed(self, table: IdTable) -> str:
-        """Make the ids of a feature table known, with their places."""
+        """Create a DuckDB table of a feature table's ids and their places."""
         arrow = self.engine.register(pa.table({"text": table.ids, "place": np.arange(len(table.ids))}))
         made = self.engine.name("listed")
         self.engine.run(f"CREATE TABLE {made} AS SELECT text, place FROM {arrow}")
         return made
 
     def _canonical(self, table: IdTable, texts: IdTexts, listed: str) -> IdTable:
-        """Return a feature table with the ids that its texts stand for."""
+        """Replace the texts of a feature table's ids by canonical ids, such as `39` for `39.0`."""
         if not self.engine.row(f"SELECT bool_or(text <> id) FROM {texts.table}")[0]:
             return table
         found = self.engine.arrow(f"SELECT id FROM {listed} JOIN {texts.table} USING (text) ORDER BY place")
         return replace(table, ids=one_chunk(found["id"]))
 
     def _refuse(self, log: Log, tables: dict[str, IdTable | None]) -> None:
-        """Raise DataError for all that is wrong with the data."""
+        """Raise DataError with all problems of the data, if any is fatal."""
         data, report, errors = self.data, self.report, self.errors
         rows = report.read + sum(len(table.ids) for table in tables.values() if table is not None)
         left: set[str] = set()
@@ -342,14 +344,14 @@ class _Loading:
         if not errors and empty and not any(problem.fatal for problem in report.problems):
             errors = [nothing_in(of_split, report) for of_split in empty]
         settle(report, data, list(dict.fromkeys(errors)), rows=rows)
-        if empty:  # every row was bad, and so many may be
+        if empty:  # every row of a split was bad, and `max_bad_rows` allows that
             raise DataError(nothing_in(empty[0], report))
         _check_display(data, tables["label"])
 
     def _requests(
         self, table: IdTable | None, query_ids: pa.Array
     ) -> tuple[Requests | None, pa.Table | None, pa.Table | None]:
-        """Number the distinct requests; return them, their contexts, and the attributes of queries."""
+        """Number the distinct requests; return requests, contexts, and attributes of queries."""
         engine, contexts, keys = self.engine, None, ["query"]
         attributes = None if table is None else table.aligned(query_ids) if table.since is None else None
         if self.context:
@@ -373,7 +375,7 @@ class _Loading:
         return Requests(arrays["query"], arrays.get("context"), arrays.get("version")), contexts, attributes
 
     def _contexts(self, names: Sequence[str]) -> pa.Table:
-        """Number the distinct contexts, by the first occurrence of each of their values; return them."""
+        """Number the distinct contexts by first occurrences of their values; return the contexts."""
         engine, made = self.engine, self.engine.name("contexts")
         columns = [f"context_{at}" for at in range(len(names))]
         every = ", ".join(columns)
@@ -393,7 +395,7 @@ class _Loading:
         return table.rename_columns([*names])
 
     def _versions(self, table: IdTable, query_ids: pa.Array) -> pa.Table:
-        """Find each pair's version of its query; return versions by query and time, then an empty row."""
+        """Find the version of the query of each pair; return versions by query and time, then an empty row."""
         engine, data = self.engine, self.data
         path, name = shown(data.queries or ""), data.valid_from
         kinds = ("numbers", "timestamps")
@@ -427,7 +429,7 @@ class _Loading:
         return table.table.combine_chunks().take(pa.array([*order, None], pa.int64()))
 
     def _impressions(self, label_ids: pa.Array) -> Bags | None:
-        """Return the labels that were shown with each pair, the first `MOST_SHOWN`; unknown ones are left out."""
+        """Return the first `MOST_SHOWN` labels that were shown with each pair; unknown labels are skipped."""
         if "shown" not in self._columns():
             return None
         engine, lists = self.engine, self.engine.name("shown")
@@ -475,7 +477,7 @@ class _Loading:
         return [row[0] for row in self.engine.rows(f"DESCRIBE {self.pairs}")]
 
     def _replace(self, query: str, stored: bool = True) -> None:
-        """Make a query the table of pairs, or, where it costs little, a view of it."""
+        """Make the result of an SQL query the table of pairs, as a table or as a view."""
         before, self.pairs = self.pairs, self.engine.name("pairs")
         self.engine.run(f"CREATE {'TABLE' if stored else 'VIEW'} {self.pairs} AS {query}")
         if stored:
@@ -483,14 +485,14 @@ class _Loading:
 
 
 def nothing_in(files: list[DataFile], report: RowReport) -> str:
-    """Return the error about files of which no row is left."""
+    """Describe files without any remaining row, for an error."""
     why = "; ".join(report.lines()[:1])
     more = f" and {len(files) - 1} more" if len(files) > 1 else ""
     return f"{files[0].name}{more}: expected at least one interaction, found none{f' ({why})' if why else ''}"
 
 
 def _check_display(data: DataConfig, label_table: IdTable | None) -> None:
-    """Refuse display columns that the label table lacks or that a bundle's own columns are named like."""
+    """Refuse display columns that the label table lacks, or whose names a bundle uses itself."""
     columns = [] if label_table is None else label_table.table.column_names
     for name in data.display:
         if name not in columns:

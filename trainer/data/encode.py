@@ -1,4 +1,4 @@
-"""From feature tables to tower inputs, fitted on the training pairs.
+"""Encoding of feature tables as tower inputs, fitted on the training pairs.
 
 Legend: `L` labels.
 """
@@ -27,15 +27,15 @@ from longtail.trainer.data.pairs import occurrences
 
 @dataclass(frozen=True)
 class Encoding:
-    """Vocabularies, encoded columns and what a bundle says of them, fitted on the training pairs.
+    """Hold vocabularies, encoded columns and their descriptions, fitted on the training pairs.
 
     Attributes:
-        label_inputs: inputs of the whole catalogue but for audiences, first axis L.
-        numbers: mean and standard deviation of every `number` that is standardised, by feature name.
-        entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
-            int32 [L] each.
-        audience: which queries chose every label; None where no label feature reads it.
-        pairs: training pairs of what every row of a table stands for, on average where it is several ids, by tower and
+        label_inputs: inputs of the whole catalogue, without audiences, first axis L.
+        numbers: mean and standard deviation of every standardised `number`, by feature name.
+        entry_ids: rows of the embedding table that are added to label embeddings in histories, by name of the table of
+            label embeddings, int32 [L] each.
+        audience: the queries that chose every label; None without an audience feature.
+        pairs: number of training pairs of every row of a table, averaged over ids that share the row, by tower and
             feature with symmetric weights, float32 [rows] each.
     """
 
@@ -51,12 +51,11 @@ class Encoding:
 
     @property
     def vocabulary_rows(self) -> dict[str, int]:
-        """Return rows of every table of ids."""
+        """Return the number of rows of every table of ids."""
         return {name: vocabulary.rows for name, vocabulary in self.vocabularies.items()}
 
     def some_labels(self, limit: int) -> tuple[Int32, Inputs]:
-        """Return rows of at most `limit` labels, from the first, and the label tower's inputs of them, audiences
-        included."""
+        """Return rows of the first labels, at most `limit`, and the label tower's inputs, with audiences."""
         if self.audience is not None:
             rows = self.audience.some(limit)
         else:
@@ -72,11 +71,12 @@ class Encoding:
         vocabularies: dict[str, Vocabulary] | None = None,
         exported: Sequence[Feature] = (),
     ) -> Encoding:
-        """Build vocabularies from what occurs in training and encode both feature tables.
+        """Build vocabularies from the training pairs, and encode both feature tables.
 
         Args:
-            vocabularies: of an exported model, to encode as it does; by default they are built.
-            exported: query features of that model, for means, ranges and dates; by default they are fitted.
+            vocabularies: vocabularies of an exported model, if the encoding must equal that of the model; by default
+                they are built.
+            exported: query features of this model, with means, ranges and dates; by default they are fitted.
         """
         data, train, requests = recipe.data, dataset.train, dataset.requests
         of_model = {feature.name: feature for feature in exported}
@@ -165,8 +165,7 @@ class Encoding:
 
 
 def _by_row(rows: Int32, of_pairs_N: Int32, vocabulary: Vocabulary) -> Float32:
-    """Return pairs of what every row of a vocabulary stands for, at least 1 and on average over its ids, float32
-    [rows]."""
+    """Average the number of pairs over the ids of every vocabulary row, at least 1, float32 [rows]."""
     pairs = np.bincount(of_pairs_N, minlength=len(rows))
     ids, total = (np.bincount(rows, weights, minlength=vocabulary.rows) for weights in (None, pairs))
     return np.maximum(total / np.maximum(ids, 1), 1).astype(np.float32)
@@ -192,15 +191,16 @@ def _described(feature: FeatureConfig, column: Encoded | None) -> Feature:
 def build_vocabularies(
     recipe: Recipe, dataset: Dataset, query: FeatureTable, context: FeatureTable, label: FeatureTable
 ) -> dict[str, Vocabulary]:
-    """Return one vocabulary per embedding table of ids, by the table's name.
+    """Build one vocabulary per embedding table of ids, by the table's name.
 
-    A table that holds the label's own id, or a history, holds the labels with at least `min_count` training pairs, by
-    the own id's `min_count` where it is among them; that of histories of label embeddings holds all labels; any other,
-    the ids that at least `min_count` of the training queries, of the training pairs (a context's), or of the labels,
-    have. An `audience` counts queries as their own id does, whose `min_count` holds where they share a table.
+    The table of the label id or of a history holds the labels with at least `min_count` training pairs; the `min_count`
+    of the label id takes precedence. The table of label embeddings in histories holds all labels. The table of an
+    `audience` or of the query id holds the queries with at least `min_count` training pairs, and the `min_count` of the
+    query id takes precedence. Any other table holds the ids that occur in at least `min_count` training queries,
+    training pairs (for contexts) or labels.
 
     Args:
-        query, context, label: where their features are read, and by which rows.
+        query, context, label: sources of the features.
     """
     counted: dict[str, list[tuple[pa.Array, Int64, int]]] = {}
     of_labels: dict[str, int] = {}
@@ -246,6 +246,7 @@ def build_vocabularies(
     for name, parts in counted.items():
         if name not in vocabularies:
             kind = max((ids.type for ids, _, _ in parts), key=pa.types.is_large_string)
+            # Features that share a table add up their counts, and the smallest `min_count` applies.
             ids = pa.concat_arrays([ids.cast(kind) for ids, _, _ in parts]).dictionary_encode()
             counts = np.bincount(ids.indices.to_numpy(), np.concatenate([counts for _, counts, _ in parts]))
             enough = counts >= min(count for _, _, count in parts)
@@ -254,7 +255,7 @@ def build_vocabularies(
 
 
 def _occurrences(values: pa.Array) -> tuple[pa.Array, Int64]:
-    """Return distinct non-null ids as strings, in order of first occurrence, and how often each stands."""
+    """Return distinct non-null ids as strings, in order of first occurrence, and their counts."""
     counted = pc.value_counts(values)
     ids = counted.field("values")
     if not pa.types.is_large_string(ids.type):

@@ -1,4 +1,4 @@
-"""The pairs that histories are made of, and how those of a batch lie in blocks.
+"""The entries of histories, and the packing of a batch's histories into blocks.
 
 Legend: `N` known pairs, `Q` queries, `B` batch, `P` entries of a padded history.
 """
@@ -18,11 +18,11 @@ from longtail.trainer.data.pairs import Pairs
 
 @dataclass(frozen=True)
 class Histories:
-    """The pairs that a history is made of, by query.
+    """Hold the entries of a history feature, by query.
 
     Attributes:
-        bags: an entry for each of them, a row for each query.
-        earlier: how many of them come before each of the known pairs, int64 [N]; None where they are all of these.
+        bags: entries, one row per query.
+        earlier: number of entries before each known pair, int64 [N]; None if every known pair is an entry.
     """
 
     bags: Bags
@@ -30,12 +30,12 @@ class Histories:
 
     @classmethod
     def of(cls, known: Pairs, offsets: Int64, events: Sequence[int] | None) -> Histories:
-        """Of the known pairs, or of those of some event types; entries are label rows.
+        """Build histories from the known pairs, or from pairs of some event types; entries are label rows.
 
         Args:
             known: sorted by query.
             offsets: start of every query's pairs, int64 [Q + 1].
-            events: codes of the types; None of all.
+            events: codes of the event types; None for all pairs.
         """
         labels = known.labels
         if events is None or known.events is None:
@@ -46,22 +46,22 @@ class Histories:
         return cls(bags, earlier[:-1])
 
     def before(self, pairs_B: Int64) -> Int64:
-        """Return how many of the entries come before some known pairs, int64 [B]."""
+        """Count the entries before some known pairs, int64 [B]."""
         return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
 
 PLACES, SEGMENTS, POSITIONS = "__place", "__segment", "__position"
-"""What names of a batch's columns end with that say where packed histories lie, after `_` and the feature's name."""
+"""Suffixes of the columns that locate packed histories in a batch: `_`, the feature's name, then the suffix."""
 
 
 class Packing(NamedTuple):
-    """Which entries a batch reads, and where.
+    """Locate the entries that a batch reads.
 
     Attributes:
-        entries_SP: int64, entries of the query's pairs; 0 where there is none.
-        segments_SP: int32, a number from 1 for each history; 0 where there is none.
-        positions_SP: int32, places in the history, from 0.
-        places_B: int32, where each row's last entry is among all S·P; −1 where it has none.
+        entries_SP: int64, entries of the queries' histories; 0 for an empty place.
+        segments_SP: int32, the number of the history, from 1; 0 for an empty place.
+        positions_SP: int32, position in the history, from 0.
+        places_B: int32, place of each row's last entry among all S·P; −1 without an entry.
     """
 
     entries_SP: Int64
@@ -71,22 +71,24 @@ class Packing(NamedTuple):
 
 
 def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
-    """Lay out the histories that rows end in.
+    """Pack the histories of a batch's rows into blocks.
 
-    A row sees its last entries: all where they are at most `length`, else more than half of it. Rows of a query that
-    see the same first entry share a history, so that one of length n costs n entries, and a longer one at most twice
-    as many.
+    A row reads its last entries: all of them if they are at most `length`, else more than half of `length`. Rows of a
+    query that read from the same first entry share a history. A query with n entries costs n places if n ≤ `length`,
+    and otherwise at most 2·n.
 
     Args:
         firsts_B: the first entry of each row's query, int64.
-        ends_B: the entry after the last that it sees, int64; histories of different queries do not overlap.
+        ends_B: the entry after the last one that the row reads, int64; histories of different queries do not overlap.
     """
+    # First entries move in hops of half a length, so that many rows of a long history share one.
     hop = (length + 1) // 2
     seen_B = ends_B - firsts_B
     starts_B = firsts_B + hop * -(-np.maximum(seen_B - length, 0) // hop)
     rows = np.flatnonzero(seen_B)
     starts_G, of_rows = np.unique(starts_B[rows], return_inverse=True)
     lengths_G = np.zeros(len(starts_G), np.int64)
+    # A shared history is as long as its longest row needs.
     np.maximum.at(lengths_G, of_rows, ends_B[rows] - starts_B[rows])
     bases_G = np.cumsum(lengths_G) - lengths_G
     blocks = _few_sizes(-(-int(lengths_G.sum()) // length))
@@ -95,6 +97,7 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
     positions_T[:total] = np.arange(total) - np.repeat(bases_G, lengths_G)
     entries_T[:total] = positions_T[:total] + np.repeat(starts_G, lengths_G)
     segments_T[:total] = np.repeat(np.arange(1, len(starts_G) + 1), lengths_G)
+    # A row's last entry is at its distance from the first entry of the history that the row shares.
     places_B = np.full(len(ends_B), -1, np.int32)
     places_B[rows] = bases_G[of_rows] + ends_B[rows] - starts_B[rows] - 1
     shape = (blocks, length)
@@ -107,6 +110,9 @@ def pack(firsts_B: Int64, ends_B: Int64, *, length: int) -> Packing:
 
 
 def _few_sizes(blocks: int) -> int:
-    """At least as many blocks, and at least one; of four numbers to a doubling, for each is compiled on its own."""
+    """Round a number of blocks up to one of four values per doubling, at least 1.
+
+    A step is compiled for each number of blocks, so few numbers should occur.
+    """
     step = max(1 << max(blocks.bit_length() - 3, 0), 1)
     return max(-(-blocks // step) * step, 1)

@@ -1,4 +1,4 @@
-"""Ids of queries and labels: their texts as numbers, and what in them is no id."""
+"""Ids of queries and labels: numbers for their texts, and detection of placeholders."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from longtail.tables.values import WHOLE, literal, matches
 from longtail.trainer.data.problems import Check
 
 NO_IDS = ("", "undefined", "null", "none", "nan", "nil", "n/a", "na", "unknown", "\\n")
-"""What looks like a placeholder, in lower case, without blanks around it."""
+"""Texts that look like a placeholder, in lower case and without surrounding blanks."""
 _REWRITES = ((r"[\s\p{Z}\x{feff}\x{200b}]+", ""), (r"(.)\.0+$", r"\1"), (r"^0+(.)", r"\1"))
-"""Blanks, a trailing `.0` and leading zeros, which likeness does without."""
+"""Removal of blanks, of a trailing `.0` and of leading zeros, before ids are compared for likeness."""
 
 
 @dataclass(frozen=True)
 class IdTexts:
-    """Texts of the ids of one side.
+    """Hold the texts of the ids of one side.
 
     Attributes:
-        table: `text`, `id` and `code` of each, codes in the order of first occurrence in the log, then in the feature
-            table. Where all are whole numbers, `39.0` is the id `39`.
-        ids: `code`, `id`, and the first `place` in the log and in the feature table, `listed`.
-        odd: texts that are listed as placeholders, or look like one, with their codes.
+        table: table of `text`, `id` and `code`, with codes in the order of first occurrence in the log, then in the
+            feature table. If all ids are whole numbers, `39.0` is the id `39`.
+        ids: table of `code`, `id`, the first `place` in the log, and `listed`, the first place in the feature table.
+        odd: texts that look like a placeholder, with their codes.
     """
 
     engine: Engine
@@ -39,8 +39,8 @@ class IdTexts:
         """Number distinct texts.
 
         Args:
-            log: a query of `text` and `place`.
-            listed: a table of the same.
+            log: an SQL query of `text` and `place`, in the log.
+            listed: a table of `text` and `place`, in the feature table; None without a table.
         """
         sources = [f"SELECT text, place, NULL::BIGINT AS listed FROM ({log})"]
         sources += [f"SELECT text, NULL::BIGINT AS place, place AS listed FROM {listed}"] if listed else []
@@ -66,7 +66,7 @@ class IdTexts:
         return cls(engine, made, ids, engine.rows(f"SELECT text, code FROM {made} WHERE {odd} ORDER BY text"))
 
     def without_gaps(self, pairs: str, column: str) -> str:
-        """Number again the ids that pairs or a feature table still have; `before` is a former code."""
+        """Renumber the ids that remain in pairs or in the feature table; `before` is the former code."""
         made = self.engine.name("ids")
         used = f"SELECT {column} AS before, min(place) AS place FROM {pairs} GROUP BY 1"
         self.engine.run(
@@ -78,10 +78,10 @@ class IdTexts:
         return made
 
     def checks(self, column: str, name: str, placeholders: Sequence[str]) -> Iterator[Check]:
-        """Yield checks of a column of codes: rows without an id, and rows whose id names no query or label.
+        """Yield checks of a column of codes: rows without an id, and rows with a placeholder as their id.
 
         Args:
-            placeholders: ids that are none; others that look like one are reported, and stay.
+            placeholders: texts of placeholders, which are bad; other texts that look like one are only reported.
         """
         yield Check(name, f"{column} IS NULL", _EVERY_ROW, found="null")
         odd = dict(self.odd)
@@ -96,7 +96,7 @@ _EVERY_ROW = "an id in every row"
 
 
 def looks_odd(text: str) -> str:
-    """Return the condition that a text looks like a placeholder."""
+    """Return the SQL condition that a text looks like a placeholder."""
     return f"lower(trim({text})) IN ({', '.join(map(literal, NO_IDS))})"
 
 
@@ -116,12 +116,12 @@ def _odd(name: str, condition: str, text: str, placeholders: Sequence[str]) -> C
 
 
 def like_placeholders(values: pa.Array) -> list[str]:
-    """Return the strings that look like ids that name nothing."""
+    """Return the strings that look like placeholders."""
     return [text for text in values.to_pylist() if text is not None and text.strip().lower() in NO_IDS]
 
 
 def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
-    """Pair the first unlisted id with a listed one that a person takes for it: `007` and `7`, `39.0` and `39`.
+    """Pair the first unlisted id with a listed id that looks alike: `007` and `7`, `39.0` and `39`.
 
     Args:
         ids, listed: distinct strings without nulls.
@@ -138,7 +138,7 @@ def lookalikes(ids: pa.Array, listed: pa.Array) -> tuple[str, str] | None:
 
 
 def example_of(ids: pa.Array, listed: pa.Array, *, nothing: bool) -> str:
-    """Describe an id without a row, and a row that looks like its own, or any where `nothing` matches."""
+    """Describe an id without a row, and a listed id that looks alike, or any if `nothing` matches."""
     pair = lookalikes(ids, pc.unique(listed))
     if pair is None and not (nothing and len(listed)):
         return ""

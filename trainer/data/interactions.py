@@ -41,29 +41,29 @@ OWN = (
     "answer", "idempotency_key", EVENT, "weight", "propensity", WEIGHT, "position", "bias_removal", "popularity",
     "release", "source", TIME, "arm", "run", "unit", IMPRESSIONS,
 )  # fmt: skip
-"""What the service knows of a choice. A query's feature of such a name is the column `feature_NAME`."""
+"""Columns of exported feedback that are no features. A query feature of such a name has the column `feature_NAME`."""
 CONTEXT = "context:"
-"""Before the name of a column that a query feature is read from."""
+"""Prefix of columns with values of query features."""
 _LACKING = {
     WEIGHT: (("1.0::DOUBLE", "DOUBLE"), "each weighs 1"),
     IMPRESSIONS: (("NULL::VARCHAR[]", "VARCHAR[]"), "what was shown with them is unknown"),
 }
-"""Columns of an export of feedback that a log may lack: what stands there instead, and how that is said."""
+"""Columns of exported feedback that a log may lack: the replacement value, its type, and a note for the report."""
 _FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass
 class Log:
-    """Rows of all files, in their order.
+    """Hold the rows of all files, in their order.
 
     Attributes:
-        table: `file`, `query` and `label` as texts, `number` and `micros` of the time, `weight`, `event`, `shown`,
-            and contexts under `context:NAME`; each only where the recipe has it.
-        splits: of each file, by its number.
-        parts: files that could be read, by their numbers.
-        time: expression of the time, a DOUBLE.
-        clock: of the times; None without.
-        alive: condition of the rows that `data.since` leaves.
+        table: table of `file`, `query` and `label` as texts, and, if the recipe has them, `number` and `micros` of the
+            time, `weight`, `event`, `shown`, and contexts under `context:NAME`.
+        splits: split of each file, by the file's number.
+        parts: files that could be read, by number.
+        time: SQL expression of the time, a DOUBLE.
+        clock: unit and newest of the times; None without times.
+        alive: SQL condition of the rows that `data.since` keeps.
     """
 
     engine: Engine
@@ -75,11 +75,11 @@ class Log:
     alive: str = "true"
 
     def has(self, name: str) -> bool:
-        """Return whether there is a column."""
+        """Return whether the log has a column."""
         return name in self.table.kinds
 
     def column(self, name: str) -> str:
-        """Return the expression of a column."""
+        """Return the SQL expression of a column."""
         return self.table.column(name)
 
 
@@ -87,11 +87,11 @@ def read_log(
     engine: Engine, files: dict[str, list[DataFile]], data: DataConfig, report: RowReport, errors: list[str], *,
     now: datetime, context: Sequence[str] = (),
 ) -> Log:  # fmt: skip
-    """Read every file of every split, and find out what its times are and which rows count.
+    """Read every file of every split, and determine the unit of times and the rows that count.
 
     Args:
-        errors: takes what is wrong with whole files.
-        context: columns that query features are read from.
+        errors: list to which errors about whole files are added.
+        context: columns with values of query features.
     """
     every = [(split, file) for split, of_split in files.items() for file in of_split]
     splits = [split for split, _ in every]
@@ -117,15 +117,15 @@ def read_log(
 
 
 def is_feedback(names: Collection[str]) -> bool:
-    """Return whether a file of these columns is an export of feedback."""
+    """Return whether a file with these columns is an export of feedback."""
     return {"answer", "propensity", "source", WEIGHT, EVENT, TIME, IMPRESSIONS} <= set(names)
 
 
 def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]) -> dict[str, str]:
-    """Return the column of an export that is read for each column a recipe names, where that is another.
+    """Map columns of a recipe to columns of an export of feedback, where their names differ.
 
     Args:
-        features: columns that the recipe reads a query's id and features from.
+        features: the recipe's columns of the query's id and features.
         names: the export's columns.
     """
     roles = {
@@ -142,7 +142,7 @@ def sources_of(data: DataConfig, features: Sequence[str], names: Collection[str]
 def _columns(
     opened: Opened, data: DataConfig, split: str, context: Sequence[str]
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """Return what is read of a file, by name, and what a report says of all of its rows."""
+    """Return SQL expression and type of each column of a file, and notes about the file."""
     file, names = opened.file, opened.names
     feedback = is_feedback(names)
     sources = sources_of(data, [data.query_id, *context], names) if feedback else {}
@@ -187,7 +187,7 @@ def _columns(
 
 
 def _set_clock(log: Log, data: DataConfig, report: RowReport, now: datetime) -> None:
-    """Find out which files have dates and which numbers, the unit of all, and which rows `data.since` leaves."""
+    """Find files with dates and files with numbers, their unit, and the rows that `data.since` keeps."""
     number, micros, file = (log.column(each) for each in ("number", "micros", "file"))
     counts = log.engine.rows(
         f"SELECT {file}, count({number}), count({micros}) FROM {log.table.name} WHERE {log.alive} GROUP BY 1 ORDER BY 1"
@@ -235,11 +235,11 @@ def _listed(numbers: Iterable[int]) -> str:
 
 def check_log(log: Log, data: DataConfig, report: RowReport, errors: list[str], queries: IdTexts, labels: IdTexts
               ) -> str:  # fmt: skip
-    """Number the ids of a log, weigh its rows, and leave the bad ones out, each noted for `settle` to judge.
+    """Number the ids of a log, weigh its rows, and remove bad rows, which are noted for `settle`.
 
     Returns:
-        A table of `place`, `file`, codes `query` and `label`, and `time`, `weight`, `event`, `shown` and contexts where
-        the log has them.
+        A table of `place`, `file`, codes `query` and `label`, and, if the log has them, `time`, `weight`, `event`,
+        `shown` and contexts.
     """
     engine, made = log.engine, log.engine.name("checked")
     cells = {"place": "log.rowid", "file": log.column("file"), "query": "queries.code", "label": "labels.code"}
@@ -295,10 +295,11 @@ def _weights(data: DataConfig) -> dict[str, float]:
 
 
 def _weight(log: Log, data: DataConfig) -> str | None:
-    """Return what a row weighs by its column and its event type; None where all weigh alike."""
+    """Return the SQL expression of a row's weight by column and event type; None if all rows weigh 1."""
     factors = []
     if log.has("weight"):
         given = log.column("weight")
+        # Larger weights become infinite here, and a check refuses them with their value in the file.
         factors.append(f"CASE WHEN {given} > {double(_FLOAT32)} THEN 'inf'::DOUBLE ELSE {given} END")
     if weights := _weights(data):
         of_types, types = ", ".join(map(double, weights.values())), ", ".join(map(literal, weights))
@@ -307,7 +308,7 @@ def _weight(log: Log, data: DataConfig) -> str | None:
 
 
 def _time_checks(log: Log, data: DataConfig) -> Iterator[Check]:
-    """Yield what may be wrong with times: missing ones always, implausible ones only where bad rows are dropped."""
+    """Yield checks of times; implausible times are fatal only if bad rows are dropped."""
     name, clock = data.timestamp, log.clock
     if name is None or clock is None:
         return
@@ -343,7 +344,7 @@ def _weight_checks(log: Log, data: DataConfig) -> Iterator[Check]:
 
 
 def _unlisted(log: Log, weights: Iterable[str], file: int) -> str:
-    """Return the event types of a file that have no weight, and how many rows each has."""
+    """Describe the event types of a file without a weight, with their numbers of rows."""
     event, known = log.column("event"), ", ".join(map(literal, weights))
     found = log.engine.rows(
         f"SELECT {event}, count(*) FROM {log.table.name} WHERE {log.alive} AND {log.column('file')} = {file} AND "

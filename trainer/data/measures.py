@@ -1,4 +1,4 @@
-"""Columns that are measured rather than looked up: numbers, their ranges, vectors and dates.
+"""Columns with measured values: numbers, ranges of numbers, vectors and dates.
 
 Legend: `R` rows of a feature table, `L` labels, `B` batch, `D` numbers of a vector.
 """
@@ -28,17 +28,17 @@ _LARGEST_FLOAT32, _LEAST_STD = float(np.finfo(np.float32).max), float(np.finfo(n
 _MOST_STD = 1 / _LEAST_STD
 _LARGEST_SQUARED = _LARGEST_FLOAT32**0.5
 _YEAR_1, _YEAR_10_000 = -62_135_596_800, 253_402_300_800
-"""Seconds since 1970, as dates are read in a request."""
+"""Limits of dates, seconds since 1970, as in requests."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """A number per row; `mean` and `std`, of their logarithms for `transform = "log"`, standardise it.
+    """Hold a number per row, standardised by `mean` and `std`, which are of logarithms with `transform = "log"`.
 
     Attributes:
-        values: [R]; `fill` where a row has none.
-        fill: what stands for a missing number: the training mean.
-        missing: 1 where a row has none, [R]; None where the tower is not told.
+        values: numbers, [R]; a missing number is `fill`.
+        fill: the replacement of a missing number: the training mean, or 0 with a flag.
+        missing: 1 for a missing number, else 0, [R]; None if the tower has no flag.
     """
 
     values: Float32
@@ -53,13 +53,13 @@ class Numbers:
         return {name: self.values[rows_B]} | flag
 
     def described(self) -> dict[str, Any]:
-        """Return what a manifest says of it."""
+        """Return the description of the numbers for a manifest."""
         return {"missing": self.fill if self.missing is None else None}
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """Numbers by their range: rows of a table, [R], and the boundaries between them."""
+    """Hold numbers by their range: rows of a table, [R], and the boundaries between ranges."""
 
     rows: Int32
     boundaries: list[float]
@@ -69,13 +69,13 @@ class Ranges:
         return {name: self.rows[rows_B]}
 
     def described(self) -> dict[str, Any]:
-        """Return what a manifest says of them."""
+        """Return the description of the ranges for a manifest."""
         return {"boundaries": self.boundaries}
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """A vector per row, [R, D]: zeros where a row has none, and `missing` is 1, [R]."""
+    """Hold a vector per row, [R, D]; a missing vector is 0, with `missing` 1, [R]."""
 
     values: Float32
     missing: Float32
@@ -85,13 +85,13 @@ class Vectors:
         return {name: self.values[rows_B], f"{name}__missing": self.missing[rows_B]}
 
     def described(self) -> dict[str, Any]:
-        """Return what a manifest says of them."""
+        """Return the description of the vectors for a manifest."""
         return {"missing": None, "dims": self.values.shape[1]}
 
 
 @dataclass(frozen=True)
 class Dates:
-    """Dates by their parts: rows of a table, [R, parts]; `age` counts from the reference."""
+    """Hold dates by their parts: rows of a table, [R, parts]; `age` counts from the reference."""
 
     rows: Int32
     parts: list[DatePart]
@@ -102,7 +102,7 @@ class Dates:
         return {name: self.rows[rows_B]}
 
     def described(self) -> dict[str, Any]:
-        """Return what a manifest says of them."""
+        """Return the description of the dates for a manifest."""
         return {"parts": self.parts, "reference": self.reference}
 
 
@@ -110,9 +110,9 @@ Measured = Numbers | Ranges | Vectors | Dates
 
 
 def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feature | None) -> Measured:
-    """Return a number, vector or date of every row of a table, as `exported` says if a bundle has it.
+    """Encode a number, vector or date of every row of a table.
 
-    Means, ranges and the latest date are those of the table's training rows.
+    Means, ranges and the latest date come from the table's training rows, or from `exported` if it is given.
     """
     if feature.kind == "vector":
         return _vectors(feature, source)
@@ -128,7 +128,7 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
     measured = np.sign(known) * np.log1p(np.abs(known)) if logarithmic else known
     mean, std = (float(measured.mean()), float(measured.std())) if len(known) else (0.0, 0.0)
     if len(known) and known.min() == known.max():
-        std = 0.0  # not what rounding makes of it
+        std = 0.0  # rounding can leave equal numbers a tiny deviation
     if exported is None and std and not _standardisable(measured, mean, std):
         raise source.wrong(
             feature,
@@ -136,6 +136,7 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
             '(use other units, or transform = "quantile")',
             f"numbers of {known.min():.4g} to {known.max():.4g}, standard deviation {std:.4g}",
         )
+    # With `log`, the fill is the number whose logarithm is the mean, so that it is standardised to 0.
     fill = float(np.sign(mean) * np.expm1(abs(mean))) if logarithmic else mean
     if feature.has_flag:
         fill = 0.0
@@ -147,12 +148,12 @@ def encode_measured(feature: FeatureConfig, source: FeatureTable, exported: Feat
 
 
 def _standardisable(values: Float64, mean: float, std: float) -> bool:
-    """Return whether a tower's float32 holds what it multiplies by, adds, and gets of some values [n]."""
+    """Return whether standardised values [n] and the factors of the tower fit in float32."""
     return _LEAST_STD <= std <= _MOST_STD and max(abs(mean), float(np.abs(values).max())) / std <= _LARGEST_FLOAT32
 
 
 def boundaries_of(known: Float64, buckets: int) -> list[float]:
-    """Rising boundaries between ranges that hold as many of the known values [n] each, at most `buckets` − 1."""
+    """Return ascending boundaries of ranges with equal numbers of known values [n], at most `buckets` − 1."""
     if len(known) == 0:
         return []
     shares = np.arange(1, buckets) / buckets
@@ -160,7 +161,7 @@ def boundaries_of(known: Float64, buckets: int) -> list[float]:
 
 
 def numbers_in(feature: FeatureConfig, source: FeatureTable) -> Float32:
-    """Return a column of numbers, booleans or text of numbers, [R]; NaN where a row has none."""
+    """Return a column of numbers, booleans or text of numbers, [R]; NaN for a missing number."""
     column = source.column(feature)
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         column = _distinct_values(feature, source, number_of, pa.float64(), "numbers")
@@ -179,7 +180,7 @@ def numbers_in(feature: FeatureConfig, source: FeatureTable) -> Float32:
 def _distinct_values(
     feature: FeatureConfig, source: FeatureTable, read: Callable[[str], Any], kind: pa.DataType, expected: str
 ) -> pa.Array:
-    """Return a text column as what `read` makes of each distinct text; DataError names the first that it refuses."""
+    """Apply `read` to each distinct text of a column; DataError names the first text that `read` refuses."""
     column = source.column(feature)
     texts = column.dictionary_encode()
     found = []
@@ -206,6 +207,7 @@ def _vectors(feature: FeatureConfig, source: FeatureTable) -> Vectors:
         raise source.wrong(feature, f"lists of {dims} numbers", f"one of {lengths[worst]}", int(rows[worst]))
     flat = pc.list_flatten(column.filter(pa.array(given))).cast(pa.float32(), safe=False)
     vectors = flat.to_numpy(zero_copy_only=False).reshape(-1, dims)
+    # Norms are computed in float32, and NaN fails this comparison too.
     usual = np.abs(vectors) <= _LARGEST_SQUARED
     if not usual.all():
         worst = int(usual.all(axis=1).argmin())
@@ -227,7 +229,7 @@ def _dates(feature: FeatureConfig, source: FeatureTable, exported: Feature | Non
 
 
 def seconds_in(feature: FeatureConfig, source: FeatureTable) -> Int64:
-    """Return a column of times as seconds since 1970, [R]; `MISSING_DATE` where a row has none."""
+    """Return a column of times as seconds since 1970, [R]; `MISSING_DATE` for a missing time."""
     column = source.column(feature)
     expected = "timestamps, dates, or strings in ISO 8601"
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

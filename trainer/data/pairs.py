@@ -1,6 +1,6 @@
 """Interactions as integer pairs.
 
-Legend: `N` pairs, `Q` queries, `A` requests: a query in one context, with the attributes of one time.
+Legend: `N` pairs, `Q` queries, `A` requests (a query in one context, with the attributes of one time).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _AT_ONCE = 1 << 24
 
 
 def occurrences(rows_N: Int32, rows: int) -> Int64:
-    """Get how often every row stands, int64 [rows]; without the int64 copy that NumPy makes of all that it counts."""
+    """Count the occurrences of every row, int64 [rows]."""
+    # `bincount` copies its input to int64; blocks keep the copy small.
     counts = np.zeros(rows, np.int64)
     for start in range(0, len(rows_N), _AT_ONCE):
         counts += np.bincount(rows_N[start : start + _AT_ONCE], minlength=rows)
@@ -25,12 +26,12 @@ def occurrences(rows_N: Int32, rows: int) -> Int64:
 
 @dataclass(frozen=True)
 class Requests:
-    """Distinct requests: a query, its context, and its attributes at a time.
+    """Hold the distinct requests: a query, its context, and its attributes at a time.
 
     Attributes:
         queries: int32 [A], rows of `Dataset.query_ids`.
-        contexts: int32 [A], rows of `Dataset.contexts`; None where no feature is read from the interactions.
-        attributes: int32 [A], rows of `Dataset.query_table`; None where its row q is query q's.
+        contexts: int32 [A], rows of `Dataset.contexts`; None if no feature is read from the interactions.
+        attributes: int32 [A], rows of `Dataset.query_table`; None if row q of the table belongs to query q.
     """
 
     queries: Int32
@@ -40,17 +41,17 @@ class Requests:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Query-label pairs, sorted by query, then time, then place in the file.
+    """Hold query-label pairs, sorted by query, then time, then place in the file.
 
     Attributes:
         queries: int32 [N], rows of `Dataset.query_ids`.
         labels: int32 [N], rows of `Dataset.label_ids`.
-        weights: float32 [N], or None where every pair weighs 1.
+        weights: float32 [N], or None if every pair weighs 1.
         times: float64 [N], or None.
-        events: int32 [N], each pair's place among the types of `data.events.weights`; None where these have no column.
-        requests: int32 [N], rows of `Dataset.requests`; None where a query is asked in one way alone.
-        shown: int32 [N], rows of `Dataset.impressions`; None without.
-        objectives: int32 [N], places in `Recipe.objectives`; None without.
+        events: int32 [N], index of each pair's type in `data.events.weights`; None without event types.
+        requests: int32 [N], rows of `Dataset.requests`; None if every query has exactly one request.
+        shown: int32 [N], rows of `Dataset.impressions`; None without impressions.
+        objectives: int32 [N], indices in `Recipe.objectives`; None without objectives.
     """
 
     queries: Int32
@@ -67,22 +68,21 @@ class Pairs:
 
     @property
     def request_rows(self) -> Int32:
-        """Get the request of every pair, int32 [N]: rows: of `Dataset.requests`, or of `Dataset.query_ids`
-        without."""
+        """Return the request of every pair, rows of `Dataset.requests`, or query rows without requests, int32 [N]."""
         return self.queries if self.requests is None else self.requests
 
     @property
     def owner_keys(self) -> Int64:
-        """Whose positive the label is: a number for each query, or for each query and objective, int64 [N]."""
+        """Return a number per query, or per query and objective, int64 [N]: the owner of the pair's positive."""
         return self._of_objectives(self.queries)
 
     @property
     def request_keys(self) -> Int64:
-        """Get a number for each request, or for each request and objective, int64 [N]."""
+        """Return a number per request, or per request and objective, int64 [N]."""
         return self._of_objectives(self.request_rows)
 
     def weight_of_owner(self) -> Float32:
-        """Return what the pairs of each pair's owner weigh together, float32 [N]; 1 where that is nothing."""
+        """Return the total weight of the pairs of each pair's owner, float32 [N]; 1 for a total of 0."""
         owners = self.owner_keys
         weight_N = np.ones(len(self)) if self.weights is None else self.weights.astype(np.float64)
         total_N = np.bincount(owners, weight_N)[owners]
@@ -95,19 +95,20 @@ class Pairs:
         return rows * (int(self.objectives.max()) + 1) + self.objectives
 
     def take(self, rows: npt.NDArray[np.integer] | Bools | slice) -> Pairs:
-        """Return the pairs of some rows: numbers int [n], a mask bool [N], or a slice, whose pairs are not copied."""
+        """Return the pairs of some rows: numbers int [n], a mask bool [N], or a slice (without a copy)."""
         return Pairs(**{name: column[rows] for name, column in self.columns().items()})
 
     def sorted(self) -> Pairs:
-        """Return the pairs by query, then time; equals keep their order."""
+        """Sort pairs by query, then time, stably."""
         return self.take(np.lexsort((self.queries,) if self.times is None else (self.times, self.queries)))
 
     def followed_by(self, later: Pairs) -> Pairs:
-        """Both, sorted, as each has to be; where times are equal or absent, `later` comes after."""
+        """Merge two sorted sets of pairs; `later` comes after if times are equal or absent."""
+        # The range of each later pair's query among these pairs; the pair goes to the end, or by time.
         low_n = np.searchsorted(self.queries, later.queries, side="left")
         at_n = np.searchsorted(self.queries, later.queries, side="right")
         if self.times is not None and later.times is not None:
-            while (open_n := low_n < at_n).any():  # in halves, the pairs of a query by time
+            while (open_n := low_n < at_n).any():  # binary search by time within a query, for all pairs at once
                 middle_n = (low_n + at_n) // 2
                 before_n = self.times.take(middle_n, mode="clip") <= later.times
                 low_n = np.where(open_n & before_n, middle_n + 1, low_n)
@@ -118,25 +119,26 @@ class Pairs:
         )
 
     def per_query(self) -> Int64:
-        """Return how many each query has, int64 [the last with any + 1]."""
+        """Count the pairs of each query, int64 [last query with a pair + 1]."""
         return occurrences(self.queries, int(self.queries.max(initial=-1)) + 1)
 
     def offsets(self, queries: int) -> Int64:
-        """Return start of every query's pairs, int64 [Q + 1]."""
+        """Return the start of every query's pairs, int64 [Q + 1]."""
         return np.searchsorted(self.queries, np.arange(queries + 1, dtype=np.int32)).astype(np.int64)
 
     def columns(self) -> dict[str, Array]:
-        """Return those that there are, [N] each, by their names."""
+        """Return the columns that are not None, [N] each, by name."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in columns.items() if column is not None}
 
 
 def once_each(pairs: Pairs) -> Pairs:
-    """Return every pair, of every objective, once: the latest, in its place, with the largest weight of all.
+    """Keep every pair once per objective: the latest, in its place, with the largest weight.
 
     Args:
-        pairs: sorted, as a data set holds them.
+        pairs: sorted, as in a data set.
     """
+    # Reversed keys, because `unique` returns the first occurrence, and the latest pair is kept.
     keys = pairs.owner_keys * (int(pairs.labels.max(initial=0)) + 1) + pairs.labels
     distinct, last_from_end, inverse = np.unique(keys[::-1], return_index=True, return_inverse=True)
     if len(distinct) == len(keys):

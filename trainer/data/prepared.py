@@ -1,7 +1,7 @@
-"""A recipe's data set as files that are mapped: read once from what the recipe names, and there for every job after it.
+"""A recipe's data set as memory-mapped files, which the first job writes and later jobs map.
 
-A folder `data.prepared/KEY/` holds `prepared.json`, an `.npy` for each array, and an Arrow file for each table; KEY is
-of all that reading depends on. It is there whole or not at all.
+A folder `data.prepared/KEY/` holds `prepared.json`, an `.npy` for each array, and an Arrow file for each table. KEY is
+a hash of all inputs of reading. The folder appears only once it is complete.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ _SPLITS = ("train", "valid", "test")
 _TABLES = ("query_table", "label_table", "contexts")
 _IDS = ("query_ids", "label_ids")
 _MAPPED = 1 << 16
-"""Bytes from which an array is mapped and not read."""
+"""Size from which an array is mapped instead of read, bytes."""
 
 
 def read_dataset(recipe: Recipe) -> Dataset:
-    """Return the data of a recipe, with the columns that its features are read from; as `prepare` where it names a
-    folder."""
+    """Return the data of a recipe, prepared if the recipe sets `data.prepared`."""
     return _load(recipe) if recipe.data.prepared is None else prepare(recipe)[0]
 
 
 def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
-    """Return the data of a recipe as mapped files in `data.prepared`, which are written where there are none of these
-    settings and files; those of files that have changed since are removed.
+    """Return the data of a recipe as mapped files, and their folder in `data.prepared`.
+
+    The files are written if none exist for these settings and files. Prepared data of files that have changed since are
+    removed.
     """
     root = recipe.data.prepared
     if root is None:
@@ -57,7 +58,8 @@ def prepare(recipe: Recipe) -> tuple[Dataset, Path]:
     folder = root / hashlib.sha256(content.encode()).hexdigest()[:16]
     with first_before_others("the prepared data set"):
         if not folder.exists():
-            with suppress(BundleExistsError), atomic_directory(folder) as working:  # of another job by now
+            # Another job may have written the folder in the meantime.
+            with suppress(BundleExistsError), atomic_directory(folder) as working:
                 _write(_load(recipe, working), working, files)
             _remove_stale(root, kept=folder)
         return _read(folder), folder
@@ -68,7 +70,7 @@ def _load(recipe: Recipe, folder: Path | None = None) -> Dataset:
 
 
 def _read_by(recipe: Recipe) -> dict[str, Any]:
-    """Return how `load_dataset` reads, apart from the section."""
+    """Return the arguments of `load_dataset` apart from `data`."""
     return {
         "seed": recipe.seed,
         "columns": recipe.table_columns,
@@ -78,12 +80,12 @@ def _read_by(recipe: Recipe) -> dict[str, Any]:
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the settings that decide what a data set reads."""
+    """Return the settings that determine the content of a data set."""
     return {"data": recipe.weighted_data.model_dump(mode="json", exclude={"prepared", "memory"})} | _read_by(recipe)
 
 
 def _files(recipe: Recipe) -> list[tuple[str, int, int]]:
-    """Return name, size and version of every file that a recipe or its queries name."""
+    """Return name, size and version of every file of a recipe and of its SQL queries."""
     places = [getattr(recipe.data, name) for name in (*_SPLITS, "queries", "labels")]
     files = [file for of in places if of is not None for file in files_behind(of)]
     return [(file.name, *file.version()) for file in files]
@@ -138,7 +140,7 @@ def _read(folder: Path) -> Dataset:
         name: _table(folder / f"{name}.arrow") if f"{name}.arrow" in there else None for name in _TABLES
     }
     columns = [_table(folder / f"{name}.arrow")["id"] for name in _IDS]
-    query_ids, label_ids = (  # to combine one chunk is to copy it
+    query_ids, label_ids = (  # `combine_chunks` would copy even a single chunk
         column.chunk(0) if column.num_chunks == 1 else column.combine_chunks() for column in columns
     )
     report = RowReport(**manifest["report"])
@@ -156,13 +158,13 @@ def _read(folder: Path) -> Dataset:
         **{split: part(Pairs, split) for split in _SPLITS},
         **tables,
     )
-    vars(dataset)["fingerprint"] = manifest["fingerprint"]  # of what was written
+    vars(dataset)["fingerprint"] = manifest["fingerprint"]  # fills the cached property: no need to hash again
     return dataset
 
 
 def _array(path: Path) -> Array:
     mapped = np.load(path, mmap_mode="r" if path.stat().st_size > _MAPPED else None, allow_pickle=False)
-    array: Array = mapped.view(np.ndarray)  # without what makes every part of a map another map
+    array: Array = mapped.view(np.ndarray)  # slices of a `memmap` would be `memmap` objects too
     return array
 
 
@@ -171,9 +173,9 @@ def _table(path: Path) -> pa.Table:
 
 
 def _remove_stale(root: Path, *, kept: Path) -> None:
-    """Remove data sets of files that `kept` was read from when they were others."""
+    """Remove data sets that were read from former versions of the files of `kept`."""
     files = {name: about for name, *about in json.loads((kept / _MANIFEST).read_text(encoding="utf-8"))["files"]}
-    for path in root.glob(f"[!.]*/{_MANIFEST}"):  # those that are being written begin with a dot
+    for path in root.glob(f"[!.]*/{_MANIFEST}"):  # names of incomplete folders begin with a dot
         others = {name: about for name, *about in json.loads(path.read_text(encoding="utf-8"))["files"]}
         if any(files.get(name, about) != about for name, about in others.items()):
             shutil.rmtree(path.parent)

@@ -1,4 +1,4 @@
-"""What is wrong with the rows of files: found everywhere first, then refused or left out, in one report."""
+"""Problems of rows: all are found first, then refused or skipped, in one report."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of one file with one thing wrong.
+    """Describe rows of one file with the same problem.
 
     Attributes:
-        expected, found: what a row should hold, and what the first of these holds.
-        column: empty where it is lines of a text file that are no rows.
-        rows: numbers of the first few, from 0, without a header; of lines, from 1.
-        fatal: whether such a row is refused, or left out; else it is only reported.
+        expected, found: the expected content, and the content of the first row with the problem.
+        column: name of the column; empty for lines of a text file that are no rows.
+        rows: numbers of the first rows, from 0, without a header; numbers of lines count from 1.
+        fatal: whether such rows are refused or skipped; otherwise they are only reported.
     """
 
     file: str
@@ -36,14 +36,14 @@ class Problem:
 
     @property
     def kind(self) -> tuple[str, str, str, str, bool]:
-        """Return what is wrong, and in which file."""
+        """Return the file and the kind of the problem."""
         return self.file, self.column, self.expected, self.found.partition(" (")[0], self.fatal
 
     def __str__(self) -> str:
         return self.among(1, self.count)
 
     def among(self, files: int, count: int) -> str:
-        """Describe these rows, and their like in other files."""
+        """Describe these rows, and rows with the same problem in other files."""
         unit = "row" if self.column else "line"
         where = f"{unit} {self.rows[0]}"
         if count > 1:
@@ -56,7 +56,7 @@ class Problem:
 
 
 def in_words(problems: list[Problem]) -> list[str]:
-    """Describe problems, alike ones of several files as one."""
+    """Describe problems, and merge equal problems of several files."""
     alike: dict[tuple[str, str, str], list[Problem]] = {}
     for problem in problems:
         alike.setdefault((problem.column, problem.expected, problem.found.partition(" (")[0]), []).append(problem)
@@ -65,17 +65,17 @@ def in_words(problems: list[Problem]) -> list[str]:
 
 @dataclass
 class RowReport:
-    """What was read, what was left out, and why.
+    """Count the rows that were read and skipped, with reasons.
 
     Attributes:
-        early: left out by `data.since`.
-        unweighted: left out because their event type weighs 0.
-        dropped: bad ones left out, feature tables' among them.
-        notes: rows that are read in another way than the recipe says, by what is said of them.
-        unlisted: of the interactions' `queries` and `labels`, how many their feature table has no row for, how many
-            there are, and words about an example; only where some have none.
+        early: rows skipped by `data.since`.
+        unweighted: rows skipped because their event type has weight 0.
+        dropped: bad rows that were skipped, rows of feature tables included.
+        notes: numbers of rows that are read differently from the recipe, by the text of the note.
+        unlisted: for `queries` and `labels` of the interactions, the number of ids without a row in the feature table,
+            the number of ids, and a text with an example; only if some ids have no row.
         dates: whether times are timestamps, dates or ISO 8601, which are read in microseconds.
-        unit: of the times: seconds, milliseconds, microseconds or nanoseconds; None where there are none, or they are
+        unit: unit of the times: seconds, milliseconds, microseconds or nanoseconds; None without times, or if times are
             only an order.
     """
 
@@ -91,7 +91,7 @@ class RowReport:
     unit: str | None = None
 
     def note(self, problems: Iterable[Problem]) -> None:
-        """Add problems, file after file; one of rows with the same wrong as others of their file is one with theirs."""
+        """Add problems, file by file; equal problems of a file are merged."""
         for new in problems:
             at = len(self.problems) - 1
             while at >= 0 and self.problems[at].file == new.file and self.problems[at].kind != new.kind:
@@ -114,10 +114,10 @@ class RowReport:
         )
 
     def lines(self, tables: str = "data.") -> list[str]:
-        """Describe what was left out and why; empty where nothing was.
+        """Describe skipped rows and problems, a line each; empty without any.
 
         Args:
-            tables: what precedes `queries` and `labels` where the caller names these tables; `--` of an option.
+            tables: prefix of `queries` and `labels` in the text, such as `--` for options.
         """
         counts = {
             "data.since": self.early,
@@ -139,15 +139,16 @@ class RowReport:
 
 @dataclass(frozen=True)
 class Check:
-    """Rows of a table in DuckDB that are wrong.
+    """Define a check of the rows of a DuckDB table.
 
     Attributes:
-        condition: of the wrong rows.
-        found: what they hold; or else one of the following says it of the first of them.
-        raw: a column of their file as it is written there; `of_text` is then expected of text.
-        value: an expression, which `shown` puts into words.
-        counted: returns it for a file, by its number.
-        fatal: whether such a row is refused, or left out; else it is only reported.
+        condition: SQL condition of the bad rows.
+        found: text about the content of bad rows. If None, the text describes the first bad row, by `raw`, `counted` or
+            `value`.
+        raw: a column of the row's file, quoted as it is written there; `of_text` replaces `expected` for text columns.
+        value: an SQL expression, which `shown` turns into text.
+        counted: function from the number of a file to the text.
+        fatal: whether bad rows are refused or skipped; otherwise they are only reported.
     """
 
     column: str
@@ -163,10 +164,10 @@ class Check:
 
 
 def find_problems(engine: Engine, table: str, checks: Sequence[Check], parts: Iterable[Part], report: RowReport) -> str:
-    """Note the wrong rows of a table by file; return the condition of the fatal ones.
+    """Note the bad rows of a table by file; return the SQL condition of fatal problems.
 
     Args:
-        table: with `file`, a number, and `place`, a row's number.
+        table: table with `file`, the number of a file, and `place`, the number of a row.
     """
     if not checks:
         return "false"
@@ -205,10 +206,10 @@ def _shown(value: object) -> str:
 
 
 def settle(report: RowReport, data: DataConfig, structural: list[str], *, rows: int) -> None:
-    """Refuse what has to be refused, all of it in one error.
+    """Raise one DataError with all problems that must be refused.
 
     Args:
-        structural: errors of whole files, which nothing can leave out.
+        structural: errors about whole files, which no setting can skip.
     """
     fatal = in_words([problem for problem in report.problems if problem.fatal])
     limit = data.max_bad_rows

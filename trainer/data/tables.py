@@ -1,4 +1,4 @@
-"""Feature tables of queries and of labels: read from their files, checked, one row per id in the ids' order."""
+"""Feature tables of queries and labels: read from files, checked, with one row per id in the order of the ids."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from longtail.trainer.data.times import time_in
 from longtail.trainer.errors import DataError
 
 MOST_TEXT = np.iinfo(np.int32).max
-"""Bytes that an array of Arrow's `string` holds."""
+"""Largest size of a `string` array in Arrow, bytes."""
 _ID, _SINCE, _DATES, _COLUMN = "id", "since", "dates", "column:"
 
 
 @dataclass(frozen=True)
 class IdTable:
-    """A feature table.
+    """Hold a feature table.
 
     Attributes:
-        ids: strings; of `data.valid_from` each as often as it has versions.
-        places: the number of each row among those of all files, for messages.
+        ids: strings; with `data.valid_from`, an id occurs once per version.
+        places: the number of each row among the rows of all files, for messages.
         source: the rows of all files.
-        since: from when each row holds, float64; None without `data.valid_from`.
-        dates: whether these are dates, in microseconds.
+        since: the time from which each row holds, float64; None without `data.valid_from`.
+        dates: whether `since` are dates, in microseconds.
     """
 
     ids: pa.Array
@@ -68,11 +68,11 @@ def read_feature_table(
     engine: Engine, places: Places, id_column: str, data: DataConfig, report: RowReport, *,
     columns: Sequence[str] | None, valid_from: str | None = None,
 ) -> IdTable:  # fmt: skip
-    """Return a feature table of any number of files; bad rows are left out and noted, for `settle` to judge.
+    """Read a feature table from any number of files; bad rows are removed and noted for `settle`.
 
     Args:
-        columns: columns that are needed besides the ids; None reads all.
-        valid_from: column of times, where an id has a row for each of its versions.
+        columns: columns to read in addition to the ids; None reads all.
+        valid_from: column of times of a table with a row per version of an id; None for one row per id.
     """
     where = shown(places)
 
@@ -105,7 +105,7 @@ def _times(opened: Opened, name: str) -> dict[str, tuple[str, str]]:
 def _good_rows(
     table: Table, id_column: str, data: DataConfig, report: RowReport, where: str, valid_from: str | None
 ) -> IdTable:
-    """Return the rows that have an id, and a time where they need one."""
+    """Return the rows with an id and, if versions need one, a time."""
     engine, id_ = table.engine, table.column(_ID)
     view = engine.name("checked")
     engine.run(f"CREATE VIEW {view} AS SELECT *, rowid AS place, {table.column('file')} AS file FROM {table.name}")
@@ -143,7 +143,7 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def distinct_rows(read: IdTable, id_column: str, data: DataConfig, report: RowReport) -> IdTable:
-    """Return the first row of every id; a second one is bad."""
+    """Return the first row of every id; further rows of an id are bad."""
     encoded = read.ids.dictionary_encode()
     if len(encoded.dictionary) == len(encoded):
         return read

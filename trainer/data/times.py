@@ -1,4 +1,4 @@
-"""Times of interactions as numbers: the unit that they are in, and the newest of them."""
+"""Times of interactions as numbers: their unit, and the newest time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from longtail.tables.engine import Engine
 from longtail.tables.values import double, is_plausible, micros_of, number_of
 
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}
-"""How many of a unit a second has."""
+"""Units of time, with their number per second."""
 
 
 def time_in(engine: Engine, source: str, value: str, kind: str) -> tuple[str, bool] | None:
@@ -30,11 +30,12 @@ def time_in(engine: Engine, source: str, value: str, kind: str) -> tuple[str, bo
 
 @dataclass(frozen=True)
 class Clock:
-    """What the times of a table are.
+    """Hold unit and newest of the times of a table.
 
     Attributes:
-        unit: the first of `UNITS` by which most lie between 1990 and tomorrow; None where they are only an order.
-        newest: the latest of these times.
+        unit: the first of `UNITS` in which most times lie between 1990 and tomorrow; None if times are only an order.
+        newest: the latest of the times between 1990 and tomorrow.
+        now: the present time, seconds since 1970.
     """
 
     unit: str | None
@@ -43,10 +44,11 @@ class Clock:
 
     @classmethod
     def of(cls, engine: Engine, time: str, table: str, where: str, now: datetime) -> Clock:
-        """Look at the times of some rows, an expression of a DOUBLE."""
+        """Determine the unit of the times of some rows; `time` is the SQL expression of a DOUBLE."""
         none = cls(None, None, now.timestamp())
         counts = ", ".join(f"count(*) FILTER ({none.plausible(time, unit)})" for unit in UNITS)
         known, *found = engine.row(f"SELECT count(*) FILTER (isfinite({time})), {counts} FROM {table} WHERE {where}")
+        # More than half of the times must fit: a unit that fits only outliers would misread all others.
         unit = next((name for name, count in zip(UNITS, found, strict=True) if 2 * count > known), None)
         if unit is None:
             return none
@@ -54,12 +56,12 @@ class Clock:
         return cls(unit, newest, now.timestamp())
 
     def plausible(self, time: str, unit: str) -> str:
-        """Return the condition that a time lies between 1990 and tomorrow."""
+        """Return the SQL condition that a time lies between 1990 and tomorrow."""
         return is_plausible(f"{time} / {double(UNITS[unit])}", self.now)
 
 
 def in_words(time: float, unit: str | None) -> str:
-    """Return a time as a date where its unit is known: `2026-01-31 12:00`; else as a number."""
+    """Format a time as a date such as `2026-01-31 12:00`, or as a number if the unit is unknown."""
     if unit is None or not np.isfinite(time):
         return f"{time:g}"
     try:

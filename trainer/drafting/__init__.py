@@ -1,1 +1,1 @@
-"""A first recipe from the data themselves, which says why it is as it is."""
+"""Drafts of a first recipe from data, with reasons as comments."""

@@ -1,4 +1,4 @@
-"""What the columns of a table hold, which kind of feature reads them, and which of a log are ids, times and events."""
+"""Detection of the content of columns, of feature kinds for them, and of a log's ids, times and events."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ KINDS = {
     "category": "id", "boolean": "id", "words": "text", "joined": "bag", "bag": "bag", "number": "number",
     "vector": "vector", "date": "date",
 }  # fmt: skip
-"""Kind of feature that reads a column, by what it holds; what is not here no feature reads."""
+"""Feature kind by the content of a column; no feature reads any other content."""
 
 _FRAMED, _VECTOR = r"^\s*[\[{][\s\S]*[\]}]\s*$", re.compile(r"[\[\]\s\d.,eE+-]*\d\.[\[\]\s\d.,eE+-]*")
-"""Text that begins and ends as a list or an object, and a list of numbers that are not whole."""
+"""Patterns of text that looks like a list or an object, and of a list of numbers that are not whole."""
 _SAMPLE = 20_000
-"""Values of a string column that are looked into."""
+"""Number of values of a string column that are examined."""
 _FEW = 64
-"""Most distinct integers that are taken for a category."""
+"""Largest number of distinct integers that count as a category."""
 _CODES = {"id", "code", "zip", "postcode", "postal", "type", "category", "group", "class"}
-"""Words in the name of a column of integers that are categories, however many."""
+"""Words in the names of integer columns that hold categories, with any number of distinct values."""
 
 _QUERY = {"user", "customer", "client", "visitor", "member", "session", "shopper", "account", "query", "person",
           "reviewer", "uid", "buyer", "reader", "viewer", "listener", "household", "cookie", "device"}  # fmt: skip
@@ -43,8 +43,11 @@ _MOST_EVENTS = 30
 
 
 class Column(NamedTuple):
-    """What a column holds: a key of `KINDS`, or why no feature reads it; counts of values, a separator of joined ones,
-    and the numbers in each vector."""
+    """Describe a column.
+
+    The content is a key of `KINDS`, or the reason why no feature reads the column. There are also counts of values, the
+    separator of joined values, and the length of vectors.
+    """
 
     name: str
     holds: str
@@ -55,7 +58,7 @@ class Column(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Times of a column: float64 [N], NaN for what is none; which are plausible, bool [N]; and their unit."""
+    """Hold times of a column, float64 [N], NaN for other values; a mask of plausible times, bool [N]; their unit."""
 
     values: Float64
     plausible: Bools
@@ -63,18 +66,18 @@ class Times(NamedTuple):
 
 
 def spelled(name: str) -> list[str]:
-    """List the words of a name in their order, lower-case: add, to and cart of `AddToCart` and `add-to-cart`."""
+    """List the words of a name in order, lower-case: add, to and cart for `AddToCart` and `add-to-cart`."""
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
 
 
 def words_of(name: str) -> set[str]:
-    """List the words of a column's name, lower-case: product and id of `productId`, `PRODUCT_ID` and `productid`."""
+    """List the words of a column's name, lower-case: product and id for `productId`, `PRODUCT_ID` and `productid`."""
     words = {*spelled(name)}
     return words | {part for word in words if word.endswith("id") and len(word) > 3 for part in (word[:-2], "id")}
 
 
 def look_at(name: str, column: pa.ChunkedArray) -> Column:
-    """Find out what one column, [rows], holds."""
+    """Detect the content of one column, [rows]."""
     kind, nulls = column.type, column.null_count
     if nulls == len(column):
         return Column(name, "nothing", 0, nulls)
@@ -124,7 +127,7 @@ def _look_at_lists(name: str, column: pa.ChunkedArray) -> Column:
 
 
 def _look_at_strings(name: str, column: pa.ChunkedArray, distinct: int) -> Column:
-    """Tell categories, which repeat, from words, joined values, whose parts repeat, and strings of no use."""
+    """Distinguish categories, which repeat, joined values, whose parts repeat, words, and useless strings."""
     rows, nulls = len(column), column.null_count
     sample = column.drop_null().slice(0, _SAMPLE)
     if pc.mean(pc.starts_with(sample, "http").cast(pa.float64())).as_py() > 0.5:
@@ -156,12 +159,12 @@ def _words(texts: pa.Array | pa.ChunkedArray) -> float:
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tell whether values of a type are strings."""
+    """Return whether values of a type are strings."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def times_in(column: pa.ChunkedArray) -> Times | None:
-    """Return the times that a column holds, [N]: numbers, or dates in microseconds; None for a column of no times."""
+    """Read the times of a column, [N], as numbers, or dates in microseconds; None for a column without times."""
     with engine() as reader:
         source = reader.register(pa.table({"value": column, "place": np.arange(len(column))}))
         kind = reader.rows(f"DESCRIBE SELECT value FROM {source}")[0][1]
@@ -178,7 +181,7 @@ def times_in(column: pa.ChunkedArray) -> Times | None:
 
 
 class Roles(NamedTuple):
-    """Columns of a log; `guessed` are roles that only the number of their values speaks for."""
+    """Hold the columns of a log by role; `guessed` are roles for which only the number of values is evidence."""
 
     query_id: str
     label_id: str
@@ -191,9 +194,9 @@ def roles_of(
     log: pa.Table, path: str, given: dict[str, str | None], *, query_columns: Collection[str],
     label_columns: Collection[str],
 ) -> Roles:  # fmt: skip
-    """Find the roles of a log's columns: those given, then by name, then by how many values they have.
+    """Assign roles to a log's columns: roles given first, then by name, then by the number of values.
 
-    `query_columns` and `label_columns` are of the feature tables, which must have the ids' columns.
+    `query_columns` and `label_columns` belong to the feature tables, which must have the columns of ids.
     """
     for role, name in given.items():
         if name is not None and name not in log.column_names:
@@ -227,14 +230,14 @@ def roles_of(
 
 
 def _score(name: str, words: set[str], columns: Collection[str]) -> int:
-    """Score how well a name fits: 4 for a column of the feature table, 2 for a word of the list, 1 more for `id`."""
+    """Score the fit of a name: 4 for a column of the feature table, 2 for a word of the list, 1 more for `id`."""
     own = words_of(name)
     fits = 4 * (name in columns) + 2 * bool(own & words)
     return fits + (1 if fits and "id" in own else 0)
 
 
 def _is_id(log: pa.Table, name: str) -> bool:
-    """Tell strings and integers, of which a null or their size may have made floats."""
+    """Return whether a column may hold ids: strings or integers, even as floats because of nulls or size."""
     column = log[name]
     kind = column.type
     if pa.types.is_floating(kind):
@@ -245,7 +248,7 @@ def _is_id(log: pa.Table, name: str) -> bool:
 
 
 def _time_in(log: pa.Table, taken: Collection[str | None]) -> str | None:
-    """Find the column of times: dates, or numbers or text with a name that says so; most of its rows have one."""
+    """Find the column of times: dates, or numbers or text with a name of times, in most of the rows."""
     fits = {}
     for name in log.column_names:
         kind, named = log.schema.field(name).type, bool(words_of(name) & TIME_WORDS)

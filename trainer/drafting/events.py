@@ -1,4 +1,4 @@
-"""What the rows of a log say of liking: weights of event types, words of rejection, ratings."""
+"""Detection of preference in the rows of a log: weights of event types, words of rejection, ratings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longtail.trainer.errors import DataError
 
 
 def _forms(verbs: str) -> set[str]:
-    """Return verbs as they are and with -s, -es, -ed and -ing, a last consonant doubled or not."""
+    """Return verbs and their forms with -s, -es, -ed and -ing, with and without a doubled last consonant."""
     roots = [(verb, root) for verb in verbs.split() for root in (verb, verb.removesuffix("e"), verb + verb[-1])]
     return {form for verb, root in roots for form in (verb, f"{verb}s", f"{root}es", f"{root}ed", f"{root}ing")}
 
@@ -64,11 +64,11 @@ _KNOWN = (_REJECTING | _TURNING | _NOUNS | _WISHED) - {"no"} | {
 }  # fmt: skip
 _RATINGS = {"rating", "ratings", "stars", "star", "score"}
 _GOOD = 0.8
-"""Share of the best rating that a good one has: four of five stars."""
+"""Share of the best rating from which a rating is good: four of five stars."""
 
 
 def rejects(name: str) -> bool:
-    """Tell whether the words of an event type, in any style of spelling, say that something is not wanted.
+    """Return whether the words of an event type, in any spelling style, express rejection.
 
     Example:
         >>> [rejects(name) for name in ("RemoveFromCart", "unlike", "thumbs-down", "order_returned", "discount_view")]
@@ -92,7 +92,7 @@ def _words(name: str) -> list[str]:
 
 
 def _parted(word: str) -> list[str]:
-    """Take `removefromcart` apart, if it is put together from known words."""
+    """Split a word such as `removefromcart` if it consists of known words."""
     if word in _KNOWN:
         return [word]
     for at in range(len(word) - 1, 1, -1):
@@ -102,7 +102,7 @@ def _parted(word: str) -> list[str]:
 
 
 def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[str, int]]:
-    """Return comments about the types of events, and a weight of each, 0 of rejections; refuse rejections alone."""
+    """Return comments about event types, and a weight per type, 0 for rejections; refuse only rejections."""
     counts = sorted(pc.value_counts(types).to_pylist(), key=lambda found: -found["counts"])
     shares = ", ".join(f"{found['values'] or 'none'} {found['counts'] / len(types):.0%}" for found in counts[:10])
     lines = [f"# Column {column}: {shares}."]
@@ -123,7 +123,7 @@ def draft_events(column: str, types: pa.ChunkedArray) -> tuple[list[str], dict[s
 
 
 def draft_ratings(log: pa.Table, place: str) -> list[str]:
-    """Return comments about columns of ratings, with a query of a place that takes good ones only."""
+    """Return comments about columns of ratings, with an SQL query that keeps only good ratings."""
     lines = []
     for name in log.column_names:
         kind = log.schema.field(name).type

@@ -1,4 +1,4 @@
-"""Writes a recipe with its reasons, from a log and the feature tables beside it."""
+"""Draft of a recipe with reasons, from a log and its feature tables."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ _WIDTH = 64
 """Width of embeddings and of the model."""
 _SECONDS_A_DAY = 86_400
 _LEAST_PAIRS, _LEAST_GAIN, _MORE = 1000, 0.02, 0.01
-"""Pairs from which on a prior is measured; nats that one gains above counts, and a forecast above decayed counts."""
+"""Least number of pairs to measure a prior; least gain of a prior over counts, and of a forecast over decay, nats."""
 _MANY, _BAD = 0.05, 0.05
-"""Shares of repeated pairs from which on they are dropped, and of bad rows that `fit` leaves out by default."""
+"""Share of repeated pairs from which repeats are dropped, and share of bad rows that `fit` skips by default."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
 _MOST_TITLES, _MOST_SHOWN = 3, 10
 _SINCE = re.compile(r"creat|added|\badd\b|avail|publi[sc]|releas|launch|listed|first ?seen|since|introduc|onboard"
                     r"|upload|posted|premier|debut|issued|insert|arriv|\bfrom\b|\bstart")  # fmt: skip
 _UNTIL = re.compile(r"updat|modif|delet|remov|expir|until|\bto\b|\bend|\blast|clos|discontinu|birth|changed")
-"""In the name of a date: that a label is there since then, or that it is another date."""
+"""Words in the name of a date from which a label is available, and words of other dates."""
 
 
 def draft_recipe(
     clicks: Path | Sequence[Path], out: Path, *, queries: Path | None = None, labels: Path | None = None,
     query_id: str | None = None, label_id: str | None = None, timestamp: str | None = None, event: str | None = None,
 ) -> Roles:  # fmt: skip
-    """Look at the data and write a commented recipe that `fit` takes as it is; return the columns as found.
+    """Examine the data and write a commented recipe for `fit`; return the roles of columns.
 
     Args:
-        clicks: interactions: a Parquet, CSV or TSV file, a directory or glob of them, or several; exports of a
-            service's feedback beside a log, or alone.
+        clicks: interactions: a Parquet, CSV or TSV file, a directory or glob of these, or several; exports of a
+            service's feedback, with or without a log.
         out: the recipe to write; must not exist.
         queries, labels: feature tables, keyed by the columns of ids in `clicks`.
-        query_id, label_id, timestamp, event: columns of `clicks`; those not given are found out.
+        query_id, label_id, timestamp, event: columns of `clicks`; other roles are detected.
     """
     if out.exists():
         raise RecipeError(f"{out} already exists: expected a path that is free; nothing was changed")
@@ -101,12 +101,12 @@ def draft_recipe(
     text = _recipe(out, log, choices, roles, tables, paths)
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
-    load_recipe(out)  # what is written is a recipe
+    load_recipe(out)  # a check of the written file
     return roles
 
 
 def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = None) -> pa.Table:
-    """Return columns of some files with their types; None returns all."""
+    """Read columns of some files with their types; None reads all."""
 
     def wanted(opened: Opened, number: int) -> dict[str, tuple[str, str]]:
         return all_columns(opened, number) if names is None else {name: opened.column(name) for name in names}
@@ -122,7 +122,10 @@ def _table(files: Sequence[DataFile], where: str, names: Sequence[str] | None = 
 def _read(
     data: list[str], paths: Mapping[str, Sequence[Path]], roles: Roles, prior: Mapping[str, Any], labels: Sequence[Any]
 ) -> tuple[Recipe, Dataset]:
-    """Read the data by the lines drafted so far, with any share of bad rows, and what a prior reads of labels."""
+    """Read the data by the lines drafted so far, with any share of bad rows.
+
+    Label columns that a prior may use are read too.
+    """
     settings = tomllib.loads(_joined(data)) | {"repeats": "drop", "max_bad_rows": 1.0}
     settings |= {key: [str(path.resolve()) for path in of] for key, of in paths.items()}
     query = {"features": [{"name": "history", "kind": "history", "table": roles.label_id}]}
@@ -202,7 +205,7 @@ def _recipe(
     else:
         few = f"half of the queries have {median:g} pairs or fewer, too few for a row"
         left_out.insert(0, f"{roles.query_id}: {few}")
-    # Where a vector's length counts, scores are smaller than log-odds, and popularity's share may have to be larger.
+    # With dot products, scores are smaller than log-odds, and popularity may need a larger λ.
     dot = (
         'similarity = "dot"  # a query of which little is known has a short vector, and popularity decides\n'
         "init_scale = 0.01\n"
@@ -249,7 +252,7 @@ refit = true  # then train again on train + valid
 exclude_seen = true
 bias_removal = [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5]  # λ that are tried on valid
 # floor = {{ tail = 0.02 }}  # least recall of the tail on valid: the default λ is the best with it
-# Reported with the model, so that nobody serves one that is worse.
+# Reported with the model, to show whether it is better than simple methods.
 baselines = ["popularity", "recent popularity", "item-kNN", "RP3beta", "EASE", "iALS"]
 """
 
@@ -285,7 +288,7 @@ def _data(log: pa.Table, choices: pa.Table | None, roles: Roles, held_out: float
 
 
 def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: str) -> list[str]:
-    """Draft columns that answers show: titles, then those that requests may filter by; name dates of beginning."""
+    """Draft columns for answers: titles, then columns for filters of requests; name dates of first availability."""
     looks = [look for look in looks if look.name not in (label_id, *RESERVED_COLUMNS)]
     kinds = {look.name: filter_kind(table.schema.field(look.name).type) for look in looks}
     titles = [look.name for look in looks if kinds[look.name] == "string" and words_of(look.name) & _TITLES]
@@ -305,7 +308,7 @@ def _label_columns(table: pa.Table, looks: list[Column], label_id: str, where: s
 
 
 def _begins(name: str) -> bool:
-    """Tell from the name of a date whether a label is there since then."""
+    """Return whether the name of a date means that a label is available from then on."""
     words = " ".join(spelled(name))
     return bool(_SINCE.search(words)) and not _UNTIL.search(words)
 
@@ -314,19 +317,19 @@ def _split(log: pa.Table, timestamp: str, held_out: float) -> list[str]:
     """Draft the split by time."""
     times = times_in(log[timestamp])
     if times is None:
-        return [f"timestamp = {_toml(timestamp)}"]  # which reading refuses
+        return [f"timestamp = {_toml(timestamp)}"]  # reading will refuse these times with a full message
     times_N, good_N, unit = times
     first, last = (in_words(float(at), unit) for at in (times_N[good_N].min(), times_N[good_N].max()))
     bad = f", not in {int((~good_N).sum()):,} rows" if not good_N.all() else ""
     return [
         f"timestamp = {_toml(timestamp)}  # {first} to {last}{bad}",
-        "# The latest pairs are held out: a model is asked about days that it has not seen.",
+        "# The latest pairs are held out, as a model answers queries of days after its training.",
         f'split = {{ strategy = "temporal", valid = {held_out}, test = {held_out} }}',
     ]
 
 
 def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
-    """Draft the kind of prior that foretells the latest training pairs best, with the reason; nothing without times."""
+    """Draft the kind of prior that predicts the latest training pairs best, with the reason; empty without times."""
     known = dataset.train.followed_by(dataset.valid)
     if recipe.prior.kind == "count" or dataset.report.unit is None or len(known) < _LEAST_PAIRS:
         return []
@@ -353,7 +356,7 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
 
 
 def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:
-    """Name the columns of a feature table that a tower reads, by no name of `taken`; give reasons for the others."""
+    """Name the columns of a feature table for a tower, without names in `taken`; give reasons for the others."""
     features: list[tuple[str, Column]] = []
     left_out = []
     for column in looks:
@@ -371,7 +374,7 @@ def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[
 
 
 def _tower(features: list[tuple[str, Column]], left_out: list[str], lines: list[str]) -> str:
-    """Draft a tower: its own lines, those of its table's features, and what was seen of each."""
+    """Draft a tower: its own lines, and lines of its table's features with their statistics."""
     equal = all(KINDS[column.holds] not in ("number", "vector") for _, column in features)
     for name, column in features:
         keys: dict[str, Any] = {"name": name, "kind": KINDS[column.holds]}
@@ -397,7 +400,7 @@ def _is_feature(name: str) -> bool:
 
 
 def _joined(lines: Sequence[str]) -> str:
-    """Join lines, without control characters, which names in comments may have."""
+    """Join lines, without control characters, which names in comments may contain."""
     return "\n".join(re.sub(r"[\x00-\x1f\x7f]", " ", line) for line in lines)
 
 

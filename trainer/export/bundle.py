@@ -1,4 +1,4 @@
-"""From a trained model to a bundle: towers, labels, the curve of the dials, reports.
+"""Export of a trained model as a bundle: towers, labels, the curve of the dials, reports.
 
 Legend: `C` calibration queries, `D` dimensions, `P` pairs that queries have seen, `N` of them those of `C`.
 """
@@ -27,6 +27,7 @@ from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
 
 _CALIBRATION_QUERIES = 1000
+"""Largest number of queries in a bundle, by which an index is tuned."""
 _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
@@ -34,13 +35,13 @@ def to_bundle(
     trained: Trained, known: Pairs, held_out_rows: Int32, seen: Pairs, dial: Dial, reports: dict[str, bytes],
     folder: Path,
 ) -> Bundle:  # fmt: skip
-    """Create the bundle of a trained model, not yet written.
+    """Create the bundle of a trained model, without writing it.
 
     Args:
-        known: the pairs before the period that a forecast is of.
+        known: the pairs before the forecast period.
         held_out_rows: `Pairs.request_rows` to draw calibration queries from, int32 [n].
         seen: pairs that the evaluation of these queries left out.
-        folder: where the towers are written, and the tables that the bundle's are links to.
+        folder: folder for the towers, and for the tables to which the bundle's tables are links.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model
     label_side = trained.label_side(known, served=True)
@@ -48,7 +49,7 @@ def to_bundle(
     rows_C = np.sort(rng.permutation(held_out_rows)[:_CALIBRATION_QUERIES]).astype(np.int32)
     inputs = trained.encoding.query.of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
-    embedded = np.linalg.norm(queries_CD, axis=1) > 0
+    embedded = np.linalg.norm(queries_CD, axis=1) > 0  # a zero vector ranks no label above another
     exclude_history = recipe.evaluation.exclude_seen and any(
         feature.kind == "history" for feature in trained.encoding.query_features
     )
@@ -137,9 +138,10 @@ def _seen_by(rows_C: Int32, seen: Pairs, dataset: Dataset) -> Int32:
 
 
 def _newest(dataset: Dataset) -> dict[str, str | int]:
-    """Return the time of the last training pair, as a whole number where it is one; nothing without times."""
+    """Return the time of the last training pair; empty without times."""
     times_N = dataset.train.times
     if times_N is None or not np.isfinite(times_N).any():
         return {}
     newest = float(np.nanmax(times_N))
+    # A whole number stays an integer; `repr` keeps every digit of a fraction.
     return {NEWEST: int(newest) if newest.is_integer() else repr(newest)}

@@ -1,4 +1,4 @@
-"""Towers as ONNX models, and the check that ONNX Runtime computes what was trained.
+"""Export of towers to ONNX, and a check that ONNX Runtime reproduces the trained outputs.
 
 Legend: `B` batch, `D` dimensions.
 """
@@ -33,19 +33,24 @@ if TYPE_CHECKING:
     from longtail.trainer.trained import Trained
 
 ONNX_LIMIT = 2**31 - 2**24
-"""Bytes of weights that one ONNX model can hold, with room for the rest of it."""
+"""Largest size of the weights of one ONNX model, bytes.
+
+Protobuf limits a message to 2 GiB; 16 MiB are left for the graph.
+"""
 STAND_IN_ROWS = 8
-"""Rows of what stands for a table in an export."""
+"""Rows of the small array that replaces a large table during an export."""
 _TOLERANCE = 1e-4
 _OF_TOWERS = {"name", "seed", "data", "query", "label", "model", "objectives", "training"}
-"""Sections of a recipe that say what its towers are; a loss of one's own may be unknown to a child process."""
+"""Sections of a recipe that define its towers; a child process may not know a custom loss."""
 
 
 def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
-    """Write `query_tower.onnx`, `label_tower.onnx` and the tables that they refer to or that training goes on from.
+    """Write `query_tower.onnx`, `label_tower.onnx` and the large tables.
+
+    The models refer to these tables, and a warm start reads them.
 
     Returns:
-        ONNX models by side, with `label` where labels have more features than their id; files of tables by name.
+        ONNX models by side, with `label` only if labels have other features than their id; files of tables by name.
     """
     recipe, towers = trained.recipe, trained.model.towers
     large = large_tables(towers)
@@ -56,13 +61,14 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
         size = sum(int(np.prod(weight.shape)) * 4 for weight in tower.weights if id(weight) not in apart)
         if size > ONNX_LIMIT:
             raise ExportError(
-                f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights beside its tables, ONNX's limit, found "
-                f"{size}: make its layers narrower"
+                f"{side} tower: expected at most {ONNX_LIMIT} bytes of weights outside its tables, the limit of ONNX, "
+                f"found {size}: make its layers narrower"
             )
     files, stand_in = {name: folder / TABLES / f"{name}.npy" for name in large}, {}
     (folder / TABLES).mkdir(exist_ok=True)
     for place, (name, (_, table)) in enumerate(large.items()):
         write_array(files[name], table.table)
+        # Random rows, so that `with_tables` can recognise each stand-in by its values in the exported model.
         stand_in[name] = np.random.default_rng(place).standard_normal((STAND_IN_ROWS, table.dim), np.float32)
     rows = dict(trained.encoding.vocabulary_rows) | {rows: STAND_IN_ROWS for rows, _ in large.values()}
     models = onnx_models(recipe, towers, rows, trained.encoding.numbers, {id_: stand_in[apart[id_]] for id_ in apart})
@@ -70,15 +76,15 @@ def export_towers(trained: Trained, folder: Path) -> tuple[dict[str, bytes], dic
         models[side], found = with_tables(model, stand_in, files)
         if missing := read[side] - found:
             raise ExportError(
-                f"{side} tower: expected a model that looks rows of {', '.join(sorted(missing))} up, found none of "
-                "them in it: a layer reads a table as a whole"
+                f"{side} tower: expected a model that looks up rows of {', '.join(sorted(missing))}, found no such "
+                "lookup: a layer reads the table as a whole"
             )
         (folder / f"{side}_tower.onnx").write_bytes(models[side])
     return models, files
 
 
 def exported(recipe: Recipe, towers: Towers) -> dict[str, keras.Model]:
-    """Return the towers that a bundle has, by side."""
+    """Return the towers that a bundle holds, by side."""
     return {"query": towers.query} | ({"label": towers.label} if recipe.describes_labels else {})
 
 
@@ -86,14 +92,14 @@ def onnx_models(
     recipe: Recipe, towers: Towers, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]],
     instead: Mapping[int, Float32] = MappingProxyType({}),
 ) -> dict[str, bytes]:  # fmt: skip
-    """ONNX models of the towers that a bundle has, by side.
+    """Convert the towers of a bundle to ONNX models, by side.
 
-    Keras exports to ONNX from TensorFlow. Towers of other values than their own are rebuilt for it; those of another
-    backend by a child process that runs TensorFlow.
+    The conversion needs TensorFlow. With `instead`, towers are rebuilt with the other values. With another backend,
+    a child process rebuilds the towers in TensorFlow.
 
     Args:
-        vocabulary_rows, numbers: what they are built by again, `vocabulary_rows` of as many rows as `instead` has.
-        instead: values of weights in place of their own, of the same shape but for rows, by the weight's `id`.
+        vocabulary_rows, numbers: arguments of `build_towers`; `vocabulary_rows` must match the rows of `instead`.
+        instead: replacements for the values of some weights, by the weight's `id`; the number of rows may differ.
     """
     sides = list(exported(recipe, towers))
     job = {
@@ -126,7 +132,7 @@ def _rebuilt(recipe: Recipe, job: Mapping[str, Any], values: Sequence[Array]) ->
 
 def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
     """Write `query.onnx` and `label.onnx`; TensorFlow backend only."""
-    import tensorflow as tf  # which another backend does without
+    import tensorflow as tf  # imported here because other backends train without it
     import tf2onnx
 
     for side in sides:
@@ -136,7 +142,7 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
         def embed(*columns: Any, tower: keras.Model = tower) -> Any:
             return tower(dict(zip(tower.input, columns, strict=True)))
 
-        # Keras' own exporter has AutoGraph write Python files, and traces each tower twice.
+        # `keras.Model.export` would make AutoGraph write Python files, and would trace each tower twice.
         with in_float32(tower):
             traced = tf.function(embed, input_signature=specs, autograph=False)
             tf2onnx.convert.from_function(traced, specs, output_path=str(folder / f"{side}.onnx"))
@@ -145,8 +151,8 @@ def write_onnx(towers: Towers, sides: list[str], folder: Path) -> None:
 def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path) -> None:
     if "__main__" in job["modules"]:
         raise ExportError(
-            f"export on the TensorFlow backend: expected towers of one's own in a module that a child process "
-            f"imports, since towers are trained on {keras.backend.backend()}, received some of __main__"
+            "export on the TensorFlow backend: a custom layer in __main__ is not allowed because a child process must "
+            f"import it when towers are trained on {keras.backend.backend()}; move it to a module of its own"
         )
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     for at, value in enumerate(values):
@@ -164,7 +170,7 @@ def _export_in_child(job: dict[str, Any], values: Sequence[Array], folder: Path)
 
 
 def export_job(folder: str) -> None:
-    """Rebuild the towers in the child process, load their weights, and write ONNX."""
+    """Rebuild the towers in a child process, load their weights, and write ONNX."""
     work = Path(folder)
     job = json.loads((work / "job.json").read_text(encoding="utf-8"))
     for module in job["modules"]:
@@ -175,7 +181,7 @@ def export_job(folder: str) -> None:
 
 
 def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], expected_BD: Float32) -> None:
-    """Refuse a tower that ONNX Runtime computes otherwise than the training framework."""
+    """Refuse a tower for which ONNX Runtime and the training framework disagree."""
     session = onnx_session(model, name)
     wanted = {node.name for node in session.get_inputs()}
     if wanted != set(inputs):
@@ -184,5 +190,6 @@ def check_parity(name: str, model: bytes | Path, inputs: Mapping[str, Array], ex
     if found_BD.shape != expected_BD.shape:
         raise ExportError(f"{name}: expected embeddings of shape {expected_BD.shape}, found {found_BD.shape}")
     worst = float(np.abs(found_BD - expected_BD).max())
+    # `not … <=` also refuses NaN.
     if not worst <= _TOLERANCE * max(1.0, float(np.abs(expected_BD).max())):
         raise ExportError(f"{name}: expected the trained outputs within {_TOLERANCE}, found {worst:.3g} apart")

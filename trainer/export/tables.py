@@ -1,5 +1,7 @@
-"""Embedding tables beside the towers that read them: towers are exported with a few rows in their place, which the
-exported model names as what `tables/NAME.npy` holds. So neither an export's memory nor ONNX's 2 GiB bounds a table.
+"""Large embedding tables as files `tables/NAME.npy`, outside the ONNX models that read them.
+
+Towers are exported with a few rows in place of a large table. The exported model then refers to the file as external
+data. Neither the memory of an export nor the 2 GiB limit of ONNX therefore limits the size of a table.
 
 Legend: `D` dimensions.
 """
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
     from longtail.trainer.model.towers import Towers
 
 LEAST_BYTES = 1 << 20
-"""Of a table; smaller ones stay in the model."""
+"""Smallest size of a table in a file of its own, bytes; smaller tables stay in the model."""
 
 
 def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
-    """Get the tables of a mebibyte or more, and those whose rows stand for the same; and the name of what these are.
+    """Return the large tables by file name, each with the name of its vocabulary.
 
-    They are by the name of their file.
+    A table is large from `LEAST_BYTES` on. Other tables of the same vocabulary are included, as they share its rows.
     """
     plain = {name: (name, table) for name, table in (towers.tables | towers.label_rows).items()}
     pairs = {
@@ -40,7 +42,7 @@ def large_tables(towers: Towers) -> dict[str, tuple[str, Table]]:
 
 
 def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[str, Path]) -> tuple[bytes, set[str]]:
-    """Make a model refer to `files` where it has their stand-ins, rows [8, D]; also get the names of those it had."""
+    """Replace stand-ins [8, D] in a model by references to `files`; also return the names found."""
     graph = onnx.load_from_string(model)
     found = set()
     for tensor in graph.graph.initializer:
@@ -52,7 +54,7 @@ def with_tables(model: bytes, stand_in: Mapping[str, Float32], files: Mapping[st
 
 
 def without_large_tables(models: Mapping[str, bytes], folder: Path) -> tuple[dict[str, bytes], dict[str, Path]]:
-    """Move tables of a mebibyte or more, of which models only look rows up, to files `tables/SIDE-NUMBER.npy`."""
+    """Move large tables that models only look up to files `tables/SIDE-NUMBER.npy`."""
     written: dict[str, bytes] = {}
     files: dict[str, Path] = {}
     (folder / TABLES).mkdir(exist_ok=True)
@@ -60,6 +62,7 @@ def without_large_tables(models: Mapping[str, bytes], folder: Path) -> tuple[dic
         model = onnx.load_from_string(content)
         looked_up, read = set[str](), set[str]()
         for node in model.graph.node:
+            # The first input of Gather is the table; a tensor that any other input reads must stay whole.
             rows = 1 if node.op_type == "Gather" else 0
             looked_up.update(node.input[:rows])
             read.update(node.input[rows:])

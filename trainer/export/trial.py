@@ -1,5 +1,6 @@
-"""Layers of one's own, built, run and exported before anything is read: what the service could not run is refused
-within seconds, not after the training.
+"""A trial of custom layers before training: build, run and export them on random inputs.
+
+Layers that the service could not run are so refused within seconds, not after the training.
 
 Legend: `B` batch, `P` positions of a bag, `D` dimensions.
 """
@@ -20,18 +21,20 @@ from longtail.trainer.model.embedding import Table, layers_of
 from longtail.trainer.model.towers import build_towers, in_float32
 
 _ROWS = 7
-"""Of every table here; what a layer computes does not depend on them."""
+"""Rows of every table in the trial; the checks do not depend on the number."""
 
 _BATCH, _ENTRIES = 3, (1, 5)
-"""Rows, and entries of a bag, that towers are tried with."""
+"""Rows of a trial batch, and the two numbers of entries of its bags."""
 
 _APART = 1e-4
-"""By which padding may move an output."""
+"""Largest change of an output by padding."""
 
 
 def try_own_layers(recipe: Recipe) -> None:
-    """Refuse towers and feature kinds of one's own that could not be trained, exported or served; a recipe without any
-    passes at once."""
+    """Refuse custom towers and feature kinds that could not be trained, exported or served.
+
+    A recipe without custom layers passes at once.
+    """
     if not recipe.own_layers:
         return
     features = (*recipe.query.features, *recipe.label.features)
@@ -54,7 +57,7 @@ def try_own_layers(recipe: Recipe) -> None:
                 check_parity(f"{side} tower", models[side], inputs, expected_BD)
     except RecipeError:
         raise
-    except Exception as error:  # whatever Keras, its backend, tf2onnx or ONNX Runtime makes of them
+    except Exception as error:  # Keras, its backend, tf2onnx and ONNX Runtime raise errors of any type
         raise RecipeError(
             f"{own}: expected layers that make a Keras model, export to ONNX and compute the same there, for any "
             f"number of rows and of entries, received {type(error).__name__}: {error}"
@@ -62,17 +65,17 @@ def try_own_layers(recipe: Recipe) -> None:
 
 
 def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
-    """Refuse layers with more than trained weights, and those that compute something else in training."""
+    """Refuse layers with untrained weights, losses or random draws in training."""
     tables = {id(weight) for layer in layers_of(tower) if isinstance(layer, Table) for weight in layer.weights}
     if kept := [weight.path for weight in tower.non_trainable_weights if id(weight) not in tables]:
         raise RecipeError(
-            f"{where}: expected trained weights alone, as checkpoints hold no others, received {', '.join(kept)}"
+            f"{where}: expected only trained weights, as checkpoints hold no others, received {', '.join(kept)}"
         )
     if penalised := [layer.name for layer in layers_of(tower) if layer.losses]:
         raise RecipeError(
-            f"{where}: expected no losses of layers, which training does not add, "
-            f"received some of {', '.join(penalised)}"
+            f"{where}: expected layers without losses, as training would not add them, received {', '.join(penalised)}"
         )
+    # A layer that draws random numbers advances the state of its seed generator, which is untrained.
     seeds = [variable for variable in tower.non_trainable_variables if id(variable) not in tables]
     before = [ops.convert_to_numpy(seed) for seed in seeds]
     tower(inputs, training=True)
@@ -86,7 +89,10 @@ def _check_layers(where: str, tower: keras.Model, inputs: Inputs) -> None:
 
 
 def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) -> list[tuple[Inputs, Float32]]:
-    """Refuse layers that count padding, which depends on what else is in a batch, and those that nothing breaks."""
+    """Refuse layers whose output changes with padding, or is not finite for an empty row.
+
+    The amount of padding depends on the other rows of a batch, so it must not change an output.
+    """
     padded = dict(few)
     for name in few:
         if f"{name}__weight" in few:
@@ -102,18 +108,17 @@ def _check_entries(where: str, tower: keras.Model, few: Inputs, many: Inputs) ->
     apart = float(np.abs(embedded(padded) - of_few_BD).max())
     if not apart <= _APART:
         raise RecipeError(
-            f"{where}: expected the same from entries of weight 0, which only fill up the batch, as from none, "
-            f"received outputs {apart:.3g} apart"
+            f"{where}: expected padding (entries of weight 0) to change no output, received outputs {apart:.3g} apart"
         )
     nothing = {name: np.zeros_like(column) for name, column in few.items()}
     if not np.isfinite(embedded(nothing)).all():
-        raise RecipeError(f"{where}: expected finite outputs for a row of zeros without entries, received others")
+        raise RecipeError(f"{where}: expected finite outputs for a row of zeros without entries, received NaN or ±inf")
     row = {name: column[:1] for name, column in many.items()}
     return [(few, of_few_BD), (many, of_many_BD), (row, of_many_BD[:1])]
 
 
 def _inputs(tower: keras.Model, config: TowerConfig, longest: int) -> Inputs:
-    """Return inputs of a tower: ids of any row, bags that are full, other numbers of any size."""
+    """Draw random inputs of a tower, with full bags."""
     rng = np.random.default_rng(0)
     lengths = {feature.name: min(longest, feature.max_length) for feature in config.features}
     inputs: Inputs = {}

@@ -1,8 +1,8 @@
 """The loss of a batch [METHODS §2, §3].
 
-`hits.py` says which candidates are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest,
-`families.py` has the losses of what is left; `objective.py` combines these over logits, and `batch_loss.py` computes
-the logits from embeddings. `method.py` says what an optional part is.
+`hits.py` masks candidates that are no negatives, `weights.py` weighs the others, `mining.py` keeps the hardest, and
+`families.py` computes the loss. `objective.py` combines these steps over logits, and `batch_loss.py` computes the
+logits from embeddings. `method.py` defines optional parts of a loss.
 """
 
 from longtail.trainer.losses.batch_loss import BatchLoss, Candidates, Embedded

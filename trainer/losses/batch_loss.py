@@ -1,7 +1,7 @@
-"""The logits of one batch and their mean loss, compiled as one kernel of a step.
+"""The logits of one batch and their mean loss, compiled as one function.
 
-Legend: `B` batch, `M` candidates per row, `S` labels that a row brings along, `C` embedded labels (the B positives,
-then what was drawn, then all S of every row), `D` dimensions.
+Legend: `B` batch, `M` candidates per row, `S` labels that a method adds to a row, `C` embedded labels (B positives,
+labels drawn, then all S of every row), `D` dimensions.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from longtail.trainer.losses.method import Method
 
 _CACHED_BYTES, _DEVICE_BYTES = 1 << 23, 1 << 30
-"""Of logits that a device computes at a time: what stays in a processor's cache, and what fills an accelerator."""
+"""Bytes of logits computed at a time: an amount that fits a processor's cache, and one that fills an accelerator."""
 _LEAST_ROWS = 128
-"""Of a block: the gradient by the candidates is read and written for each."""
+"""Smallest number of rows in a block. Every block reads and writes the gradient of all candidates."""
 _OF_CANDIDATES = ("candidates", "log_pi_candidates", "log_q_candidates")
 
 
 class Embedded(NamedTuple):
-    """What the model computes of a batch, float32; the loss is differentiated with respect to it.
+    """Hold embeddings of a batch, float32, with respect to which the loss is differentiated.
 
     Attributes:
-        labels_CD: embeddings of the positives, then of the drawn labels, then of those that rows bring.
-        bias_C: their biases, in logits.
+        labels_CD: embeddings of the positives, of the drawn labels, then of labels that methods add.
+        bias_C: biases of these labels, in logits.
         scale: 1/T.
     """
 
@@ -41,7 +41,7 @@ class Embedded(NamedTuple):
     scale: Tensor
 
     def with_recalled(self, labels_MD: Tensor, bias_M: Tensor, *, after: int) -> Embedded:
-        """Return labels that were embedded before, where drawn ones stand: after the positives, `after` of them."""
+        """Insert labels from an earlier step behind the first `after` labels (the positives)."""
         labels_CD, bias_C = (
             ops.concatenate([own[:after], recalled, own[after:]])
             for own, recalled in ((self.labels_CD, labels_MD), (self.bias_C, bias_M))
@@ -50,16 +50,17 @@ class Embedded(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """The labels that a batch's positives are contrasted with, and their log-probabilities; constant in a step.
+    """Hold a batch's candidates and their log-probabilities, which are constant in a step.
 
     Attributes:
-        positive_B, candidates: label rows, int32; of candidates [M] shared by all rows, or [B, M].
+        positive_B, candidates: label rows, int32; candidates are [M], shared by all rows, or [B, M].
         log_pi_positive_B, log_pi_candidates: log label frequencies of both, float32.
         log_q_positive_B, log_q_candidates: log sampling probabilities of both, float32.
-        log_miss_B: log(1 − q_y), float32, of a sampler that never draws the positive; None if it may.
-        of_candidates: what is known of the candidates, by name, of their shape; `excluded` are no negatives of any row.
-        rows: what methods know of the rows, first axis B, by name.
-        places_B: the rows' places in the batch, int32; None where all B are there.
+        log_miss_B: log(1 − q_y), float32, for a sampler that never draws the positive; None if it may.
+        of_candidates: tensors of methods about the candidates, by name, of the shape of `candidates`; `excluded` masks
+            labels that are never negatives.
+        rows: tensors of methods about the rows, by name, first axis B.
+        places_B: places of the rows in the batch, int32; None if all B rows are present.
     """
 
     positive_B: Tensor
@@ -75,7 +76,7 @@ class Candidates(NamedTuple):
     places_B: Tensor | None = None
 
     def by_rows(self) -> dict[str, Tensors]:
-        """Return what every row has of its own, first axis B, their places among them, as `at` takes it."""
+        """Return the tensors with first axis B, with `places_B`, as `at` reads them."""
         own = {
             name: column
             for name, column in self._asdict().items()
@@ -86,7 +87,7 @@ class Candidates(NamedTuple):
         return {"own": own, "of_candidates": of_candidates, "rows": self.rows}
 
     def at(self, part: dict[str, Tensors]) -> Candidates:
-        """Return these with a part of `by_rows`, or with `of_all_rows`, in place of their own."""
+        """Return the candidates with a part of `by_rows`, or with `of_all_rows`, in place of their own columns."""
         of_candidates = self.of_candidates | part["of_candidates"]
         return self._replace(**part["own"], rows=self.rows | part["rows"], of_candidates=of_candidates)
 
@@ -102,12 +103,12 @@ class Candidates(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchLoss:
-    """Positives against candidates, by one objective [METHODS §2].
+    """Compute the loss of positives against candidates, by one objective [METHODS §2].
 
     Attributes:
-        in_batch: the batch's positives are candidates too, before the drawn ones.
-        repels: what the gradient of the batch's labels as negatives is multiplied by: above 1 they stand for recalled
-            labels, draws of the same q that no gradient reaches [METHODS §2.1].
+        in_batch: the batch's positives are candidates too, before the drawn labels.
+        repels: factor of the gradient of the batch's labels as negatives. Above 1, they also represent recalled labels,
+            which come from the same q but have no gradient [METHODS §2.1].
     """
 
     objective: Objective
@@ -117,7 +118,7 @@ class BatchLoss:
     repels: float = 1.0
 
     def __call__(self, embedded: Embedded, batch: Candidates) -> tuple[Tensor, Tensors]:
-        """Compute the mean weighted loss, float32 scalar, nats; and what methods have made of the rows, by name."""
+        """Compute the mean weighted loss, float32 scalar, nats, and the methods' tensors of the rows, by name."""
         rows = batch.positive_B.shape[0]
         joined, blocks = any(method.joins_rows for method in self.objective.methods), _blocks(batch)
         shared, of_rows = self._parts(embedded, batch)
@@ -133,16 +134,17 @@ class BatchLoss:
         return value / rows, visited
 
     def _parts(self, embedded: Embedded, batch: Candidates) -> tuple[Tensors, Tensors]:
-        """Return what is embedded, by name: what all rows see, and what every row has of its own."""
+        """Split embeddings by name into parts shared by all rows, and parts per row."""
         rows, candidates = batch.positive_B.shape[0], batch.candidates
         labels_CD, bias_C = embedded.labels_CD, embedded.bias_C
-        start = 0 if self.in_batch else rows
+        start = 0 if self.in_batch else rows  # the positives come first, and are candidates only in batch
         end = start + math.prod(candidates.shape)
         dim = labels_CD.shape[1]
         shared = {"scale": embedded.scale}
         of_rows = {"queries": embedded.queries_BD, "positives": labels_CD[:rows], "positive_bias": bias_C[:rows]}
         labels, bias = labels_CD[start:end], bias_C[start:end]
         if self.repels != 1:
+            # The added term is 0 in value, and multiplies the gradient of the batch's labels by `repels`.
             labels, bias = (
                 ops.concatenate([x[:rows] + (self.repels - 1) * (x[:rows] - ops.stop_gradient(x[:rows])), x[rows:]])
                 for x in (labels, bias)
@@ -162,7 +164,7 @@ class BatchLoss:
         return [method for method in self.objective.methods if method.brings_labels]
 
     def _of_rows(self, parts: Tensors, batch: Candidates) -> tuple[Tensor, Tensors]:
-        """Compute weighted losses of some rows, float32 [B], and what methods have made of them."""
+        """Compute weighted losses of some rows, float32 [B], and the methods' tensors of these rows."""
         candidates, scaled_BD = batch.candidates, parts["queries"] * parts["scale"]
         positive_logits_B = self._product("bd,bd->b", scaled_BD, parts["positives"]) + parts["positive_bias"]
         equation = "bd,bmd->bm" if len(candidates.shape) == 2 else "bd,md->bm"
@@ -172,9 +174,9 @@ class BatchLoss:
         for name in ("known", "excluded"):
             if name in rows:
                 masked_BM = ops.logical_or(masked_BM, rows[name])
-        draws = logits_BM.shape[1] - self.in_batch
+        draws = logits_BM.shape[1] - self.in_batch  # a row's own place in the batch is no draw
         if any(method.weighs_draws for method in self.objective.methods):
-            # `popularity` may still draw a positive that it should not, which is no draw by q/(1 − q_y).
+            # After its redraws, `popularity` may still have drawn the positive, which q/(1 − q_y) excludes.
             own_BM = self._hits("keep" if batch.log_miss_B is None else "mask", batch)
             rows["stands"] = stands_for(batch.log_q_candidates, own_BM, m=draws, log_miss_B=batch.log_miss_B)
         for method in self._bringing:
@@ -205,7 +207,7 @@ class BatchLoss:
         return hits_of(hits, batch.candidates, batch.positive_B, in_batch=self.in_batch, places_B=batch.places_B)
 
     def _product(self, equation: str, queries_BD: Tensor, labels: Tensor) -> Tensor:
-        """Inner products in the compute precision, returned as float32."""
+        """Compute inner products in the compute precision, and return them as float32."""
         if not self.bfloat16:
             return ops.einsum(equation, queries_BD, labels)
         sides = [ops.cast(side, "bfloat16") for side in (queries_BD, labels)]
@@ -213,8 +215,8 @@ class BatchLoss:
 
 
 def _blocks(batch: Candidates) -> int:
-    """Count the blocks of rows whose logits are computed in turn, so that a large [B, M] is never whole."""
-    logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4
+    """Return the number of blocks of rows, which bound the part of [B, M] in memory."""
+    logits = (_CACHED_BYTES if backend.on_cpu() else _DEVICE_BYTES) // 4  # float32
     rows_at_once = max(_LEAST_ROWS, logits // batch.candidates.shape[-1]) * backend.devices()
     blocks: int = -(-batch.positive_B.shape[0] // rows_at_once)
     return blocks

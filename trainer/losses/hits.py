@@ -1,4 +1,4 @@
-"""Accidental hits: which of a row's candidates are no negatives [METHODS §2.1], and how many labels a draw stands for.
+"""Accidental hits: candidates to mask [METHODS §2.1], and the number of labels that a draw represents.
 
 Legend: `B` batch, `M` candidates.
 """
@@ -10,35 +10,36 @@ from typing import Literal
 from longtail.trainer.backend import Tensor, ops
 
 Hits = Literal["mask", "keep", "mask_known"]
-"""What happens to a candidate that is a positive of its row. `mask`: the row's positive is no negative, however often
-it is drawn. `keep`: every draw counts; only the row's own place in the batch, which is no draw, is left out.
-`mask_known`: nor are the other training positives of the row's query."""
+"""Treatment of candidates that are a positive of their row. `mask` masks every draw of the row's positive. `mask_known`
+also masks other training positives of the row's query. `keep` counts every draw, and masks only the row's own place in
+the batch, which is no draw."""
 
 
 def hits_of(
     hits: Hits, candidates: Tensor, positive_B: Tensor, *, in_batch: bool, places_B: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """Return candidates to mask, bool [B, M].
+    """Mask accidental hits, bool [B, M].
 
     Args:
         candidates: label rows, int32 [M] shared by all rows, or [B, M].
         positive_B: label rows of the positives, int32.
-        places_B: the rows' own places among these, int32; None where they are the whole batch, in order.
+        places_B: places of the rows in the batch, int32; None if the rows are the whole batch, in order.
     """
     if hits != "keep":
         return ops.equal(candidates, positive_B[:, None])
+    # In batch, the first B candidates are the positives in the order of the rows, so row b's own place is b.
     places_M = ops.arange(candidates.shape[-1])
     own_B = ops.arange(positive_B.shape[0]) if places_B is None else places_B
     return ops.logical_and(ops.equal(places_M, own_B[:, None]), in_batch)
 
 
 def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor | None = None) -> Tensor:
-    """Return labels that every draw stands for, 1/(m·q), float32 [B, M] [Horvitz and Thompson 1952].
+    """Compute the number of labels that every draw represents, 1/(m·q), float32 [B, M] [Horvitz and Thompson 1952].
 
     Args:
         log_q: log-probabilities of the drawn labels, float32 [M] or [B, M].
-        left_out_BM: places that are no draws, or of labels that are not summed over, bool.
-        log_miss_B: log(1 − q_y) where draws are of q/(1 − q_y), float32; None where they are of q.
+        left_out_BM: places that represent no label: places without a draw, and labels outside of the sum; bool.
+        log_miss_B: log(1 − q_y) if draws come from q/(1 − q_y), float32; None if they come from q.
 
     Example:
         >>> import numpy as np
@@ -47,6 +48,6 @@ def stands_for(log_q: Tensor, left_out_BM: Tensor, *, m: int, log_miss_B: Tensor
                [1., 0.]], dtype=float32)
     """
     log_stands_BM = -log_q + ops.zeros_like(left_out_BM, dtype="float32")
-    if log_miss_B is not None:
+    if log_miss_B is not None:  # draws from q/(1 − q_y) represent (1 − q_y)/(m·q) labels each
         log_stands_BM = log_stands_BM + log_miss_B[:, None]
     return ops.where(left_out_BM, 0.0, ops.exp(log_stands_BM) / m)

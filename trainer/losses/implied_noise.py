@@ -1,14 +1,14 @@
-"""The implied noise ν of a training: what its optimum divides p(y|x) by, and so what the dial removes [METHODS §9].
+"""The implied noise ν of a training: its optimum divides p(y|x) by ν, and the dial λ removes ν [METHODS §9].
 
-Draws come from q and weigh `log w_yy' = row_y + col_y'`. Where every logit is free, the least expected loss is at
+Draws come from q and have weights `log w_yy' = row_y + col_y'`. If every logit is free, the expected loss is least at
 
     f*(x, y) = link · log(p(y|x) / ν_y) + const(x),    ν_y ∝ q_y · exp(col_y) · π_y^reweight
 
-[BM20 Theorem 1; R21 Lemma 2]. A pairwise loss compares labels two at a time, so that the weight of a row does not
-cancel: ν is divided by exp(row_y) too. METHODS §9 says for which families, weights and hits this is exact.
+[BM20 Theorem 1; R21 Lemma 2]. A pairwise loss compares labels two at a time, so the weight of a row does not cancel,
+and ν is divided by exp(row_y) too. METHODS §9 says for which families, weights and hits this is exact.
 
-q is asked of the sampler, col and row of the weight and the link of the family, so a new row of their tables has its
-noise from what it already says.
+q comes from the sampler, col and row from the weight, and the link from the family. A new sampler, weight or family
+therefore needs no further definition for its noise.
 
 Legend: `L` labels.
 """
@@ -24,7 +24,7 @@ from longtail.trainer.losses.objective import Objective
 from longtail.trainer.losses.weights import WEIGHTS, LogProbabilities, is_masked
 
 _SAME = 1e-4
-"""Nats by which two distributions may differ and be called the same; float32 weights are this exact and more."""
+"""Largest difference of two distributions that count as equal, nats; float32 weights are more exact than this."""
 
 
 def implied_noise(
@@ -35,17 +35,17 @@ def implied_noise(
     *,
     reweight: float = 0.0,
 ) -> Float64:
-    """log ν of every label, float64 [L], nats; logsumexp 0. It is `log_pi_L` itself where the two are the same.
+    """Compute log ν of every label, float64 [L], nats; logsumexp 0. If ν equals π, return `log_pi_L` itself.
 
-    Labels that a weight makes no negatives at all (`equalised` below its threshold) have no optimum: their ν is that
-    of the least among the others.
+    Labels that are never negatives (`equalised` below its threshold) have no optimum. They get the smallest ν of the
+    others.
 
     Args:
-        objective: family and weight; mining is not looked at.
+        objective: family and weight; mining is ignored.
         log_pi_L: log label frequencies, smoothed, so that every ν is finite.
-        log_q_L: log sampling probabilities, smoothed; None of a sampler whose q depends on the query, the part of
-            the noise that no number per label can hold.
-        log_miss_L: log(1 − q), of a sampler that never draws the positive; None if it may.
+        log_q_L: log sampling probabilities, smoothed; None for a sampler whose q depends on the query, as one number
+            per label cannot represent this part of the noise.
+        log_miss_L: log(1 − q) for a sampler that never draws the positive; None if it may.
         reweight: exponent of 1/π in the weights of pairs.
 
     Example:
@@ -59,14 +59,18 @@ def implied_noise(
     q_L = np.full(labels, -np.log(labels)) if log_q_L is None else log_q_L
     log_nu_L = _unnormalised(objective, log_pi_L, q_L, log_miss_L) + reweight * log_pi_L
     log_nu_L = log_nu_L - np.logaddexp.reduce(log_nu_L)
+    # Return exactly uniform or exactly π in these cases, so that callers can compare and names are exact.
     if np.ptp(log_nu_L) < _SAME:
         return np.full(labels, -np.log(labels))
     return log_pi_L if np.abs(log_nu_L - log_pi_L).max() < _SAME else log_nu_L
 
 
 def power_of_q(objective: Objective) -> float:
-    """Return the power of q in ν, for a q of the query: 1, or 0 where the weight cancels q or NCE shifts it away;
-    `relative` in pairwise losses has −1."""
+    """Return the exponent of q in ν.
+
+    It is 1, 0 if the weight or the shift of NCE cancels q, and −1 for `relative` in pairwise losses.
+    """
+    # The finite difference of log ν in log q, exact because log ν is linear in log q.
     two_L = np.log([0.5, 0.5])
     return round(float(np.subtract(*(_unnormalised(objective, two_L, two_L - shift)[0] for shift in (0.0, 1.0)))), 3)
 
@@ -74,12 +78,12 @@ def power_of_q(objective: Objective) -> float:
 def removes_all(objective: Objective, *, power_of_scores: float = 0.0) -> float:
     """Return the λ at which `f + λ·log ν` is λ·log p(y|x).
 
-    It is 1, ½ for `exponential`, and 0 for a family without a link, whose order at λ = 0 is that of p/ν and at no λ
-    that of p.
+    It is 1 for most families, ½ for `exponential`, and 0 for a family without a link, which ranks by p/ν at λ = 0 and
+    by p at no λ.
 
     Args:
-        power_of_scores: power s of e^f in q, of sampler `model`. f is then on both sides of f = link·log(p/ν), and
-            where q is in ν the slope in log p is link/(1 + link·s): ½ for `unit`.
+        power_of_scores: exponent s of e^f in q, for sampler `model`. f is then on both sides of f = link·log(p/ν). If ν
+            contains q, the slope in log p is link/(1 + link·s): ½ for `unit`.
 
     Example:
         >>> removes_all(Objective("logistic", "unit"), power_of_scores=1.0)
@@ -91,13 +95,13 @@ def removes_all(objective: Objective, *, power_of_scores: float = 0.0) -> float:
 
 
 def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
-    """ν in words, for a manifest: `uniform`, `π`, a power of π, or a mixture of π and 1/L.
+    """Name ν for a manifest: `uniform`, `π`, a power of π, or a mixture of π and 1/L.
 
-    Read off the numbers, so that it cannot say anything else than they do.
+    The name is derived from the numbers, so it cannot contradict them.
 
     Args:
-        log_nu_L: log ν, of `implied_noise`.
-        reweight: what it was made with, named where the numbers are none of these.
+        log_nu_L: log ν, from `implied_noise`.
+        reweight: argument of `implied_noise`, named if ν is none of the above.
 
     Example:
         >>> pi_L = np.array([0.5, 0.25, 0.125, 0.125])
@@ -106,6 +110,7 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0
     """
     if np.ptp(log_nu_L) < _SAME:
         return "uniform"
+    # Least-squares fits of log ν by a power of π, then of ν by a mixture; a fit counts only if it is exact.
     centred_L, pi_L = log_pi_L - log_pi_L.mean(), np.exp(log_pi_L) - 1 / len(log_pi_L)
     power = centred_L @ log_nu_L / (centred_L @ centred_L) if np.ptp(log_pi_L) else 0.0
     if np.ptp(log_nu_L - power * log_pi_L) < _SAME:
@@ -118,8 +123,9 @@ def name_of_noise(log_nu_L: Float64, log_pi_L: Float64, *, reweight: float = 0.0
 
 
 def name_of_tree_noise(objective: Objective, log_pi_L: Float64, *, reweight: float = 0.0) -> str:
-    """ν beside a tree in words, for a manifest: the power of p_n(y|x), which λ is of whatever it is, and what training
-    divides by besides, which is μ's to remove.
+    """Name ν with a tree for a manifest: a power of p_n(y|x), times the noise per label.
+
+    λ always multiplies log p_n(y|x) itself, even if its power is not 1; μ can remove the noise per label.
 
     Example:
         >>> log_pi_L = np.log([0.5, 0.25, 0.25])
@@ -138,7 +144,7 @@ def _unnormalised(
     log_q_L: Float32 | Float64,
     log_miss_L: Float32 | Float64 | None = None,
 ) -> Float64:
-    """log ν up to a constant, of every label as the negative (and, pairwise, as the positive) of a row."""
+    """Compute log ν up to a constant; a pairwise loss has every label as a row's positive, too."""
     miss = np.zeros_like(log_q_L) if log_miss_L is None else log_miss_L
     pi_L, q_L, miss_L = (ops.convert_to_tensor(column.astype(np.float32)) for column in (log_pi_L, log_q_L, miss))
     log = LogProbabilities(pi_L, pi_L, q_L, q_L, miss=miss_L, m=ops.zeros_like(q_L))

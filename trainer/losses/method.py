@@ -1,8 +1,9 @@
-"""What an optional part of a loss is: its columns of a batch, its constants of a step, its change of the loss.
+"""The interface of an optional part of a loss: its columns of a batch, constants of a step, change of the loss.
 
-A part that needs columns of its own is a `Method`, listed in `methods_of`; nothing else of the trainer knows of it.
+A part that needs columns of its own is a `Method` in the list of `methods_of`; the rest of the trainer uses only this
+interface.
 
-Legend: `B` rows of a batch, `M` candidates, `S` labels that a row brings along, `L` labels.
+Legend: `B` rows of a batch, `M` candidates, `S` labels that a method adds to a row, `L` labels.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
     from longtail.trainer.losses.weights import LogWeight
 
 Weighted = tuple[Tensor, Tensor, Tensor]
-"""Positives' logits [B], negatives' logits [B, M] and their log-weights [B, M], as a family takes them."""
+"""Positives' logits [B], negatives' logits [B, M] and their log-weights [B, M]: the arguments of a family."""
 
 
 class Visit(NamedTuple):
-    """What a step knows of its rows before it computes their loss.
+    """Hold the rows of a step before their loss is computed.
 
     Attributes:
-        positive_B, candidates: label rows, int32; of candidates [M] shared by all rows, or [B, M].
-        excluded: from label rows [B, S] to those that are no negatives of their rows, bool; None if all may be.
+        positive_B, candidates: label rows, int32; candidates are [M], shared by all rows, or [B, M].
+        excluded: function that masks label rows [B, S] which must not be negatives of their rows, bool; its result is
+            None if all may be.
     """
 
     batch: Mapping[str, Tensor]
@@ -44,17 +46,17 @@ class Visit(NamedTuple):
 
 
 class Method:
-    """One optional part of a loss. Every hook has a default that changes nothing.
+    """Define an optional part of a loss. The default of every hook changes nothing.
 
     Attributes:
-        name: in errors.
+        name: name in errors.
         needs: columns that a batch must have.
         stream: number of the random stream of `columns`.
-        brings_labels: rows bring labels of their own, `brought`, which are embedded and scored: its hooks find the
+        brings_labels: the method adds labels to rows, by `brought`. They are embedded and scored; hooks find their
             logits under `NAME logits`.
-        weighs_draws: its hooks read `stands`, the labels that every candidate stands for, float32 [B, M].
-        joins_rows: rows depend on each other, so that a batch is not computed in blocks.
-        variables, constants: what steps change, and what they read.
+        weighs_draws: hooks read `stands`, the number of labels that every candidate represents, float32 [B, M].
+        joins_rows: rows depend on each other, so the loss of a batch is not computed in blocks.
+        variables, constants: variables that steps change, and variables that steps only read.
     """
 
     name: str = ""
@@ -73,27 +75,27 @@ class Method:
         """Prepare an epoch.
 
         Args:
-            epoch: from 0.
-            checkpoints: of the run, a `Checkpoints`.
+            epoch: number of the epoch, from 0.
+            checkpoints: the run's `Checkpoints`.
             embed_queries: rows of requests → embeddings, by the current weights.
-            label_side: makes the `LabelSide` of all labels, by the current weights.
-            within: the run goes on within the epoch, so that the weights are no longer those of its beginning.
+            label_side: builds the `LabelSide` of all labels, by the current weights.
+            within: the run resumes in the middle of the epoch, so the weights differ from those of its beginning.
         """
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make the columns of a batch from rows of the training pairs, int64 [B]."""
+        """Build the columns of a batch from rows of the training pairs, int64 [B]."""
         return {}
 
     def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Make the query tower compute as the method asks, inside the block."""
+        """Change the query tower inside the block."""
         return nullcontext()
 
     def brought(self, batch: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
-        """Get the labels that rows bring along, int32 [B, S]."""
+        """Return the labels that the method adds to rows, int32 [B, S]."""
         raise TypeError(f"{type(self).__name__} sets `brings_labels` without a `brought`: define it")
 
     def among(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor | None:  # noqa: ARG002
-        """Find labels [M] or [B, M] that are no negatives of a row, bool [B, M]; None if all may be."""
+        """Mask labels [M] or [B, M] that must not be negatives of a row, bool [B, M]; None if all may be."""
         return None
 
     def of_rows(self, visit: Visit) -> Tensors:  # noqa: ARG002
@@ -105,7 +107,10 @@ class Method:
         return {}
 
     def visited(self, logits: SampledLogits, *, draws: int) -> Tensors:  # noqa: ARG002
-        """Compute what later hooks and `keep` read of some rows, first axis B, without gradient; of `draws` each."""
+        """Compute tensors of some rows for later hooks and `keep`, first axis B, without gradient.
+
+        `draws` is the number of draws of a row.
+        """
         return {}
 
     def weight(self, weight: LogWeight, rows: Tensors) -> LogWeight:  # noqa: ARG002
@@ -113,7 +118,7 @@ class Method:
         return weight
 
     def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:  # noqa: ARG002
-        """Change what the family sees; `offset` is in all logits."""
+        """Change the arguments of the family; all logits include `offset`."""
         return weighted
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:  # noqa: ARG002
@@ -131,7 +136,7 @@ class Method:
         return []
 
     def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
-        """Write what a step has made of its rows."""
+        """Write the tensors that `visited` has computed in a step."""
 
 
 def check_columns(methods: Sequence[Method], batch: Mapping[str, Tensor]) -> None:

@@ -1,9 +1,9 @@
-"""Stochastic Negative Mining: of the drawn negatives, the hardest count [Re19 Algorithm 1; METHODS §3].
+"""Stochastic Negative Mining: only the hardest of the drawn negatives count [Re19 Algorithm 1; METHODS §3].
 
-Mining may follow any sampler and weight, and precede any family: it scales the weight of a row's j-th
-highest-scored negative by ϑ_j.
+Mining works with any sampler, weight and family. It multiplies the weight of the negative with the j-th highest score
+of a row by ϑ_j.
 
-Legend: `B` positives, `M` drawn negatives, `K` of them kept, `N` of those taken where ϑ is sampled.
+Legend: `B` positives, `M` drawn negatives, `K` kept negatives, `N` ranks drawn if ϑ is sampled.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mining:
-    """ϑ, one weight for each rank of a row's negatives, non-increasing, times what a negative weighs anyhow.
+    """Multiply the weights of negatives by ϑ, one non-increasing factor per rank.
 
-    With `theta`, as given, whatever its sum. Else Σ_j ϑ_j = 1 over the top `keep`, uniform or `ϑ_j ∝ j^−power`. Ranks
-    beyond weigh `epsilon` each: enough of it keeps the loss calibrated [Re19 Theorem 4; METHODS §3].
+    `theta` is used without normalisation. Otherwise Σ_j ϑ_j = 1 over the top `keep`, uniform or `ϑ_j ∝ j^−power`. Every
+    further rank has ϑ = `epsilon`; a large enough epsilon keeps the loss calibrated [Re19 Theorem 4; METHODS §3].
 
-    [Re19 §3.1] has no weights but ϑ. Its ϑ is ours as it stands with weight `unit`; with weight `importance` and
-    uniform negatives that are never the positive (`exclude_positive`), as it draws them, its ϑ_j, and its ε, are (L −
-    1)/m times ours, so that `keep = k` is its (L − 1)/(k·m), which over all labels is 1/k on the top k. Where the
-    positive may be drawn, and is masked, the factor is L/m. `keep = m` is negative sampling, and with sampler `full`
-    and weight `importance` top-k mining is the top-k loss.
+    [Re19 §3.1] has no other weights than ϑ. With weight `unit`, its ϑ equals this ϑ. With weight `importance` and
+    uniform negatives that are never the positive (`exclude_positive`), as in the paper, its ϑ_j and its ε are
+    (L − 1)/m times these. So `keep = k` is (L − 1)/(k·m) there, which over all labels is 1/k on the top k. If the
+    positive may be drawn and is masked, the factor is L/m. `keep = m` is negative sampling. With sampler `full` and
+    weight `importance`, top-k mining is the top-k loss.
 
     Attributes:
         keep: k; None keeps all.
-        power: exponent of the power law; 0 weighs what is kept equally.
-        theta: ϑ of the first ranks, in place of `keep` and `power`.
+        power: exponent of the power law; 0 weighs all kept negatives equally.
+        theta: ϑ of the first ranks, instead of `keep` and `power`.
         epsilon: ϑ of every rank beyond `keep` or `theta`.
-        draw: N; ϑ is sampled: N ranks, j with probability ϑ_j/Σϑ, each weighing Σϑ/N, so that what a rank weighs is ϑ_j
-            on average and the family sees N negatives [Re19 §3.1]. None takes all that ϑ weighs.
+        draw: N; samples N ranks, rank j with probability ϑ_j/Σϑ, each with factor Σϑ/N. A rank then has factor ϑ_j on
+            average, and the family sees N negatives [Re19 §3.1]. None takes all ranks with ϑ > 0.
     """
 
     keep: int | None = None
@@ -51,16 +51,16 @@ class Mining:
 
     @property
     def kept(self) -> int | None:
-        """K, the negatives of a row that may weigh anything; None for all."""
+        """Return K, the number of negatives of a row with ϑ > 0; None for all."""
         return None if self.epsilon else self.named
 
     @property
     def named(self) -> int | None:
-        """Return ranks before ε begins; None for all."""
+        """Return the number of ranks before epsilon applies; None for all."""
         return self.keep if self.theta is None else len(self.theta)
 
     def theta_of(self, negatives: int) -> Float64:
-        """ϑ of the kept ranks of a row with that many negatives, float64 [K].
+        """Compute ϑ of the kept ranks of a row with `negatives` negatives, float64 [K].
 
         Example:
             >>> Mining(keep=2, epsilon=0.125).theta_of(4)
@@ -75,7 +75,8 @@ class Mining:
         return np.pad(first_K, (0, beyond), constant_values=self.epsilon)
 
     def ranks(self, rows: int, negatives: int, seed: SeedGenerator) -> Tensor:
-        """Return ranks drawn for every row, 0 the highest-scored, int32 [B, N], independently and with replacement."""
+        """Draw ranks for every row, independently and with replacement, int32 [B, N]; 0 has the highest score."""
+        # Inverse transform sampling: a uniform number falls into rank j's part of the cumulative ϑ.
         cumulative_K = np.cumsum(self.theta_of(negatives))
         size = self.draw or len(cumulative_K)
         below_K = ops.convert_to_tensor(cumulative_K[:-1] / cumulative_K[-1], "float32")
@@ -85,8 +86,7 @@ class Mining:
     def __call__(
         self, negative_BM: Tensor, log_weight_BM: Tensor, ranks_BN: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the kept logits, float32 [B, K], highest first, and their log-weights with log ϑ added, float32 [B,
-        K].
+        """Return the kept logits, highest first, and their log-weights plus log ϑ, float32 [B, K] both.
 
         Example:
             >>> import numpy as np
@@ -95,9 +95,10 @@ class Mining:
         """
         theta_K = self.theta_of(negative_BM.shape[1])
         log_theta = np.where(theta_K > 0, np.log(np.where(theta_K > 0, theta_K, 1)), MASKED).astype(np.float32)
+        # Masked negatives get the last ranks, and ranks themselves have no gradient.
         scores_BM = ops.where(is_masked(log_weight_BM), MASKED, negative_BM)
         _, order = ops.top_k(ops.stop_gradient(scores_BM), len(theta_K))
-        if ranks_BN is not None:
+        if ranks_BN is not None:  # sampled ranks share the total weight Σϑ equally
             order, log_theta = ops.take_along_axis(order, ranks_BN, axis=1), np.log(theta_K.sum() / ranks_BN.shape[1])
         return (
             ops.take_along_axis(negative_BM, order, axis=1),

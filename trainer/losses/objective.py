@@ -1,4 +1,4 @@
-"""The loss of a batch's logits: masks, weights, mining, family. Knows no model and no sampler.
+"""The loss of a batch's logits: masks, weights, mining and family, independent of model and sampler.
 
 Legend: `B` batch, `M` negatives per row.
 """
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 class SampledLogits(NamedTuple):
-    """Logits of a batch's positives and negatives, and the log-probabilities of both, natural logs.
+    """Hold logits of a batch's positives and negatives, and the natural logs of their probabilities.
 
     Attributes:
-        positive_B, negative_BM: logits, any float type; all work is done in float32.
-        hits_BM: bool, negatives that are masked out.
-        log_pi_positive_B, log_pi_negative: log label frequencies, float32; of negatives [M] for all rows, or [B, M].
-        log_q_positive_B, log_q_negative: log-probabilities that one draw is that label, of the same shapes.
-        m_B: float32, how many draws a row's negatives are, masked or not; None if all M of them are.
-        log_miss_B: float32, log(1 − q_y) of a sampler that never draws the positive; None if it may.
-        rows: what methods know of the rows, and of their negatives, by name.
+        positive_B, negative_BM: logits, any float type; the loss is computed in float32.
+        hits_BM: masked negatives, bool.
+        log_pi_positive_B, log_pi_negative: log label frequencies, float32; for negatives [M] for all rows, or [B, M].
+        log_q_positive_B, log_q_negative: log-probabilities that one draw is this label, of the same shapes.
+        m_B: number of draws among a row's negatives, masked or not, float32; None if all M are draws.
+        log_miss_B: log(1 − q_y), float32, for a sampler that never draws the positive; None if it may.
+        rows: tensors of methods about the rows and their negatives, by name.
     """
 
     positive_B: Tensor
@@ -47,19 +47,19 @@ class SampledLogits(NamedTuple):
     rows: Tensors = {}  # noqa: RUF012 (never written)
 
     def in_float32(self) -> SampledLogits:
-        """Return the same, logits as float32."""
+        """Return a copy with logits in float32."""
         positive_B, negative_BM = (ops.cast(logits, "float32") for logits in (self.positive_B, self.negative_BM))
         return self._replace(positive_B=positive_B, negative_BM=negative_BM)
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Family × weight × mining over logits [METHODS §2, §3].
+    """Combine family, weight and mining over logits [METHODS §2, §3].
 
     Attributes:
-        regularizer: strength of `(f + log q)²` on the positive and, on average, on its negatives [BM20 eq. 6]; of f²
-            for a shifted family, whose f needs no log q to be a softmax's. f is without the offset.
-        offset: a constant that is added to every logit, and to nothing that is regularised, ranked or exported.
+        regularizer: strength of the penalty `(f + log q)²` on the positive and, on average, on its negatives
+            [BM20 eq. 6]. A shifted family, whose f is a log-probability without log q, has f². f excludes the offset.
+        offset: a constant added to every logit, except for the penalty, ranking and export.
         methods: optional parts of the loss, in the order of their changes.
     """
 
@@ -78,10 +78,10 @@ class Objective:
         return self._loss(logits, self._weighted(logits))
 
     def with_eta(self, logits: SampledLogits, *, log_eta_B: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute losses and new log η, both float32 [B], of a family with a number η per training pair.
+        """Compute losses and new log η, both float32 [B], of a family with η per pair.
 
         Args:
-            log_eta_B: log η of its rows, float32.
+            log_eta_B: log η of the rows, float32.
             rate: step size of η in (0, 1), float32 scalar.
         """
         logits = logits.in_float32()
@@ -96,7 +96,7 @@ class Objective:
         return losses_B + self._penalty(logits)
 
     def _weighted(self, logits: SampledLogits) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits and log-weights as a family takes them."""
+        """Return positives, negatives and log-weights as the family reads them."""
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
         nothing_B = ops.zeros_like(positive_B)
         m_B = nothing_B + negative_BM.shape[1] if logits.m_B is None else logits.m_B
@@ -112,10 +112,12 @@ class Objective:
         weight = WEIGHTS[self.weight](log, **self.weight_arguments)
         for method in self.methods:
             weight = method.weight(weight, logits.rows)
+        # Masks come after methods have changed the weights, so that no method can weigh a hit again.
         log_weight_BM = ops.where(logits.hits_BM, MASKED, weight.matrix())
         if self.offset:
             positive_B, negative_BM = positive_B + self.offset, negative_BM + self.offset
         if LOSSES[self.family].shifted:
+            # NCE: the log-odds of data against m draws of noise are f − log(m·q) [BM20 §5].
             positive_B = positive_B - (log_m_B + logits.log_q_positive_B)
             negative_BM = negative_BM - (log_m_B[:, None] + logits.log_q_negative)
         if self.mining is not None:
@@ -126,7 +128,7 @@ class Objective:
         return weighted
 
     def _penalty(self, logits: SampledLogits) -> Tensor | float:
-        """[BM20 eq. 6], float32 [B]; 0 without a regularizer."""
+        """Compute the penalty of [BM20 eq. 6], float32 [B]; 0 without a regularizer."""
         if not self.regularizer:
             return 0.0
         positive_B, negative_BM = logits.positive_B, logits.negative_BM
@@ -141,17 +143,17 @@ class Objective:
 def balance(
     objective: Objective, log_pi_L: Float64, log_q_L: Float32 | None, *, m: int, pairs_per_query: float = 1.0
 ) -> float:
-    """Return the offset at which logits of 0 stand: one positive balances its negatives, so that training need not
-    first push every logit down to where log-odds of one label among many are.
+    """Return the offset of logits at which one positive balances its negatives.
 
-    Of NCE, whose logits are log p(y|x), it is −log L. Of the logistic loss, whose logits are log-odds of a positive
-    against its negatives' total weight, it is `−log E Σ w`: −log L with margin weights of ρ = 1, −log m with unit
-    weights. 0 for a loss that does not change, or does not balance, with a constant: any other family, a pairwise
-    form, mining.
+    Without an offset, training would first have to push every logit down to the log-odds of one label among many. For
+    NCE, whose logits are log p(y|x), the offset is −log L. For the logistic loss, whose logits are log-odds of a
+    positive against its negatives' total weight, it is `−log E Σ w`: −log L with margin weights of ρ = 1, −log m with
+    unit weights. It is 0 if a constant does not change or does not balance the loss: any other family, a pairwise form,
+    and mining.
 
     Args:
-        log_q_L: log sampling probabilities; None where they depend on the query, and 1/L stands for them.
-        pairs_per_query: how many share one set of negatives, on average.
+        log_q_L: log sampling probabilities; None if they depend on the query, which counts as 1/L.
+        pairs_per_query: average number of pairs that share one set of negatives.
 
     Example:
         >>> log_pi_L = np.log([0.5, 0.25, 0.25])
@@ -169,19 +171,21 @@ def balance(
     log = LogProbabilities(log_pi_L, log_pi_L, log_q_L, log_q_L, miss=nothing_L, m=nothing_L + np.float32(np.log(m)))
     weight = WEIGHTS[objective.weight](log, **objective.weight_arguments)
     row_L, col_L = (ops.convert_to_numpy(part).astype(np.float64) for part in weight)
+    # log E Σ w over m draws: the positive comes from π, the negatives come from q.
     log_total = np.log(m) + np.logaddexp.reduce(log_pi_L + row_L) + np.logaddexp.reduce(log_q_L + col_L)
     return float(np.log(pairs_per_query) - log_total)
 
 
 _OF_THE_BRACKET = ("softmax", "bilateral_softmax", "augment_and_reduce")
+"""Families whose negatives enter by Σ ρ e^f_y' alone."""
 
 
 def log_terms(
     objective: Objective, log_pi_L: Tensor, positive_B: Tensor, logits_BL: Tensor, *, never_L: Tensor | None = None
 ) -> Tensor:
-    """log(ρ_yy' φ(−f_y')) of every label as a negative, float32 [B, L], nats; `MASKED` or less where it is 0.
+    """Compute log(ρ_yy' φ(−f_y')) of every label as a negative, float32 [B, L], nats; at most `MASKED` for log 0.
 
-    Of the softmax families the terms are those inside the logarithm, ρ e^f_y' or ρ σ(d)^c; pairwise they are
+    For softmax families the terms are those inside the logarithm, ρ e^f_y' or ρ σ(d)^c; for pairwise forms they are
     ρ φ(f_y − f_y').
 
     Args:
@@ -189,11 +193,11 @@ def log_terms(
         log_pi_L: log label frequencies, float32 [L].
         positive_B: label rows of the positives, int32.
         logits_BL: logits of all labels, float32.
-        never_L: labels that are no negatives of any row, bool [L]; None if there are none.
+        never_L: labels that are never negatives, bool [L]; None without such labels.
     """
     rows, labels = logits_BL.shape
     zero_B, zero_L = ops.zeros((rows,)), ops.zeros((labels,))
-    # With q = 1 and m = 1, w = ρ (1 − q_y) / (m q_y') is ρ where a miss is certain.
+    # With log q = 0, m = 1 and miss = 0, the margin's w = ρ (1 − q_y) / (m q_y') is ρ itself.
     log = LogProbabilities(ops.take(log_pi_L, positive_B), log_pi_L, zero_B, zero_L, miss=zero_B, m=zero_B)
     log_rho_BL = WEIGHTS[objective.weight](log, **objective.weight_arguments).matrix()
     if never_L is not None:
@@ -205,10 +209,11 @@ def log_terms(
     own_B = ops.take_along_axis(logits_BL, positive_B[:, None], axis=1)
     own_N = ops.reshape(ops.broadcast_to(own_B, (rows, labels)), (-1,))
     negative_N1, weight_N1 = ops.reshape(logits_BL, (-1, 1)), ops.zeros((rows * labels, 1))
-    if objective.family == "pairwise_softmax":  # of one negative, the log of its term
+    if objective.family == "pairwise_softmax":  # with one negative, the loss is the log of the negative's term
         return log_rho_BL + ops.reshape(
             loss(own_N, negative_N1, weight_N1, **objective.family_arguments), (rows, labels)
         )
+    # The term of a negative is the loss with this negative alone, minus the loss with the negative masked.
     alone_N = loss(own_N, negative_N1, weight_N1 + MASKED, **objective.family_arguments)
     phi_N = loss(own_N, negative_N1, weight_N1, **objective.family_arguments) - alone_N
     log_phi_N = ops.where(phi_N > 0, ops.log(ops.maximum(phi_N, 1e-30)), MASKED)

@@ -1,12 +1,12 @@
 """The weight of every negative, `log w_yy' = row_y + col_y'` [METHODS §2.2; R21, Tables 1 and 2], and of every pair.
 
-A weight is a row of `WEIGHTS`: a function from log label frequencies π and log sampling probabilities q to the
-two terms. Nothing is clipped: a label of probability 1e-9 is corrected as any other.
+A weight is a row of `WEIGHTS`: a function from log label frequencies π and log sampling probabilities q to the two
+terms. Weights are never clipped: the correction is exact even for a label of probability 1e-9.
 
 Legend: `B` positives, `M` negatives (shared, [M], or one set per row, [B, M]).
 
-The examples of this file are of a positive with π = 0.1 among two negatives with π = 0.2 and 0.05, drawn in
-proportion to π:
+The examples of this file have a positive with π = 0.1 and two negatives with π = 0.2 and 0.05, drawn in proportion to
+π:
 
     >>> import numpy as np
     >>> pi_B, pi_M = np.log(np.float32([0.1])), np.log(np.float32([0.2, 0.05]))
@@ -24,24 +24,25 @@ from longtail.bundle.arrays import Float32, Float64
 from longtail.trainer.backend import Tensor, ops
 
 MASKED = -1e30
-"""The log of weight 0: its exponential is exactly 0 in float32, and unlike −inf it makes no NaN in gradients."""
+"""The log of weight 0: its exponential is exactly 0 in float32, and unlike −inf it causes no NaN in gradients."""
 
 
 def is_masked(log_weight_BM: Tensor) -> Tensor:
-    """Get which negatives have weight 0, bool of the same shape; `MASKED` plus any finite logs is below half of it."""
+    """Return whether negatives have weight 0, bool of the same shape."""
+    # Terms are added to MASKED, so compare with half of it: no finite log-weight comes near.
     return ops.less(log_weight_BM, MASKED / 2)
 
 
 class LogProbabilities(NamedTuple):
-    """What a weight may depend on; float32, natural logs.
+    """Hold the inputs of a weight; float32, natural logs.
 
     Attributes:
         pi_positive: [B], label frequency of each row's positive.
-        pi_negative: [M] or [B, M].
+        pi_negative: [M] or [B, M], label frequency of the negatives.
         q_positive: [B], probability that the sampler draws the positive.
-        q_negative: [M] or [B, M].
-        miss: [B], log(1 − q_y) where the sampler never draws the positive, so that draws are of q_y' / (1 − q_y); 0
-            where it may, whether such a draw is then masked or kept.
+        q_negative: [M] or [B, M], probability that the sampler draws the negative.
+        miss: [B], log(1 − q_y) for a sampler that never draws the positive and so draws from q_y' / (1 − q_y). 0 for a
+            sampler that may draw the positive, even if `hits` masks this draw.
         m: [B], log of the number of the row's draws, masked or not.
     """
 
@@ -54,23 +55,23 @@ class LogProbabilities(NamedTuple):
 
 
 class LogWeight(NamedTuple):
-    """A separable log-weight, float32: `row` [B] of the positive, `col` [M] or [B, M] of the negative."""
+    """Hold a separable log-weight, float32: `row` [B] of the positive, `col` [M] or [B, M] of the negative."""
 
     row: Tensor
     col: Tensor
 
     def matrix(self) -> Tensor:
-        """log w of every negative, float32 [B, M]."""
+        """Return log w of every negative, float32 [B, M]."""
         return self.row[:, None] + self.col
 
 
 def unit(log: LogProbabilities) -> LogWeight:
-    """No correction: `w = 1`, one constant for all negatives [R21 §2.2].
+    """Apply no correction: `w = 1` for all negatives [R21 §2.2].
 
-    With in-batch negatives, where q = π, frequent labels are negatives more often than rare ones, and training divides
-    p(y|x) by π [METHODS §9].
+    With in-batch negatives q = π: frequent labels are negatives more often than rare ones, and training divides p(y|x)
+    by π [METHODS §9].
 
-    Relations: `constant` times m. `relative` where q is uniform.
+    Relations: equals `constant` times m, and `relative` if q is uniform.
 
     Example:
         >>> np.exp(unit(log).matrix()).round(2)
@@ -80,13 +81,12 @@ def unit(log: LogProbabilities) -> LogWeight:
 
 
 def constant(log: LogProbabilities) -> LogWeight:
-    """Return the mean over negatives in place of their sum: `w = 1/m` [R21, Table 2].
+    """Average over negatives instead of summing: `w = 1/m` [R21, Table 2].
 
     With in-batch negatives the implicit loss has `ρ = π_y'`, an equalised loss, which [R21 §4.1] expects to help the
-    tail.
+    tail. Unlike with `unit`, the scale of the loss does not depend on the number of negatives.
 
-    Relations: `equalised` with power 1 where q = π. Unlike `unit` its scale does not depend on the number of
-    negatives.
+    Relations: equals `equalised` with power 1 if q = π.
 
     Example:
         >>> np.exp(constant(log).matrix()).round(2)
@@ -96,12 +96,12 @@ def constant(log: LogProbabilities) -> LogWeight:
 
 
 def relative(log: LogProbabilities) -> LogWeight:
-    """logQ correction of both sides: `w = q_y / q_y'` [Yi19; R21, Table 1]; [R21 §4.1] expects it to favour the head.
+    """Apply the logQ correction to positives and negatives: `w = q_y / q_y'` [Yi19; R21, Table 1].
 
-    The same as subtracting log q from every logit, the positive's included: TensorFlow Recommenders'
-    `candidate_sampling_probability`.
+    This equals subtracting log q from every logit, the positive's included, as `candidate_sampling_probability` of
+    TensorFlow Recommenders does. [R21 §4.1] expects it to favour the head.
 
-    Relations: `importance` times `m q_y`, a factor of the positive alone. `unit` where q is uniform.
+    Relations: equals `importance` times `m q_y`, a factor of the positive alone, and `unit` if q is uniform.
 
     Example:
         >>> np.exp(relative(log).matrix()).round(2)
@@ -111,22 +111,23 @@ def relative(log: LogProbabilities) -> LogWeight:
 
 
 def margin(log: LogProbabilities, rho: LogWeight) -> LogWeight:
-    """Return the loss of a separable margin ρ through any sampler: `w = ρ_yy' / (m q_y')` [R21 Prop. 4].
+    """Realise a separable margin ρ with any sampler: `w = ρ_yy' / (m q_y')` [R21 Prop. 4].
 
     In expectation over the m draws, `Σ w exp(f_y' − f_y)` is `Σ ρ_yy' exp(f_y' − f_y)` over all labels that are not
-    masked. A sampler that never draws the positive makes it `w = ρ_yy' (1 − q_y) / (m q_y')`. The rows `importance`,
+    masked. For a sampler that never draws the positive, `w = ρ_yy' (1 − q_y) / (m q_y')`. The weights `importance`,
     `logit_adjusted`, `tail`, `equalised` and `adaptive` are margins.
     """
     return LogWeight(log.miss - log.m + rho.row, rho.col - log.q_negative)
 
 
 def importance(log: LogProbabilities) -> LogWeight:
-    """Importance weights: `w = 1 / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
+    """Weigh by importance: `w = 1 / (m q_y')`, the margin `ρ = 1` [R21, Table 2].
 
-    In expectation over draws from q, whatever that is, the sum over all labels that are not masked: of a decoupled
-    family the full loss, of `softmax` what stands inside the logarithm of the full softmax cross-entropy [R21 Lemma 2].
+    For every q, the expectation over draws is the sum over all labels that are not masked. This sum is the full loss of
+    a decoupled family, and the argument of the logarithm in the full softmax cross-entropy for `softmax`
+    [R21 Lemma 2].
 
-    Relations: `logit_adjusted` with τ = 0. With sampler `full`, exact and not only in expectation.
+    Relations: equals `logit_adjusted` with τ = 0. With sampler `full` it is exact, not only in expectation.
 
     Example:
         >>> np.exp(importance(log).matrix()).round(2)
@@ -136,15 +137,15 @@ def importance(log: LogProbabilities) -> LogWeight:
 
 
 def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
-    """Logit adjustment: the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 6].
+    """Adjust logits by the margin `ρ = (π_y' / π_y)^τ` (Menon et al. 2020) [R21 eq. 6].
 
-    Converges to `log p(y|x) − τ log π_y` [METHODS §9]; at τ = 1 the highest logit is then the label of least balanced
-    error (Menon et al. 2020).
+    The logits converge to `log p(y|x) − τ log π_y` [METHODS §9]. With τ = 1 the label with the highest logit minimises
+    the balanced error (Menon et al. 2020).
 
     Args:
-        tau: τ; 0 is plain softmax.
+        tau: τ; 0 gives the plain softmax.
 
-    Relations: τ = 0 is `importance`, τ = 1 is `tail`.
+    Relations: equals `importance` with τ = 0, and `tail` with τ = 1.
 
     Example:
         >>> np.exp(logit_adjusted(log, tau=1.0).matrix()).round(2)
@@ -154,9 +155,10 @@ def logit_adjusted(log: LogProbabilities, *, tau: float = 1.0) -> LogWeight:
 
 
 def tail(log: LogProbabilities) -> LogWeight:
-    """Return the balanced error's weight: `w = π_y' / (m q_y' π_y)` [R21 eq. 16].
+    """Weigh for the balanced error: `w = π_y' / (m q_y' π_y)` [R21 eq. 16].
 
-    Relations: `logit_adjusted` with τ = 1. Where q = π, `constant` times `1 / π_y`, a factor of the positive alone.
+    Relations: equals `logit_adjusted` with τ = 1. If q = π, it equals `constant` times `1 / π_y`, a factor of the
+    positive alone.
 
     Example:
         >>> np.exp(tail(log).matrix()).round(2)
@@ -166,17 +168,17 @@ def tail(log: LogProbabilities) -> LogWeight:
 
 
 def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0.0) -> LogWeight:
-    """Rare labels are spared as negatives: the margin `ρ = F(π_y')`, `F(π) = π^power` if π ≥ threshold, else 0.
+    """Weigh rare negatives less: the margin `ρ = F(π_y')` with `F(π) = π^power`, and 0 below the threshold.
 
-    "Equalised" as [R21 §2.1] reads Tan et al. (2020): any increasing F, and no chance in it. Their own loss has power 0
-    and spares a rare label with a probability γ, drawn anew every time; in expectation that is `ρ = 1 − γ` below the
-    threshold, and with γ = 1 it is this one.
+    [R21 §2.1] calls any increasing F an equalised loss. The loss of Tan et al. (2020) has power 0 and drops a rare
+    label at random, with probability γ at each occurrence. In expectation this is `ρ = 1 − γ` below the threshold; with
+    γ = 1 it equals this weight.
 
     Args:
-        threshold: labels less frequent than this are no negatives at all.
+        threshold: labels with a lower frequency are never negatives.
 
-    Relations: `power = 1` is what in-batch negatives with `constant` do by themselves. `power = 0` without a
-    threshold is `importance`.
+    Relations: with power 1, equals `constant` with in-batch negatives. With power 0 and no threshold, equals
+    `importance`.
 
     Example:
         >>> np.exp(equalised(log, threshold=0.1).matrix()).round(2)
@@ -189,15 +191,17 @@ def equalised(log: LogProbabilities, *, power: float = 1.0, threshold: float = 0
 
 
 def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | None = None) -> LogWeight:
-    """Rare positives must stand further above their negatives: the margin `ρ = π_y^−exponent` [R21 §2.1].
+    """Require larger margins of rare positives: `ρ = π_y^−exponent` [R21 §2.1].
 
-    [R21] prints Cao et al. (2019) so. LDAM's own is the margin Δ_y ∝ n_y^−¼ of the *logits*, `log ρ ∝ π_y^−exponent`;
-    with `scale` it is that. Δ_y = C n_y^−¼ of N pairs is `scale = C·N^−¼`.
+    This is the form in which [R21] prints LDAM (Cao et al. 2019). LDAM itself has a margin Δ_y ∝ n_y^−¼ of the
+    *logits*, which is `log ρ ∝ π_y^−exponent`; `scale` selects this form. Δ_y = C n_y^−¼ with N pairs corresponds to
+    `scale = C·N^−¼`.
 
     Args:
-        scale: Δ_y = scale·π_y^−exponent, logits, in place of the logarithm's; None for [R21]'s form.
+        scale: uses the margin Δ_y = scale·π_y^−exponent of the logits; None uses the form of [R21].
 
-    Relations: `exponent = 0` is `importance`. `exponent = 1` is `tail` without its factor π_y' of the negative.
+    Relations: with exponent 0, equals `importance`. With exponent 1, equals `tail` without the factor π_y' of the
+    negative.
 
     Example:
         >>> np.exp(adaptive(log, exponent=1.0).matrix()).round(2)
@@ -210,22 +214,21 @@ def adaptive(log: LogProbabilities, *, exponent: float = 0.25, scale: float | No
 
 
 def pair_weights(log_pi_L: Float64, share_L: Float64, *, reweight: float) -> Float32:
-    """Return what the loss of a pair is multiplied by, by its label: `π_y^−reweight`, mean 1 over the pairs, float32
-    [L].
+    """Compute the weight of a pair's loss by label, `π_y^−reweight` scaled to mean 1 over pairs, float32 [L].
 
-    Re-weighting by frequency, which rare labels' pairs gain from [R21 §2.1]: 1 counts every label alike. It scales a
-    whole row, positive and negatives, where a weight of `WEIGHTS` scales the negatives alone.
+    Re-weighting by frequency raises the weight of rare labels [R21 §2.1]; exponent 1 gives every label the same total
+    weight. It scales a whole row, positive and negatives, while a weight of `WEIGHTS` scales only the negatives.
 
     Args:
-        share_L: share of an epoch's visits that a label has; sums to 1.
-        reweight: exponent of 1/π_y; 0 leaves pairs as they are.
+        share_L: each label's share of an epoch's visits; the sum is 1.
+        reweight: exponent of 1/π_y; 0 weighs all pairs alike.
 
     Example:
         >>> pair_weights(np.log([0.5, 0.25, 0.25]), np.array([0.5, 0.25, 0.25]), reweight=1).round(3)
         array([0.667, 1.333, 1.333], dtype=float32)
     """
     log_weight_L = -reweight * log_pi_L
-    weight_L = np.exp(log_weight_L - log_weight_L.max())
+    weight_L = np.exp(log_weight_L - log_weight_L.max())  # the largest exponent is 0, so nothing overflows
     normalised_L: Float32 = (weight_L / (share_L @ weight_L)).astype(np.float32)
     return normalised_L
 
@@ -240,10 +243,10 @@ WEIGHTS: dict[str, Callable[..., LogWeight]] = {
     "equalised": equalised,
     "adaptive": adaptive,
 }
-"""What every negative weighs, by the name that a recipe's `[loss] weight` calls it.
+"""Weights of negatives, by their names in a recipe's `[loss] weight`.
 
-A row is a function of `LogProbabilities` that returns a `LogWeight`; its keyword-only parameters are the keys that a
-recipe may set. A paper is added by adding its row.
+A row is a function of `LogProbabilities` that returns a `LogWeight`. Its keyword-only parameters are the keys that a
+recipe may set. To add the weight of a paper, add a row.
 
 Example:
     >>> list(WEIGHTS)[:4]
@@ -251,4 +254,4 @@ Example:
 """
 
 MARGINS = ("importance", "tail", "logit_adjusted", "equalised", "adaptive")
-"""Weights that are a margin ρ through any sampler [R21 Prop. 4]; the others have a ρ that depends on q."""
+"""Weights that realise the same margin ρ with any sampler [R21 Prop. 4]; the ρ of the others depends on q."""

@@ -1,6 +1,6 @@
-"""Negatives that rows bring along: impressions, and labels that the model itself retrieved (ANCE).
+"""Negatives from columns of the data: impressions, and labels that the model itself retrieved (ANCE).
 
-No sampler drew them: they weigh what the recipe says, and take no mining and no regularizer.
+No sampler drew these negatives. They have the recipe's weight, and neither mining nor the regularizer applies to them.
 
 Legend: `N` training pairs, `B` batch, `S` negatives that a row brings, `A` requests, `K` length of a
 list, `L` labels.
@@ -35,7 +35,7 @@ from longtail.trainer.losses.weights import MASKED
 
 
 class Brought(Method):
-    """Negatives in a column of their own, each of one weight; places left over hold the row's positive."""
+    """Add negatives from a column, all with the same weight; empty places hold the row's positive."""
 
     brings_labels = True
 
@@ -43,12 +43,13 @@ class Brought(Method):
         self.name, self.needs, self._weight = name, (f"_{name}",), weight
 
     def brought(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Get them, int32 [B, S]."""
+        """Return the negatives of every row, int32 [B, S]."""
         return ops.convert_to_tensor(batch[self.needs[0]])
 
     def of_rows(self, visit: Visit) -> Tensors:
-        """Get them, and find those that are no negatives."""
+        """Return the negatives of every row, and mask labels that must not be negatives."""
         labels_BS = self.brought(visit.batch)
+        # This also masks the places that hold the row's positive because the list was short.
         masked_BS = hits_of("mask", labels_BS, visit.positive_B, in_batch=False)
         excluded_BS = visit.excluded(labels_BS)
         if excluded_BS is not None:
@@ -56,7 +57,7 @@ class Brought(Method):
         return {self.name: labels_BS, f"{self.name} masked": masked_BS}
 
     def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:
-        """Put them after the sampled ones."""
+        """Append the negatives to the sampled ones."""
         positive_B, negative_BM, log_weight_BM = weighted
         logits_BS = ops.cast(rows[f"{self.name} logits"], "float32") + offset
         log_weight_BS = ops.where(rows[f"{self.name} masked"], MASKED, np.float32(math.log(self._weight)))
@@ -68,27 +69,30 @@ class Brought(Method):
 
 
 class Impressions(Brought):
-    """Labels that were shown with a row and not chosen [METHODS §2.3]; `shown` are their rows, None without."""
+    """Use labels that were shown with a row and not chosen [METHODS §2.3].
+
+    `shown` has the label rows of every list of impressions; None without impressions.
+    """
 
     def __init__(self, weight: float, train: Pairs, shown: Bags | None) -> None:
         super().__init__("shown", weight)
         self._shown, self._row_of_N = shown, train.shown
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_shown`, int32 [B, S]."""
+        """Build `_shown`, int32 [B, S]."""
         if self._shown is None or self._row_of_N is None:
             return {}
         return {"_shown": self._shown.filled(self._row_of_N[rows_B], batch["_positive"])}
 
 
 class Retrieved(Brought):
-    """Labels that the model ranks high for a row's query when the epoch begins [METHODS §3.1].
+    """Use labels that the model ranks high for a query at the beginning of an epoch [METHODS §3.1].
 
-    Lists are exact, over the whole catalogue, of every query as it stands after all its training pairs. Left out are
-    its training positives, and labels that are no negatives.
+    Lists come from an exact search of the whole catalogue, with every query as it is after all its training pairs. They
+    exclude the query's training positives, and labels that are never negatives.
 
     Attributes:
-        lists_AK: label rows, best first, int32; −1 where a list ends early.
+        lists_AK: label rows, best first, int32; −1 after the last of a short list.
     """
 
     stream = 1
@@ -108,17 +112,17 @@ class Retrieved(Brought):
         self, epoch: int, checkpoints: Checkpoints, embed_queries: EmbedQueries, label_side: Callable[[], LabelSide],
         *, within: bool,
     ) -> None:  # fmt: skip
-        """Search the lists of an epoch, or read those beside the checkpoint; there are none while it warms up."""
+        """Search the lists of an epoch, or read them from the checkpoint's folder; do nothing during warm-up."""
         before = self._config.searched_before(epoch)
         if before == self._searched:
             return
         kept = checkpoints.read(self.name)
         if kept is not None and kept[1]["epoch"] == before:
             self.lists_AK = kept[0]
-        elif within or before != epoch:  # the weights are no longer those of that time
+        elif within or before != epoch:  # the weights have changed since, so a search would find other lists
             raise CheckpointError(
                 f"{checkpoints.root}: expected the lists of retrieved negatives from before epoch "
-                f"{(before or 0) + 1} beside the checkpoint, found none: remove the folder to begin again"
+                f"{(before or 0) + 1} in the checkpoint's folder, found none: remove the folder to train from the start"
             )
         else:
             self.lists_AK = self._search(embed_queries, label_side())
@@ -127,14 +131,14 @@ class Retrieved(Brought):
         self.list_of_N = np.searchsorted(self._rows_A, self._dataset.train.request_rows).astype(np.int32)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:
-        """Make `_retrieved`, int32 [B, S]: each list in S equal parts, and a label drawn of each.
+        """Build `_retrieved`, int32 [B, S]: cut each list into S equal parts and draw a label from each part.
 
-        Every entry is drawn alike often, S/K times; a list no longer than S is taken whole.
+        Every entry of a list of K labels is drawn with probability S/K. A list of at most S labels is taken whole.
         """
         size = self._config.negatives
         lists_BK = self.lists_AK[self.list_of_N[rows_B]]
         lengths_B1 = np.sum(lists_BK >= 0, axis=1, keepdims=True)
-        drawn_B1 = np.minimum(lengths_B1, size)
+        drawn_B1 = np.minimum(lengths_B1, size)  # a list of fewer labels is cut into parts of one label each
         places_S = np.arange(size)
         random_BS = rng.random((len(rows_B), size))
         at_BS = ((places_S + random_BS) * lengths_B1 / np.maximum(drawn_B1, 1)).astype(np.int64)
@@ -143,8 +147,9 @@ class Retrieved(Brought):
         return {"_retrieved": np.where(places_S < drawn_B1, labels_BS, batch["_positive"][:, None]).astype(np.int32)}
 
     def _search(self, embed_queries: EmbedQueries, label_side: LabelSide) -> Int32:
-        """Find the best labels of every query, int32 [A, K]; −1 where fewer are left."""
+        """Find the best labels of every query, int32 [A, K]; −1 after the last of a short list."""
         dataset = self._dataset
+        # The search runs over possible negatives only; `place_L` maps label rows to places among them, `among` back.
         among = np.flatnonzero(self._negatives_L).astype(np.int32)
         place_L = np.cumsum(self._negatives_L) - 1
         seen = dataset.train.take(self._negatives_L[dataset.train.labels])

@@ -1,4 +1,4 @@
-"""Known positives: other training positives of a row's query are no negatives of it [METHODS §2.1].
+"""Known positives: a row's negatives exclude all training positives of its query [METHODS §2.1].
 
 Legend: `N` training pairs, `Q` owners, `B` rows of a batch, `M` candidates, `L` labels, `K` known positives of a
 batch's queries, all rows together.
@@ -20,15 +20,15 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.losses.method import Method, Visit
 
 KNOWN_LIMIT = 1024
-"""Known positives per query, at most; a power of two. The most frequent labels of a longer list are known."""
+"""Largest number of known positives per query, a power of two. A longer list keeps its most frequent labels."""
 
 
 @dataclass(frozen=True)
 class KnownPositives(Method):
-    """Distinct training labels of every query: query q has `labels[offsets[q]:offsets[q + 1]]`, rising.
+    """Hold the distinct training labels of every query: `labels[offsets[q]:offsets[q + 1]]`, ascending.
 
-    With objectives the queries are `Pairs.owner_keys`: what a query clicked is no known positive of what it bought.
-    `owners` are those of every training pair, int64 [N]; `catalogue` is L.
+    Queries are `Pairs.owner_keys`, one per query and objective: a label that a query clicked is not a known positive
+    for the objective of purchases. `owners` has the key of every training pair, int64 [N]; `catalogue` is L.
     """
 
     labels: Int32
@@ -41,17 +41,19 @@ class KnownPositives(Method):
 
     @classmethod
     def of(cls, train: Pairs, catalogue: int | None = None, *, limit: int = KNOWN_LIMIT) -> KnownPositives:
-        """Find the known positives of the training pairs; of a query with more labels than `limit` the most frequent.
+        """Collect the known positives of the training pairs, at most `limit` per query.
 
-        The others may be drawn as negatives of the query, as under `mask`: the rarest of a long list, which all
-        samplers but `uniform` and `full` draw least.
+        A query with more labels keeps the most frequent ones. The others may be drawn as its negatives, as with `mask`.
+        They are the rarest of a long list, which all samplers except `uniform` and `full` draw least.
         """
         owners = train.owner_keys
         catalogue = int(train.labels.max()) + 1 if catalogue is None else catalogue
+        # One integer per distinct pair of owner and label, sorted by owner and then by label.
         keys = distinct(owners * catalogue + train.labels)
         queries, labels = keys // catalogue, keys % catalogue
         by_frequency = np.lexsort((-np.bincount(train.labels)[labels], queries))
         rank = np.empty(len(keys), np.int64)
+        # `searchsorted(queries, queries)` is the first place of each pair's query, so ranks begin at 0 in every query.
         rank[by_frequency] = np.arange(len(keys)) - np.searchsorted(queries, queries)
         kept = rank < limit
         queries, labels = queries[kept], labels[kept]
@@ -59,40 +61,41 @@ class KnownPositives(Method):
         return cls(labels.astype(np.int32), offsets, owners, catalogue)
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_known` and `_known_rows`, int32 [K], as `of_queries`."""
+        """Build `_known` and `_known_rows`, int32 [K]: known positives of the batch and their rows."""
         return dict(zip(self.needs, self.of_queries(self.owners[rows_B]), strict=True))
 
     def of_queries(self, queries_B: Int32 | Int64) -> tuple[Int32, Int32]:
-        """Get known positives of a batch's queries, and the row of each, int32 [K] both.
+        """Return the known positives of a batch's queries, and the row of each, int32 [K] both.
 
-        K is rounded up to a power of two by repeats of the last, so that few shapes occur.
+        Repeats of the last one round K up to a power of two: a compiled step is compiled again for every new shape.
         """
         starts_B = self.offsets[queries_B]
         lengths_B = self.offsets[queries_B + 1] - starts_B
         rows_K = np.repeat(np.arange(len(queries_B), dtype=np.int32), lengths_B)
+        # Places in `labels`: the range of every row, one after another, without a loop over rows.
         at_K = np.arange(len(rows_K)) + np.repeat(starts_B - np.cumsum(lengths_B) + lengths_B, lengths_B)
         more = (0, (1 << (len(rows_K) - 1).bit_length()) - len(rows_K))
         return np.pad(self.labels[at_K], more, mode="edge"), np.pad(rows_K, more, mode="edge")
 
     def among(self, labels: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Find known positives of the rows' queries, bool [B, M]."""
+        """Mask labels that are known positives of the rows' queries, bool [B, M]."""
         known_K, rows_K = (ops.convert_to_tensor(batch[name]) for name in self.needs)
         return known_among(labels, known_K, rows_K, batch=batch["_positive"].shape[0], labels=self.catalogue)
 
     def of_rows(self, visit: Visit) -> Tensors:
-        """Find those among the candidates."""
+        """Mask candidates that are known positives of the rows' queries."""
         return {"known": self.among(visit.candidates, visit.batch)}
 
 
 def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int, labels: int) -> Tensor:
-    """Return which candidates are known positives of which rows, bool [B, M]; on the device.
+    """Mask candidates that are known positives of a row, bool [B, M]; on the device.
 
-    Shared candidates cost O(L + K + B·M) moves of bytes, candidates per row O(B·M·log KNOWN_LIMIT) reads.
+    Shared candidates cost O(L + K + B·M) memory moves, candidates per row O(B·M·log KNOWN_LIMIT) reads.
 
     Args:
         candidates: label rows, int32 [M] or [B, M].
-        known_K: label rows of the known positives, int32, row by row, rising within a row; repeats do no harm.
-        rows_K: the row of the batch that each belongs to, int32, not falling.
+        known_K: label rows of the known positives, int32, row by row, ascending within a row; repeats are allowed.
+        rows_K: the row of the batch of each known positive, int32, non-decreasing.
 
     Example:
         >>> import numpy as np
@@ -105,23 +108,24 @@ def known_among(candidates: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: i
         return _known_per_row(candidates, known_K, rows_K, batch=batch)
     drawn = candidates.shape[0]
     candidates = ops.convert_to_tensor(candidates)
-    place_L = ops.scatter_update(
-        ops.zeros((labels,), "int32"), candidates[:, None], ops.arange(drawn, dtype="int32")
-    )  # one place of a label that stands in several
+    # A label that occurs several times among the candidates gets any one of its places.
+    place_L = ops.scatter_update(ops.zeros((labels,), "int32"), candidates[:, None], ops.arange(drawn, dtype="int32"))
     place_K = ops.take(place_L, known_K)
+    # Labels that are not candidates have place 0, so compare the label there.
     here_K = ops.equal(ops.take(candidates, place_K), known_K)
+    # Row `drawn` collects the known positives that are not among the candidates.
     cells_K2 = ops.stack([ops.where(here_K, place_K, drawn), rows_K], axis=1)
     known_MB = ops.scatter_update(ops.zeros((drawn + 1, batch), "bool"), cells_K2, ops.ones_like(here_K))
     return ops.transpose(ops.take(known_MB, ops.take(place_L, candidates), axis=0))
 
 
 def _known_per_row(candidates_BM: Tensor, known_K: Tensor, rows_K: Tensor, *, batch: int) -> Tensor:
-    """Return the same of candidates per row, bool [B, M]: a binary search in every row's part of `known_K`."""
+    """Mask candidates per row, bool [B, M], by a binary search in every row's part of `known_K`."""
     rows_B = ops.arange(batch, dtype="int32")
     starts_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="left"), "int32")
     ends_B = ops.cast(ops.searchsorted(rows_K, rows_B, side="right"), "int32")
     at_BM, last_B1 = ops.zeros_like(candidates_BM) + starts_B[:, None], ends_B[:, None] - 1
-    step = KNOWN_LIMIT
+    step = KNOWN_LIMIT  # a row has at most this many; halving steps 1024, 512, …, 1 reach every place
     while step:
         ahead_BM = ops.minimum(at_BM + step, last_B1)
         at_BM = ops.where(ops.take(known_K, ahead_BM) <= candidates_BM, ahead_BM, at_BM)

@@ -25,7 +25,7 @@ from longtail.trainer.model.forward import OF_NEIGHBOUR
 
 @dataclass(frozen=True)
 class NeighbourLoss:
-    """Each of a batch's queries, or of its labels, with one of its neighbours against the others of the batch."""
+    """Contrast every query, or label, and one neighbour with the others of the batch."""
 
     temperature: float
     weight: float
@@ -33,31 +33,32 @@ class NeighbourLoss:
     def __call__(
         self, anchors_BD: Tensor, neighbours_BD: Tensor, ids_B: Tensor, near_BK: Tensor, weight_B: Tensor
     ) -> Tensor:
-        """Compute what the term adds to the mean loss of a batch, float32 scalar, nats.
+        """Compute the term that is added to the mean loss of a batch, float32 scalar, nats.
 
         Args:
-            anchors_BD: embeddings, of any length, float32.
-            neighbours_BD: embeddings of the neighbours drawn, one of each anchor, float32.
-            ids_B: rows of the anchors, int32: where they are equal, or one a neighbour, they are no negatives.
-            near_BK: rows of all neighbours of each, int32, −1 after the last; one without any has no term.
+            anchors_BD: embeddings, of any norm, float32.
+            neighbours_BD: embeddings of the neighbours drawn, one per anchor, float32.
+            ids_B: rows of the anchors, int32. An anchor's negatives exclude equal anchors and its neighbours.
+            near_BK: rows of all neighbours per anchor, int32, −1 after the last; an anchor without any has no term.
             weight_B: weights of the pairs, float32.
         """
         anchors_BD, neighbours_BD = _unit(anchors_BD), _unit(neighbours_BD)
         positive_B = ops.sum(anchors_BD * neighbours_BD, axis=1) / self.temperature
         others_BB = ops.matmul(anchors_BD, ops.transpose(anchors_BD)) / self.temperature
         masked_BB = ops.equal(ids_B[:, None], ids_B)
-        for at in range(near_BK.shape[1]):
+        for at in range(near_BK.shape[1]):  # a loop over K avoids a [B, B, K] tensor
             masked_BB = ops.logical_or(masked_BB, ops.equal(near_BK[:, at : at + 1], ids_B))
         gaps_BB = ops.where(masked_BB, MASKED, others_BB - positive_B[:, None])
+        # −log softmax of the positive: log(e^0 + Σ e^(other − positive)).
         gaps = ops.concatenate([ops.zeros_like(gaps_BB[:, :1]), gaps_BB], axis=1)
         losses_B = weight_B * ops.logsumexp(gaps, axis=1)
         return self.weight * ops.mean(ops.where(near_BK[:, 0] >= 0, losses_B, 0.0))
 
 
 class Neighbours(Method):
-    """Holds a row's query and its label to one of their neighbours each; a query or label without any to itself.
+    """Pull a row's query and label towards one of their neighbours each.
 
-    `nearest` has the nearest by side, `query` and `label`, nearest first, int32 [R, K]; −1 after the last.
+    `nearest` has the neighbours by side (`query`, `label`), nearest first, int32 [R, K]; −1 after the last.
     """
 
     name, stream = "neighbours", 2
@@ -78,9 +79,9 @@ class Neighbours(Method):
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
         """Draw one neighbour for each row.
 
-        `_near_label` int32 [B, K], those of the positives, and `_neighbour` int32 [B], the label drawn of them;
-        `_query` int32 [B], the rows' queries, `_near_query` int32 [B, K], and of the queries drawn the tower's inputs
-        by `OF_NEIGHBOUR` and their names.
+        On the label side, build `_near_label` int32 [B, K], the neighbours of the positives, and `_neighbour`
+        int32 [B], the neighbour drawn. On the query side, build `_query` int32 [B], the rows' queries, `_near_query`
+        int32 [B, K], and the query tower's inputs for the neighbours drawn, with prefix `OF_NEIGHBOUR`.
         """
         columns: Inputs = {}
         if "label" in self.nearest:
@@ -108,9 +109,10 @@ class Neighbours(Method):
 
 
 def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: int) -> Int32:
-    """Find the rows with the highest cosines to each row of a sparse matrix of ones, int32 [R, K]; −1 where 0.
+    """Find the nearest rows by cosine for each row of a sparse matrix of ones, int32 [R, K].
 
-    The ones are at `rows_N, columns_N`, repeats count once. Costs Σ n² products over columns of n entries each.
+    Rows with cosine 0 are no neighbours, and −1 follows the last neighbour. The ones are at `rows_N, columns_N`, and
+    repeats count once. The cost is Σ n² products over columns of n entries each.
 
     Example:
         >>> nearest_rows(np.int32([0, 0, 1, 1, 2]), np.int32([0, 1, 0, 1, 1]), shape=(4, 2), k=2)
@@ -119,15 +121,15 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
                [ 0,  1],
                [-1, -1]], dtype=int32)
     """
-    # Neither has to be there where a recipe is only checked, or a model of TFRS exported.
+    # Imported here because neither package is needed to check a recipe or to export a TFRS model.
     from implicit.nearest_neighbours import CosineRecommender
     from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
     entries = csr_matrix((np.ones(len(rows_N), np.float32), (columns_N, rows_N)), shape=shape[::-1])
-    entries.data[:] = 1  # what came twice was added up
-    knn = CosineRecommender(K=k + 1)  # a row is among its own nearest
+    entries.data[:] = 1  # csr_matrix has added up repeated entries
+    knn = CosineRecommender(K=k + 1)  # each row is its own nearest neighbour
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its advice on what it hands itself
+        warnings.simplefilter("ignore")  # `implicit` warns about a matrix that it builds itself
         knn.fit(entries, show_progress=False)
     found = knn.similarity.tocoo()
     kept = (found.row != found.col) & (found.data > 0)
@@ -142,7 +144,7 @@ def nearest_rows(rows_N: Int32, columns_N: Int32, *, shape: tuple[int, int], k: 
 
 
 def _drawn(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
-    """Return one of each row's neighbours, int32 [B], each alike often; its own row where it has none."""
+    """Draw one of each row's neighbours uniformly, int32 [B]; a row without neighbours gets itself."""
     lengths_B = np.sum(near_BK >= 0, axis=1)
     at_B = (rng.random(len(own_B)) * lengths_B).astype(np.int64)
     drawn_B = np.take_along_axis(near_BK, at_B[:, None], axis=1)[:, 0]
@@ -150,6 +152,7 @@ def _drawn(near_BK: Int32, own_B: Int32, rng: np.random.Generator) -> Int32:
 
 
 def _unit(x_BD: Tensor) -> Tensor:
-    """Divide rows by their norm, float32 [B, D]; a zero row stays one, and its gradient is as if its norm were 1."""
+    """Divide rows by their norm, float32 [B, D]; a zero row stays zero."""
+    # Norm 1 for zero rows: rsqrt(0) is infinite, and would make their gradient NaN.
     squares_B1 = ops.sum(ops.square(x_BD), axis=1, keepdims=True)
     return x_BD * ops.rsqrt(ops.where(squares_B1 > 0, squares_B1, 1.0))

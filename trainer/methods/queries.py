@@ -1,4 +1,4 @@
-"""What rows of one query share: a positive term, negatives, and an objective or an audience that they belong to.
+"""Methods for rows of the same query: pooled positives, shared negatives, objectives, own entry in audiences.
 
 Legend: `B` batch, `N` training pairs.
 """
@@ -24,7 +24,7 @@ from longtail.trainer.model.objectives import by_objective
 
 
 class PooledPositives(Method):
-    """Rows of a batch with the same request share one positive term, within each of the parts of a step."""
+    """Pool the positives of rows with the same request into one term, per part of a batch."""
 
     joins_rows = True
     needs = ("_group",)
@@ -33,22 +33,22 @@ class PooledPositives(Method):
         self.name, self._request_keys, self._parts = f"family {family!r}", train.request_keys, parts
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_group`, int32 [B]: equal where rows of a part ask the same, from 0 in every part."""
+        """Build `_group`, int32 [B]: a number per distinct request, counted from 0 in every part of the batch."""
         parts = np.split(self._request_keys[rows_B], self._parts)
         return {"_group": np.concatenate([np.unique(part, return_inverse=True)[1] for part in parts]).astype(np.int32)}
 
     def of_rows(self, visit: Visit) -> Tensors:
-        """Get the groups."""
+        """Return the group of every row."""
         return {"group": ops.convert_to_tensor(visit.batch["_group"])}
 
     def negatives(self, weighted: Weighted, rows: Tensors, *, offset: float) -> Weighted:  # noqa: ARG002
-        """Pool the positives."""
+        """Replace positives by the pooled positive of their group."""
         positive_B, negative_BM, log_weight_BM = weighted
         return pooled(positive_B, rows["group"]), negative_BM, log_weight_BM
 
 
 class NegativesPerQuery(Method):
-    """The negatives of a query count once for all its n training pairs, 1/n with each [METHODS §2.7]."""
+    """Count a query's negatives once for all its n training pairs, 1/n per pair [METHODS §2.7]."""
 
     name = "negatives per query"
     needs = ("_pairs",)
@@ -59,20 +59,20 @@ class NegativesPerQuery(Method):
         self.pairs_per_query = float(weight_N.sum() / (weight_N / self._weight_N).sum())
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_pairs`, float32 [B]: what the pairs of the row's query weigh."""
+        """Build `_pairs`, float32 [B]: the total weight n of the pairs of the row's query."""
         return {"_pairs": self._weight_N[rows_B]}
 
     def of_rows(self, visit: Visit) -> Tensors:
-        """Get log n."""
+        """Return log n of every row."""
         return {"log_pairs": ops.log(ops.convert_to_tensor(visit.batch["_pairs"]))}
 
     def weight(self, weight: LogWeight, rows: Tensors) -> LogWeight:
-        """Divide the weights by n."""
+        """Divide the weights of negatives by n."""
         return weight._replace(row=weight.row - rows["log_pairs"])
 
 
 class ByObjective(Method):
-    """Each row's query is mapped by the row's own objective [METHODS §2.4]."""
+    """Map each row's query by the row's own objective [METHODS §2.4]."""
 
     name = "objectives"
     needs = ("_objective",)
@@ -81,7 +81,7 @@ class ByObjective(Method):
         self._objectives_N = train.objectives
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_objective`, int32 [B]: places in the recipe."""
+        """Build `_objective`, int32 [B]: the index of the row's objective in the recipe."""
         return {} if self._objectives_N is None else {"_objective": self._objectives_N[rows_B]}
 
     def context(self, tower: keras.Model, batch: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -90,7 +90,7 @@ class ByObjective(Method):
 
 
 class OwnInAudience(Method):
-    """A row's own query is left out of its positive's audience."""
+    """Exclude a row's own query from the audience of the row's positive."""
 
     name = "audiences"
     needs = ("_own",)
@@ -99,5 +99,5 @@ class OwnInAudience(Method):
         self._audience = audience
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_own`, int32 [B, 2], as `Audience.own`."""
+        """Build `_own`, int32 [B, 2]: first entry and number of entries of the row's query in the audience."""
         return {"_own": self._audience.own[rows_B]}

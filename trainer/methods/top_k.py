@@ -1,12 +1,12 @@
-"""SL@K: a positive counts by how far it is above the K-th highest score of its query (Yang et al. 2025) [METHODS §2.5].
+"""SL@K: weigh a positive by its margin over the K-th highest score of its query (Yang et al. 2025) [METHODS §2.5].
 
-Among all labels, or among those of the positive's own frequency bucket, of scores without the bias of training:
-f + k·log ν [METHODS §9]. That score, β, is estimated for every query as training goes: each visit counts the labels
-above the present β, without bias, by the draws that the loss has anyhow.
+The K-th highest score, β, ranks all labels, or the labels of the positive's frequency bucket, by scores without the
+bias of training: f + k·log ν [METHODS §9]. Training estimates β for every query. Each visit of a query gives an
+unbiased estimate of the number of labels above the present β, from the draws that the loss uses anyway.
 
-Legend: `B` rows, `N` training pairs, `A` requests, for every objective, `L` labels, `M` draws,
-`U` distinct queries of a batch, `G` groups of labels that have a β of their own, `S` numbers that are kept of a query:
-its G estimates, the spread of its scores, its visits.
+Legend: `B` rows, `N` training pairs, `A` requests per objective, `L` labels, `M` draws, `U` distinct queries of a
+batch, `G` groups of labels with a β of their own, `S` numbers kept per query: G estimates of β, the spread of the
+query's scores, its number of visits.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from longtail.trainer.losses.method import Method, Visit
 from longtail.trainer.losses.objective import SampledLogits
 
 _NO_BETA = -1e30
-"""β of a positive that no K is given for: it counts in full."""
+"""β of a positive whose bucket has no K; the positive then has weight 1."""
 
 
 class QueryStates(NamedTuple):
-    """What is kept of the queries of a batch, and which of it concerns which label.
+    """Hold the states of a batch's queries, and the groups of labels.
 
     Attributes:
         state_BS: float32, zeros before the first visit.
-        group_B, group_of_candidates: group of every row's positive, and of the candidates, int32 [M] or [B, M]; G of a
-            label in none.
+        group_B, group_of_candidates: group of every row's positive, int32 [B], and of the candidates, int32 [M] or
+            [B, M]; a label without a group has G.
     """
 
     state_BS: Tensor
@@ -53,11 +53,11 @@ class QueryStates(NamedTuple):
 
 @dataclass(frozen=True)
 class TopK:
-    """The weight σ((f_y − β)/τ) of a positive, and β.
+    """Estimate β of every query.
 
     Attributes:
-        memory: visits of a query that its β is an average over, once there have been so many.
-        never_the_positive: no draw is the positive of its row, which is then counted by itself.
+        memory: largest number of visits over which a query's β is averaged.
+        never_the_positive: draws exclude the row's positive, which is then counted separately.
     """
 
     k_G: tuple[int, ...]
@@ -68,7 +68,7 @@ class TopK:
     never_the_positive: bool = False
 
     def beta(self, queries: QueryStates) -> Tensor:
-        """β of every row's positive, float32 [B]: of its group; far below any score of a label in none."""
+        """Return β for the group of every row's positive, float32 [B]; `_NO_BETA` without a group."""
         beta_B = ops.full_like(queries.state_BS[:, 0], _NO_BETA)
         for group in range(len(self.k_G)):
             beta_B = ops.where(ops.equal(queries.group_B, group), queries.state_BS[:, group], beta_B)
@@ -77,17 +77,17 @@ class TopK:
     def visited(
         self, queries: QueryStates, positive_B: Tensor, negative_BM: Tensor, stands_BM: Tensor, *, m: int
     ) -> tuple[QueryStates, Tensor]:
-        """Compute what β is of the rows in this step, and their states after it, float32 [B, S]; both without gradient.
+        """Return β in this step and the states after the step, float32 [B, S], both without gradient.
 
-        A draw of a label with probability q stands for 1/(m·q) labels, so that the draws above β stand for as many as
-        there are, on average [Horvitz and Thompson 1952]. β goes up where these are more than K − ½ and down where they
-        are fewer, by steps that fall as one over the visits (Robbins and Monro 1951): to where the count goes from
-        K − 1 to K, which is the K-th highest score. At the first visit it is the quantile of a normal distribution with
-        the draws' mean and spread.
+        A draw of a label with probability q represents 1/(m·q) labels. The draws above β therefore give an unbiased
+        count of the labels above β [Horvitz and Thompson 1952]. β rises if this count exceeds K − ½ and falls if it is
+        lower, in steps that shrink as one over the visits (Robbins and Monro 1951). It converges to the score at which
+        the count changes from K − 1 to K: the K-th highest. At the first visit, β is a quantile of the normal
+        distribution with mean and spread of the draws.
 
         Args:
-            positive_B, negative_BM: scores of positives and candidates, float32; hits are labels like any other.
-            stands_BM: labels that each candidate stands for, float32, of `stands_for`.
+            positive_B, negative_BM: scores of positives and candidates, float32; accidental hits count as labels.
+            stands_BM: number of labels that each candidate represents, float32, of `stands_for`.
         """
         positive_B, scores_BM = ops.stop_gradient(positive_B), ops.stop_gradient(negative_BM)
         group_BM = queries.group_of_candidates + ops.zeros_like(scores_BM, dtype="int32")
@@ -104,8 +104,10 @@ class TopK:
             start_B = mean_B + spread_B * NormalDist().inv_cdf(1 - (k - 0.5) / labels)
             beta_B = ops.where(first_B, start_B, queries.state_BS[:, group])
             above_B = ops.sum(ops.where(scores_BM > beta_B[:, None], of_group_BM, 0.0), axis=1)
-            # One draw stands for L/m labels on average: so many visits tell as much as one of all labels.
+            # One draw represents L/m labels on average, so L/(m·(K − ½)) visits give as much information about the
+            # count as one visit that scores all labels.
             gain_B = 1 / (ops.clip(visits_B, 1.0, float(self.memory)) + self.labels / (m * (k - 0.5)))
+            # Steps are in units of the score's spread, and clipped so that one noisy count cannot move β far.
             step_B = before_B * ops.clip(gain_B * (above_B / (k - 0.5) - 1), -1.0, 1.0)
             now.append(beta_B)
             after.append(ops.where(first_B, start_B, beta_B + step_B))
@@ -127,7 +129,7 @@ def truncation(positive_B: Tensor, beta_B: Tensor, temperature: float) -> Tensor
 
 
 def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of a row's scores, as if every draw were so many labels; float32 [B] each."""
+    """Return mean and standard deviation of a row's scores, weighted by `stands_BM`; float32 [B] each."""
     total_B1 = ops.maximum(ops.sum(stands_BM, axis=1, keepdims=True), 1e-30)
     mean_B1 = ops.sum(stands_BM * scores_BM, axis=1, keepdims=True) / total_B1
     variance_B1 = ops.sum(stands_BM * ops.square(scores_BM - mean_B1), axis=1, keepdims=True) / total_B1
@@ -135,7 +137,7 @@ def _mean_and_spread(scores_BM: Tensor, stands_BM: Tensor) -> tuple[Tensor, Tens
 
 
 class HeldToTopK(Method):
-    """Weighs positives by the K-th highest scores of their queries, and keeps β of every query."""
+    """Weigh positives by the K-th highest scores of their queries, and keep β of every query."""
 
     name = "top_k"
     needs = ("_request",)
@@ -159,6 +161,8 @@ class HeldToTopK(Method):
         )
         self._published = config.published_gradient
         loss, objective = recipe.loss, recipe.loss.objective()
+        # Scores without the bias of training are f + link·log ν. The part of log ν from q differs by sampler and step,
+        # so it is added in `visited`; the rest is fixed per label (`beside_L`).
         link = removes_all(objective)
         self._times_log_q = 0.0 if loss.sampler.even else link * power_of_q(objective)
         log_pi_L = log_frequencies_of(recipe, dataset)
@@ -170,11 +174,11 @@ class HeldToTopK(Method):
         self.variables, self.constants = [self._states_AS], [self._group_L, self._beside_L]
 
     def columns(self, rows_B: Int64, batch: Inputs, rng: np.random.Generator) -> Inputs:  # noqa: ARG002
-        """Make `_request`, int32 [B]: what every row asks (`Pairs.request_keys`)."""
+        """Build `_request`, int32 [B]: the request of every row (`Pairs.request_keys`)."""
         return {"_request": self._request_keys[rows_B].astype(np.int32)}
 
     def of_rows(self, visit: Visit) -> Tensors:
-        """Get the states of the rows' queries, and the groups of their positives."""
+        """Return the states of the rows' queries, and the group and fixed noise of every positive."""
         return {
             "top_k": backend.gather(self._states_AS, visit.batch["_request"]),
             "top_k group": backend.gather(self._group_L, visit.positive_B),
@@ -182,14 +186,14 @@ class HeldToTopK(Method):
         }
 
     def of_candidates(self, candidates: Tensor) -> Tensors:
-        """Get the groups of the candidates, and what their noise has beside q."""
+        """Return the groups of the candidates, and the part of their noise that does not come from q."""
         return {
             "top_k groups": backend.gather(self._group_L, candidates),
             "top_k noises": backend.gather(self._beside_L, candidates),
         }
 
     def visited(self, logits: SampledLogits, *, draws: int) -> Tensors:
-        """Compute the logits at which positives are at β, and the states of their queries after this step."""
+        """Compute β as a logit of every positive, and the states of queries after this step."""
         rows = logits.rows
         before = QueryStates(rows["top_k"], rows["top_k group"], rows["top_k groups"])
         noise_B = rows["top_k noise"] + self._times_log_q * logits.log_q_positive_B
@@ -198,12 +202,12 @@ class HeldToTopK(Method):
         return {"beta": self.top_k.beta(at_B) - noise_B, "top_k visited": states_BS}
 
     def target(self, losses_B: Tensor, logits: SampledLogits) -> Tensor:
-        """Weigh the losses by how far their positives are above β."""
+        """Weigh the losses by the margins of their positives over β."""
         weight_B = truncation(logits.positive_B, logits.rows["beta"], self.top_k.temperature)
         return losses_B * (weight_B if self._published else ops.stop_gradient(weight_B))
 
     def keep(self, batch: Mapping[str, Tensor], visited: Tensors) -> None:
-        """Write the states; of rows that ask the same query, the mean."""
+        """Write the states; rows with the same request write their mean."""
         asked_U, places_B = backend.unique(ops.convert_to_tensor(batch["_request"]), self._states_AS.shape[0])
         sums_US = ops.segment_sum(visited["top_k visited"], places_B, num_segments=ops.shape(asked_U)[0])
         rows_U1 = ops.maximum(backend.count(places_B, asked_U), 1.0)[:, None]

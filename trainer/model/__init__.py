@@ -1,5 +1,5 @@
 """The model and its training step.
 
-`embedding.py` has the tables and layers, `towers.py` builds both towers of them, `two_tower.py` is the model;
-`step.py` trains it by a batch, with the optimisers of `trainer/optimizers.py`.
+`embedding.py` has the tables and layers, `towers.py` builds both towers from them, and `two_tower.py` holds the model.
+`step.py` trains the model on a batch, with the optimizers of `trainer/optimizers.py`.
 """

@@ -1,8 +1,8 @@
-"""Embedding tables whose training cost depends on the rows a batch touches, not on the table.
+"""Embedding tables whose training cost depends on the rows a batch touches, not on the size of the table.
 
-Keras 3's own `Embedding` reads the whole table before it gathers, and its optimisers update every
-row. Here a step gathers each table's distinct rows once, differentiates with respect to those rows
-alone (`read_distinct`, `compact_rows`), and scatters their update back (trainer/optimizers.py).
+`keras.layers.Embedding` reads the whole table before it gathers, and Keras optimizers update every row. Here a step
+gathers each table's distinct rows once, differentiates with respect to these rows only (`read_distinct`,
+`compact_rows`), and scatters their update back (trainer/optimizers.py).
 
 Legend: `B` batch, `P` positions of a bag, `N` ids, `U` distinct rows, `D` dimensions.
 """
@@ -21,16 +21,17 @@ from longtail.trainer.arrays import blocks_of
 from longtail.trainer.backend import Tensor, ops
 
 _DRAWN_WHOLE = 1 << 30
-"""Bytes of a table that is drawn by one seed."""
+"""Largest table that is initialised with one seed, bytes."""
 
 InputKey = tuple[str, str]
-"""An input of a tower: `("query", "history")`."""
+"""Tower and name of an input: `("query", "history")`."""
 
 
 class Table(keras.layers.Layer):
-    """An embedding table, float32 [rows, dim]; row 0 is the out-of-vocabulary row.
+    """Hold an embedding table, float32 [rows, dim]; row 0 is the out-of-vocabulary row.
 
-    A table beyond a gibibyte is drawn in blocks of rows, of a seed each: drawn whole it takes four times its memory.
+    A table above one gibibyte is initialised in blocks of rows, one seed per block, because an initializer of the whole
+    table needs four times the table's memory.
     """
 
     def __init__(self, rows: int, dim: int, *, scale: float, seed: int, name: str) -> None:
@@ -51,9 +52,9 @@ class Table(keras.layers.Layer):
             )
         self.built = True
         self.compact: Tensor | None = None
-        """Rows [U, D] that stand in for the table inside `compact_rows`."""
+        """Rows [U, D] that replace the table inside `compact_rows`."""
         self.shared = False
-        """All devices read the same of these rows."""
+        """Whether all devices read the same rows of these."""
 
     def call(self, ids: Tensor) -> Tensor:
         """Return rows of the table, float32 [*ids.shape, D]; inside `compact_rows`, rows of the compact table."""
@@ -66,11 +67,15 @@ def read_distinct(
     tables: Mapping[str, Table], inputs: Mapping[InputKey, Tensor], readers: Mapping[InputKey, str], *,
     shared: bool = False,
 ) -> tuple[dict[InputKey, Tensor], dict[str, Tensor]]:  # fmt: skip
-    """Find the distinct ids that a batch reads of every table, once; `readers` are the inputs that hold ids.
+    """Find the distinct ids that a batch reads from every table, once.
+
+    Args:
+        readers: inputs that hold ids, each with the name of its table.
+        shared: whether all devices read the same ids.
 
     Returns:
-        The inputs, ids replaced by their positions among the distinct ids of their table; and for every table its
-        distinct ids, int32 [U]: of each device's part of the batch, or of the whole batch if they are `shared`.
+        The inputs, with ids replaced by positions among the distinct ids of their table; and the distinct ids of every
+        table, int32 [U], of each device's part of the batch, or of the whole batch if the ids are `shared`.
     """
     compact, distinct = dict(inputs), {}
     for name, table in tables.items():
@@ -82,10 +87,10 @@ def read_distinct(
 
 @contextmanager
 def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor], *, shared: bool = False) -> Iterator[None]:
-    """Let tables answer from their distinct rows [U, D]; ids inside the block are positions 0..U−1.
+    """Make tables look up rows [U, D] inside the block, where ids are positions 0..U−1.
 
     Args:
-        shared: as of `read_distinct`, which gave the positions.
+        shared: the value that `read_distinct` had when it returned the positions.
     """
     try:
         for table, compact_UD in zip(tables, rows, strict=True):
@@ -97,27 +102,29 @@ def compact_rows(tables: Sequence[Table], rows: Sequence[Tensor], *, shared: boo
 
 
 def unit_rows(x_BD: Tensor) -> Tensor:
-    """Return rows divided by their norm, float32 [B, D]; of a zero row the first unit vector."""
+    """Divide rows by their norm, float32 [B, D]; a zero row becomes the first unit vector."""
+    # Cosine similarity needs norm 1 for every row, zero rows included.
     zero_B1 = ops.cast(ops.equal(ops.max(ops.abs(x_BD), axis=1, keepdims=True), 0.0), "float32")
     first_1D = ops.one_hot(ops.zeros((1,), "int32"), x_BD.shape[1])
     return ops.normalize(x_BD + zero_B1 * first_1D, axis=1)
 
 
 class UnitNorm(keras.layers.Layer):
-    """Divides rows by their norm, as `keras.layers.UnitNormalization`; a zero row becomes the first unit vector."""
+    """Divide rows by their norm, as `keras.layers.UnitNormalization` does; a zero row becomes a unit vector."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """Unit rows, float32 [B, D]."""
+        """Return rows of norm 1, float32 [B, D]."""
         return unit_rows(x_BD)
 
 
 class Dropout(keras.layers.Layer):
-    """Multiplies by a mask inside `dropout_masks`, one row for each row or entry of the feature `entries_of`.
+    """Multiply the input by a mask inside `dropout_masks`.
 
-    Keras' own layer would advance its generator inside the differentiated function, where JAX keeps no state.
+    The mask has one row per row of the input, or per entry of the feature `entries_of`. `keras.layers.Dropout` would
+    advance its generator inside the differentiated function, where JAX keeps no state.
     """
 
     def __init__(self, rate: float, width: int, *, name: str, entries_of: str | None = None) -> None:
@@ -126,18 +133,18 @@ class Dropout(keras.layers.Layer):
         self._mask: Tensor | None = None
 
     def draw(self, rows: Tensor, seed: keras.random.SeedGenerator) -> Tensor:
-        """Return a mask of 0 and 1 / (1 − rate), float32 [rows, D]."""
+        """Draw a mask with values 0 and 1 / (1 − rate), float32 [rows, D]."""
         mask_BD = keras.random.uniform((rows, self.width), seed=seed) >= self.rate
         return ops.cast(mask_BD, "float32") / (1 - self.rate)
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """Return the input, some coordinates of it 0 inside `dropout_masks`; float32 [B, D]."""
+        """Return the input, masked inside `dropout_masks`; float32 [B, D]."""
         return x_BD if self._mask is None else x_BD * self._mask
 
 
 @contextmanager
 def dropout_masks(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
-    """Let layers drop coordinates by masks [B, D]."""
+    """Make dropout layers use these masks [B, D] inside the block."""
     try:
         for layer, mask_BD in masks.items():
             layer._mask = mask_BD
@@ -148,5 +155,5 @@ def dropout_masks(masks: Mapping[Dropout, Tensor]) -> Iterator[None]:
 
 
 def layers_of(tower: keras.Model) -> list[keras.layers.Layer]:
-    """Return every layer of a tower, and those that layers are made of."""
+    """List every layer of a tower, nested layers included."""
     return list(tower._flatten_layers(include_self=False))

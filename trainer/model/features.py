@@ -1,4 +1,4 @@
-"""The parts of a tower's input: one of each feature, from its inputs.
+"""The parts of a tower's input, one per feature.
 
 Legend: `B` batch, `P` positions of a bag, `D` numbers of a vector.
 """
@@ -22,18 +22,18 @@ from longtail.trainer.model.sequences import SequenceEncoder
 
 
 class SignedLog(keras.layers.Layer):
-    """sign(x)·log(1 + |x|)."""
+    """Compute sign(x)·log(1 + |x|)."""
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
 
     def call(self, x: Tensor) -> Tensor:
-        """Return the same shape, float32."""
+        """Return a tensor of the same shape, float32."""
         return ops.sign(x) * ops.log(1.0 + ops.abs(x))
 
 
 class OrMissing(keras.layers.Layer):
-    """Puts a learned vector in the place of rows that are missing; 0 at first."""
+    """Replace missing rows by a learned vector, initially 0."""
 
     def __init__(self, width: int, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
@@ -41,7 +41,7 @@ class OrMissing(keras.layers.Layer):
         self.built = True
 
     def call(self, x_BD: Tensor, missing_B: Tensor) -> Tensor:
-        """Return rows, float32 [B, D]; `missing_B` is 1 for those that are missing, else 0."""
+        """Return rows, float32 [B, D]; `missing_B` is 1 for a missing row, else 0."""
         missing_B1 = ops.expand_dims(missing_B, 1)
         rows_BD: Tensor = x_BD * (1 - missing_B1) + missing_B1 * self.vector
         return rows_BD
@@ -49,11 +49,11 @@ class OrMissing(keras.layers.Layer):
 
 @dataclass(frozen=True)
 class FeatureParts:
-    """Builds the parts of one tower.
+    """Build the parts of one tower.
 
     Attributes:
-        numbers: mean and standard deviation of `number` features that are not read by range, by name.
-        pairs: training pairs of what the rows of a table stand for, by feature name, where its weights are symmetric.
+        numbers: mean and standard deviation of `number` features without `transform = "quantile"`, by name.
+        pairs: number of training pairs of every row of a table, by name of a feature with symmetric weights.
     """
 
     side: Side
@@ -64,13 +64,13 @@ class FeatureParts:
     inputs: dict[str, keras.KerasTensor] = field(default_factory=dict)
 
     def of(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """Return the part of one feature, [B, width]."""
+        """Build the part of one feature, [B, width]."""
         if feature.kind in ("number", "vector"):
             return self._embedded(feature) if feature.in_buckets else self._measured(feature)
         return self._pooled(feature) if feature.bagged else self._embedded(feature)
 
     def _embedded(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """Return an id, a range or a date, by its table."""
+        """Build the part of an id, a range or a date, from its table."""
         dated = feature.kind == "date"
         ids = self._input(feature.name, (len(feature.parts),) if dated else (), "int32")
         x = self.tables[feature.table_name](ids)
@@ -79,7 +79,7 @@ class FeatureParts:
         return x if feature.own is None else self._own(feature, feature.own, x)
 
     def _pooled(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """Return a history, audience, bag or text."""
+        """Build the part of a history, audience, bag or text."""
         ids = self._input(feature.name, (None,), "int32")
         weights = self._input(f"{feature.name}__weight", (None,), "float32")
         if feature.weights == "symmetric":
@@ -98,7 +98,8 @@ class FeatureParts:
         return bag(ids, weights)
 
     def _measured(self, feature: FeatureConfig) -> keras.KerasTensor:
-        """Return a number or a vector."""
+        """Build the part of a number or a vector."""
+        # A custom kind gets the raw number, and standardises it itself by the mean and deviation of its setup.
         x = self._input(feature.name, () if feature.kind == "number" else (feature.dims,), "float32")
         if feature.kind == "number":
             x = keras.layers.Reshape((1,), dtype="float32")(x)
@@ -122,7 +123,7 @@ class FeatureParts:
         return keras.layers.Concatenate()([x, keras.layers.Reshape((1,), dtype="float32")(flag)])
 
     def _own(self, feature: FeatureConfig, kind: KindChoice, *tensors: keras.KerasTensor) -> keras.KerasTensor:
-        """Return the part that a kind of one's own makes."""
+        """Build the part of a custom kind."""
         mean, std = self.numbers[feature.name] if feature.kind == "number" else (None, None)
         length = feature.max_length if feature.bagged else None
         setup = FeatureSetup(feature.name, self.side, length, mean, std)
@@ -135,7 +136,7 @@ class FeatureParts:
 
 
 def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, precision: str) -> keras.KerasTensor:
-    """Build a custom tower on the combination [B, width]; [B, any width]."""
+    """Build a custom tower on the combination [B, width]; the output has any width."""
     where = f"{setup.side}.tower {choice.name!r}"
     return _own_part(where, TOWERS[choice.name], (x, setup), choice.arguments, precision)
 
@@ -143,7 +144,8 @@ def own_tower(x: keras.KerasTensor, choice: TowerChoice, setup: TowerSetup, prec
 def _own_part(
     where: str, function: Callable[..., Any], positional: tuple[Any, ...], arguments: Mapping[str, Any], precision: str
 ) -> keras.KerasTensor:
-    """Return what a function of one's own builds, refused unless it is [B, width]."""
+    """Call a custom function, and refuse an output that is not [B, width]."""
+    # Layers that the function creates get the recipe's precision, unless the function sets another.
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy(precision)
     try:

@@ -1,8 +1,8 @@
-"""From a batch to its embeddings: the inputs of both towers, the distinct rows that they read, and the towers.
+"""The forward pass of a step: inputs of both towers, the distinct rows that they read, and the embeddings.
 
-Legend: `B` batch, `C` labels embedded in a step (the B positives, then what was drawn, then what rows bring along),
-`E` the same, then one neighbour of each positive if labels are held to some, `R` distinct labels in the histories of a
-step, `U` distinct rows of a table, `D` dimensions.
+Legend: `B` batch, `C` labels embedded in a step (B positives, labels drawn, then labels that methods add), `E` these,
+then one neighbour per positive if `loss.neighbours` has the side label, `R` distinct labels in the histories of a step,
+`U` distinct rows of a table, `D` dimensions.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from longtail.trainer.model.towers import draw_masks
 from longtail.trainer.model.two_tower import LABEL_BIAS, TwoTower
 
 Read = Mapping[str, Tensor]
-"""Distinct rows of label embeddings that histories of a batch read, by the name of these, int32 [R] each."""
+"""Distinct rows of label embeddings that histories of a batch read, by name of the table, int32 [R] each."""
 OF_NEIGHBOUR = "_neighbour "
-"""Before the name of what the query tower reads of neighbours."""
+"""Prefix of the query tower's inputs for neighbours."""
 Masks = list[dict[Dropout, Tensor]]
-"""Of the batch, and of the queries that are its neighbours."""
+"""Dropout masks of the batch, and of the queries that are its neighbours."""
 
 
 class Reading(NamedTuple):
-    """What the towers read for a batch.
+    """Hold the inputs of the towers for a batch.
 
     Attributes:
-        inputs: by tower, `neighbour` for the query tower's of neighbours, and name; ids are positions among the
-            distinct ones of their table.
-        distinct: distinct ids of every table, as `backend.distinct` gives them, and their rows, float32 [U, D].
-        pairs: training pairs of what these and the label embeddings stand for, float32 [U, 1].
+        inputs: by tower and name, where tower `neighbour` is the query tower on neighbours; ids are positions among the
+            distinct ids of their table.
+        distinct: distinct ids of every table from `backend.distinct`, and their rows, float32 [U, D].
+        pairs: number of training pairs of these ids and of the distinct label embeddings, float32 [U, 1].
     """
 
     inputs: dict[InputKey, Tensor]
@@ -47,7 +47,10 @@ class Reading(NamedTuple):
 
 
 class Forward:
-    """Reads what a model's towers need of a batch, and embeds it; `seed` draws unknown ids, audiences and dropout."""
+    """Read the inputs of a model's towers for a batch, and embed them.
+
+    `seed` draws unknown ids, audiences and dropout.
+    """
 
     def __init__(self, model: TwoTower, seed: keras.random.SeedGenerator) -> None:
         self._model, self._recipe, self._seed = model, model.recipe, seed
@@ -61,7 +64,7 @@ class Forward:
         }
 
     def read(self, batch: dict[str, Tensor], labels_C: Tensor) -> Reading:
-        """Read everything of a batch that does not depend on the weights, and the rows of the tables that do."""
+        """Read the inputs of a batch, and the table rows to differentiate."""
         inputs, read = self._distinct_of_histories(batch)
         labels_E = labels_C
         if "label" in self._sides:
@@ -75,7 +78,7 @@ class Forward:
         return Reading(inputs, positive_B, ops.shape(labels_C)[0], read, distinct, pairs)
 
     def draw_masks(self, reading: Reading) -> Masks:
-        """Return masks of dropout."""
+        """Draw dropout masks."""
         towers, inputs, positive_B = self._model.towers, reading.inputs, reading.positive_B
         label_input = next(column for (side, name), column in inputs.items() if side == "label" and name != LABEL_BIAS)
         masks = draw_masks(towers.query, positive_B, _side(inputs, "query"), self._seed)
@@ -85,7 +88,7 @@ class Forward:
         return [masks, draw_masks(towers.query, positive_B, _side(inputs, "neighbour"), self._seed)]
 
     def embed(self, reading: Reading, rows: list[Tensor], masks: Masks) -> tuple[Embedded, dict[str, Tensor]]:
-        """Embed a batch by rows of every table, float32 [U, D], and its neighbours, float32 [B, D] by side."""
+        """Embed a batch, and its neighbours, float32 [B, D] by side, from table rows, float32 [U, D]."""
         towers = self._model.towers
         with ExitStack() as histories:
             histories.enter_context(compact_rows([*self._model.tables.values()], rows))
@@ -100,8 +103,10 @@ class Forward:
         return embedded, neighbours
 
     def _distinct_of_histories(self, batch: dict[str, Tensor]) -> tuple[dict[InputKey, Tensor], Read]:
-        """Return the queries' inputs, and the distinct rows of label embeddings that their histories read, which these
-        then have positions among."""
+        """Return the queries' inputs, and the distinct rows of label embeddings in their histories.
+
+        Ids of label embeddings in the inputs are positions among these rows.
+        """
         inputs = {("query", name): column for name, column in batch.items() if not name.startswith("_")}
         inputs |= {
             ("neighbour", name.removeprefix(OF_NEIGHBOUR)): column
@@ -119,7 +124,10 @@ class Forward:
         read: Read,
         batch: dict[str, Tensor],
     ) -> tuple[dict[InputKey, Tensor], dict[InputKey, str]]:
-        """Get inputs of both towers, and which of them hold ids, of which table; of the label tower E, then every R."""
+        """Return inputs of both towers, and the table of each input that holds ids.
+
+        The label tower has E rows, then R rows for every table of label embeddings.
+        """
         label_inputs = self._model.inputs_of_labels(labels_E, self._seed, batch.get("_own"))
         for feature in self._recipe.label.features:
             rate = self._recipe.label_unknown_rate(feature)
@@ -130,6 +138,7 @@ class Forward:
                 label_inputs[name] = ops.where(unknown, ops.full_like(known, value), known)
         entries: dict[InputKey, Tensor] = {}
         for key, rows_R in read.items():
+            # Row 0 of label embeddings is padding, so label y has row y + 1.
             labels_R = ops.clip(rows_R - 1, 0, self._model.labels - 1)
             known_R = _are_labels(rows_R, self._model.labels)
             for name, column in self._model.inputs_of_labels(labels_R, self._seed).items():
@@ -149,13 +158,13 @@ class Forward:
         return inputs, readers
 
     def _embedded(self, reading: Reading, histories: ExitStack) -> tuple[Embedded, dict[str, Tensor]]:
-        """Return the batch, and neighbours of its labels; from then on histories read what the label tower has made."""
+        """Embed the batch, and neighbours of its labels; histories then read outputs of the label tower."""
         towers, tables, label_side = self._model.towers, self._model.tables, _side(reading.inputs, "label")
         bias_ids = label_side.pop(LABEL_BIAS, None)
         embedded_D = towers.label(label_side)
         start, dim, rows = reading.labels, self._recipe.model.dim, reading.positive_B.shape[0]
         near = "label" in self._sides
-        # Its shape is lost in the concatenation with labels whose number is not known beforehand.
+        # The number of distinct labels in histories is not static, and the concatenation loses the static shape.
         labels_CD = ops.reshape(embedded_D[:start], (start, dim)) if reading.read or near else embedded_D
         neighbours = {"label": ops.reshape(embedded_D[start : start + rows], (rows, dim))} if near else {}
         start += rows if near else 0
@@ -173,7 +182,7 @@ class Forward:
 
 
 def _are_labels(rows_R: Tensor, labels: int) -> Tensor:
-    """Return whether rows of label embeddings are of labels: neither of padding, row 0, nor past the end; bool [R]."""
+    """Mask rows of label embeddings that are labels, not padding (row 0) nor past the end; bool [R]."""
     return ops.logical_and(ops.greater(rows_R, 0), ops.less_equal(rows_R, labels))
 
 

@@ -1,4 +1,4 @@
-"""Several objectives over shared towers: each maps the query's embedding in a way of its own.
+"""Several objectives over shared towers: each objective maps the query's embedding by its own matrix.
 
 Legend: `B` queries, `D` dimensions.
 """
@@ -15,14 +15,14 @@ from longtail.trainer.model.embedding import unit_rows
 
 
 class ObjectiveMaps(keras.layers.Layer):
-    """The end of a query tower with objectives: u_o = (I + A_o) x of objective o, and what is served, Σ ŝ_o u_o.
+    """Map query embeddings by objective: u_o = (I + A_o) x, served as Σ ŝ_o u_o.
 
-    An inner product is linear, so the score of that one vector is Σ ŝ_o f_o, exactly [METHODS §2.4]. A_o is 0 at first:
-    all objectives begin as the tower itself, and a penalty on weights pulls them together.
+    An inner product is linear, so the score of the served vector is exactly Σ ŝ_o f_o [METHODS §2.4]. A_o is 0
+    initially: all objectives begin with the output of the tower, and a penalty on weights pulls them together.
 
     Args:
-        shares: ŝ by objective, in the order of the recipe; sums to 1.
-        unit: divide each u_o by its norm. Their sum is then shorter than 1.
+        shares: ŝ by objective, in the order of the recipe; the sum is 1.
+        unit: divide each u_o by its norm. The norm of the sum is then at most 1.
     """
 
     def __init__(self, shares: Mapping[str, float], dim: int, *, unit: bool, name: str) -> None:
@@ -33,11 +33,12 @@ class ObjectiveMaps(keras.layers.Layer):
         self._objectives_B: Tensor | None = None
 
     def call(self, x_BD: Tensor) -> Tensor:
-        """Return what is served, float32 [B, D]; inside `by_objective` each row by its own objective."""
+        """Return the served vectors, float32 [B, D]; inside `by_objective`, each row by its own objective."""
         if self._objectives_B is None:
             parts = [(share, at) for at, share in enumerate(self.shares) if share]
             served = [share * self._mapped(x_BD, at) for share, at in parts]
             return sum(served[1:], served[0])
+        # Few objectives: all maps of all rows cost less than a gather of a [D, D] matrix per row.
         own_B1 = ops.expand_dims(self._objectives_B, 1)
         rows_BD = self._mapped(x_BD, 0)
         for at in range(1, len(self.maps)):
@@ -45,14 +46,17 @@ class ObjectiveMaps(keras.layers.Layer):
         return rows_BD
 
     def _mapped(self, x_BD: Tensor, at: int) -> Tensor:
-        """u_o of one objective, float32 [B, D]."""
+        """Compute u_o of one objective, float32 [B, D]."""
         rows_BD = x_BD + ops.matmul(x_BD, self.maps[at])
         return unit_rows(rows_BD) if self.unit else rows_BD
 
 
 @contextmanager
 def by_objective(tower: keras.Model, objectives_B: Tensor | None) -> Iterator[None]:
-    """Inside the block a query tower with objectives maps each row by its own, int32 [B]; others stay as they are."""
+    """Make a query tower map each row by its own objective, int32 [B], inside the block.
+
+    A tower without objectives does not change.
+    """
     maps = [layer for layer in tower.layers if isinstance(layer, ObjectiveMaps)]
     if maps and objectives_B is None:
         raise ValueError("a step with objectives: expected _objective in its batch, received none")

@@ -1,4 +1,4 @@
-"""Pooling of a history, audience, bag or text: by weights, by how recent an entry is, by learned attention.
+"""Pooling of a history, audience, bag or text: by weights, by recency, or by learned attention.
 
 Legend: `B` batch, `P` positions of a bag, `U` distinct rows, `D` dimensions.
 """
@@ -12,14 +12,14 @@ from longtail.trainer.backend import Tensor, ops
 from longtail.trainer.model.embedding import Table
 
 _DENSE_ROWS = 4096
-"""Largest table whose bags are pooled by one product with a dense [B, U] matrix of weights while training."""
+"""Largest table whose bags are pooled, in training, by a product with a dense [B, U] matrix of weights."""
 
 
 class WeightedBag(keras.layers.Layer):
-    """Pools a bag of a table's rows: `mean` Σwe/(Σ|w| + damping), `sum` Σwe, `sqrtn` Σwe/√Σw², or `attention`.
+    """Pool a bag of rows: `mean` Σwe/(Σ|w| + damping), `sum` Σwe, `sqrtn` Σwe/√Σw², or `attention`.
 
-    `attention` is `mean` with weights w·exp(e·a), a learned: it begins as `mean`, where a = 0. Padding has weight 0;
-    an empty bag is the zero vector.
+    `attention` is `mean` with weights w·exp(e·a) and a learned a. With the initial a = 0 it equals `mean`. Padding has
+    weight 0, and an empty bag gives the zero vector.
     """
 
     def __init__(self, table: Table, combiner: str, *, name: str, damping: float = 0.0) -> None:
@@ -29,7 +29,7 @@ class WeightedBag(keras.layers.Layer):
             self.attention = self.add_weight(shape=(table.dim,), initializer="zeros", name="attention")
 
     def call(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """Pooled embeddings, float32 [B, D]."""
+        """Return pooled embeddings, float32 [B, D]."""
         if self.combiner == "attention":
             weights_BP = self._attended(ids_BP, weights_BP)
         pooled_BD = self._sum(ids_BP, weights_BP)
@@ -42,17 +42,18 @@ class WeightedBag(keras.layers.Layer):
         return pooled_BD / ops.maximum(size_B1, 1e-6)
 
     def _attended(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """w·exp(e·a), over its largest exponential, [B, P]."""
+        """Compute w·exp(e·a), divided by the largest exponential of the bag, [B, P]."""
         scores_BP = ops.einsum("bpd,d->bp", self.table(ids_BP), self.attention)
+        # Padding must not be the maximum. Dividing by the maximum cancels in the mean, and keeps exp from overflow.
         scores_BP = ops.where(ops.equal(weights_BP, 0), -1e9, scores_BP)
         return weights_BP * ops.exp(scores_BP - ops.stop_gradient(ops.max(scores_BP, axis=1, keepdims=True)))
 
     def _sum(self, ids_BP: Tensor, weights_BP: Tensor) -> Tensor:
-        """Σ w e. Bags over a small table repeat its rows: their sum is a product with those, without a [B, P, D]."""
+        """Compute Σ w e, for a small table as a matrix product without a [B, P, D] tensor."""
         compact_UD = self.table.compact
         if compact_UD is None or self.table.rows > _DENSE_ROWS or backend.devices() > 1:
             return ops.einsum("bpd,bp->bd", self.table(ids_BP), weights_BP)
-        batch = ops.shape(ids_BP)[0]  # histories of label embeddings read as many labels as a batch has
+        batch = ops.shape(ids_BP)[0]  # not static where the bag belongs to a label in a history
         rows_BP = ops.broadcast_to(ops.arange(batch, dtype="int32")[:, None], ops.shape(ids_BP))
         places = ops.stack([ops.reshape(rows_BP, (-1,)), ops.reshape(ids_BP, (-1,))], axis=1)
         weights_BU = ops.scatter(places, ops.reshape(weights_BP, (-1,)), (batch, ops.shape(compact_UD)[0]))
@@ -60,8 +61,10 @@ class WeightedBag(keras.layers.Layer):
 
 
 class Symmetric(keras.layers.Layer):
-    """Weights w / √(n·d), n = Σ|w| of all entries and d what is known of an entry's own pairs: the normalised adjacency
-    of LightGCN (He et al. 2020) [METHODS §10.1]."""
+    """Compute weights w / √(n·d), the normalised adjacency of LightGCN (He et al. 2020) [METHODS §10.1].
+
+    n is Σ|w| over all entries, and d the number of training pairs of the entry's label or query.
+    """
 
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")
@@ -73,7 +76,7 @@ class Symmetric(keras.layers.Layer):
 
 
 class Recency(keras.layers.Layer):
-    """Halves the weight of an entry for every `half_life` entries after it; padding does not count."""
+    """Halve the weight of an entry for every `half_life` later entries; padding does not count."""
 
     def __init__(self, half_life: float, *, name: str) -> None:
         super().__init__(name=name, dtype="float32")

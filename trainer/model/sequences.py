@@ -1,9 +1,9 @@
 """Encoders of a history as a sequence: causal self-attention (SASRec) and pointwise attention (HSTU).
 
-In a training step the histories of a batch lie one after another in blocks, so that what a query's pairs share of its
-history is computed once, and nothing is padded: one pass serves as many positives as it has entries. A history is no
-longer than a block, so an entry finds all before it in its own block and the one before. Elsewhere each row has its
-own block. Both compute the same [METHODS §10.2].
+A training step packs the histories of a batch into blocks, one history after another. All pairs of a query then share
+one pass over its history, without padding between histories. A history is at most as long as a block, so all
+earlier entries of an entry are in its own block or in the one before. Outside of training each row has its own block.
+Both ways compute the same [METHODS §10.2].
 
 Legend: `S` blocks, or rows, `P` places of a block, `W` places that a block sees, `H` heads, `C` dimensions of a head,
 `D` dimensions, `B` batch.
@@ -25,12 +25,12 @@ from longtail.trainer.model.embedding import Dropout, Table, layers_of
 
 
 class Packed(NamedTuple):
-    """Where the histories of a batch lie in its blocks.
+    """Locate the histories of a batch in its blocks.
 
     Attributes:
-        segments_SP: int32, a number from 1 for each history; 0 where there is none.
-        positions_SP: int32, from 0.
-        places_B: int32, where the last entry of each row's history is among all S·P; −1 for an empty history.
+        segments_SP: int32, the number of the history, from 1; 0 for an empty place.
+        positions_SP: int32, position in the history, from 0.
+        places_B: int32, place of the last entry of each row's history among all S·P; −1 for an empty history.
     """
 
     segments_SP: Tensor
@@ -39,7 +39,7 @@ class Packed(NamedTuple):
 
 
 class SequenceEncoder(keras.layers.Layer):
-    """What the layers of an encoder make of the last entry of every history, [B, D]."""
+    """Encode every history by the layers' output at its last entry, [B, D]."""
 
     def __init__(self, table: Table, config: EncoderConfig, *, max_length: int, feature: str, precision: str) -> None:
         super().__init__(name=f"{feature}_encoder", dtype="float32")
@@ -60,7 +60,10 @@ class SequenceEncoder(keras.layers.Layer):
         self._packed: Packed | None = None
 
     def call(self, ids_SP: Tensor, weights_SP: Tensor) -> Tensor:
-        """float32 [B, D], where B = S outside of `packed_histories`. Entries of weight 0 are none, others alike."""
+        """Return embeddings, float32 [B, D]; B is S outside of `packed_histories`.
+
+        Entries of weight 0 are padding; all other weights act alike.
+        """
         there_SP = ops.cast(ops.not_equal(weights_SP, 0), "int32")
         packed = self._packed
         if packed is None:
@@ -68,7 +71,7 @@ class SequenceEncoder(keras.layers.Layer):
             seen = Seen.of(there_SP, ops.maximum(counted_SP - 1, 0) * there_SP, before=False)
         else:
             seen = Seen.of(packed.segments_SP * there_SP, packed.positions_SP, before=True)
-        scale = float(self.table.dim) ** 0.5
+        scale = float(self.table.dim) ** 0.5  # as the code of SASRec scales embeddings
         x_SPD = scale * self.table(ids_SP) + ops.take(self.positions, seen.positions_SP, axis=0)
         x_SPD = dropped(self.drop, x_SPD)
         for block in self.blocks:
@@ -79,6 +82,7 @@ class SequenceEncoder(keras.layers.Layer):
             flat_TD = ops.reshape(x_SPD, (-1, self.table.dim))
             last_BD = ops.take(flat_TD, ops.maximum(packed.places_B, 0), axis=0)
             return ops.where(ops.expand_dims(packed.places_B < 0, 1), start_D, last_BD)
+        # The last entry is where the running count reaches its final value; later places are padding (there = 0).
         last_SP = ops.cast(ops.equal(counted_SP, counted_SP[:, -1:]), "float32") * ops.cast(there_SP, "float32")
         empty_S1 = ops.cast(ops.equal(counted_SP[:, -1:], 0), "float32")
         embedded_BD: Tensor = ops.einsum("sp,spd->sd", last_SP, x_SPD) + empty_S1 * start_D
@@ -86,11 +90,11 @@ class SequenceEncoder(keras.layers.Layer):
 
 
 class Seen(NamedTuple):
-    """What an entry sees: itself, and the entries of its history before it.
+    """Hold the attention mask: an entry attends to itself and to earlier entries of its history.
 
     Attributes:
-        positions_SP: int32, from 0.
-        distances_SPW: int32, entries from a place that is seen to this one; below 0 where the mask is False.
+        positions_SP: int32, position in the history, from 0.
+        distances_SPW: int32, number of entries from the place attended to; it may be negative where the mask is False.
     """
 
     positions_SP: Tensor
@@ -99,7 +103,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, segments_SP: Tensor, positions_SP: Tensor, *, before: bool) -> Seen:
-        """By the histories' numbers, 0 where there is no entry, and places in them, int32 [S, P] both."""
+        """Build the mask from segments and positions, int32 [S, P] both; segment 0 is an empty place."""
         keys_SW, at_SW = (windows(numbers, before=before) for numbers in (segments_SP, positions_SP))
         distances_SPW = ops.expand_dims(positions_SP, 2) - ops.expand_dims(at_SW, 1)
         same_SPW = ops.equal(ops.expand_dims(segments_SP, 2), ops.expand_dims(keys_SW, 1))
@@ -109,7 +113,10 @@ class Seen(NamedTuple):
 
 
 def windows(blocks: Tensor, *, before: bool) -> Tensor:
-    """Get what every block sees, [S, W, …]: itself, and with `before` the block before it; zeros before the first."""
+    """Return the places that every block attends to, [S, W, …]: its own, and with `before` the block before.
+
+    The first block has zeros before it.
+    """
     if not before:
         return blocks
     earlier = ops.concatenate([ops.zeros_like(blocks[:1]), blocks[:-1]])
@@ -117,7 +124,10 @@ def windows(blocks: Tensor, *, before: bool) -> Tensor:
 
 
 class SelfAttention(keras.layers.Layer):
-    """A block of SASRec: x + attention(norm x), then x + feed-forward(norm x) (Kang and McAuley 2018); [S, P, D]."""
+    """Apply a block of SASRec (Kang and McAuley 2018) to [S, P, D].
+
+    It computes x + attention(norm x), then x + feed-forward(norm x).
+    """
 
     def __init__(self, dim: int, config: EncoderConfig, *, feature: str, precision: str, name: str) -> None:
         super().__init__(name=name, dtype="float32")
@@ -145,9 +155,11 @@ class SelfAttention(keras.layers.Layer):
 
 
 class PointwiseAttention(keras.layers.Layer):
-    """A block of HSTU: x + f(norm(Σ_w silu(q·k + bias)/max_length · v) ⊙ u), where u, v, q, k are silu of a linear map
-    of norm x, and the bias is of the distance (Zhai et al. 2024, eq. 1–3); [S, P, D]. No
-    softmax: how many entries matter counts."""
+    """Apply a block of HSTU (Zhai et al. 2024, eq. 1–3) to [S, P, D].
+
+    It computes x + f(norm(Σ_w silu(q·k + bias)/max_length · v) ⊙ u), where u, v, q and k are silu of linear maps of
+    norm x, and the bias depends on the distance. There is no softmax, so the number of relevant entries matters.
+    """
 
     def __init__(
         self, dim: int, config: EncoderConfig, *, max_length: int, feature: str, precision: str, name: str
@@ -183,12 +195,12 @@ class PointwiseAttention(keras.layers.Layer):
 
 
 def entry_dropout(config: EncoderConfig, dim: int, feature: str, name: str) -> Dropout | None:
-    """Drops coordinates of a history's entries; None at a rate of 0."""
+    """Create a dropout layer for the entries of a history; None at a rate of 0."""
     return Dropout(config.dropout, dim, entries_of=feature, name=name) if config.dropout else None
 
 
 def dropped(layer: Dropout | None, x_SPD: Tensor) -> Tensor:
-    """In float32, some coordinates of entries 0 in training."""
+    """Cast entries to float32 and apply dropout, which acts in training only."""
     x_SPD = ops.cast(x_SPD, "float32")
     if layer is None:
         return x_SPD
@@ -197,7 +209,7 @@ def dropped(layer: Dropout | None, x_SPD: Tensor) -> Tensor:
 
 @contextmanager
 def packed_histories(tower: keras.Model, batch: Mapping[str, Tensor]) -> Iterator[None]:
-    """Let encoders read histories inside the block as they lie in the batch, if its columns say where, as `Packed`."""
+    """Make encoders read packed histories inside the block, if the batch has the columns of `Packed`."""
     encoders = [layer for layer in layers_of(tower) if isinstance(layer, SequenceEncoder)]
     try:
         for layer in encoders:

@@ -1,10 +1,10 @@
 """The training step: one batch in, one update of the model.
 
-Any sampler × weight × family takes the same path: draw candidates, embed what is touched, mask those that are no
-negatives, weigh the others, update the touched rows.
+Any sampler × weight × family takes the same path: draw candidates, embed queries and labels, mask candidates that are
+not negatives, weigh the others, update the touched rows.
 
-Legend: `B` batch, `M` candidates, `C` labels embedded in a step (the B positives, then what was drawn, then all that
-rows bring along), `D` dimensions, `L` labels, `N` training pairs.
+Legend: `B` batch, `M` candidates, `C` labels embedded in a step (B positives, labels drawn, then labels that methods
+add), `D` dimensions, `L` labels, `N` training pairs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from longtail.trainer.sampling.frequencies import Frequencies, StreamingFrequenc
 
 
 class TrainStep:
-    """Updates a model by a batch: sampler, loss and optimisers of one job; call it with a batch.
+    """Update a model on a batch, by the sampler, loss and optimizers of one job.
 
     Args:
-        visits_L: float64 [L], expected visits to every label in an epoch: what batches hold.
-        weighted_L: float64 [L], the same by what the visited pairs weigh: what π is of; None where every pair weighs 1.
-        pairs_per_query: how many share one set of negatives, on average.
-        methods: of `methods_of`, optional parts of the loss with columns of their own.
+        visits_L: float64 [L], expected visits to every label in an epoch, which give the frequencies in batches.
+        weighted_L: float64 [L], visits times the weights of the pairs, which give π; None if every pair weighs 1.
+        pairs_per_query: average number of pairs that share one set of negatives.
+        methods: optional parts of the loss with columns of their own, from `methods_of`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class TrainStep:
     ) -> None:
         recipe, labels = model.recipe, len(visits_L)
         steps_per_epoch = max(pairs // batch_size, 1)
-        batch_size //= recipe.training.accumulate  # of a part, which is all that a sampler and a loss see
+        batch_size //= recipe.training.accumulate  # sampler and loss see one part of a batch at a time
         check_negatives(recipe, labels=labels, batch_size=batch_size)
         objective = recipe.loss.objective()
         check_weight(objective)
@@ -70,11 +70,13 @@ class TrainStep:
         self._model, self._recipe = model, recipe
         log_pi_L = log_frequencies(visits_L if weighted_L is None else weighted_L, smoothing=recipe.loss.smoothing)
         share_L = visits_L / visits_L.sum()
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore"):  # log 0 = −inf marks labels that no batch holds
             log_share_L = np.log(share_L)
         never_L = (visits_L if weighted_L is None else weighted_L) == 0
+        # Labels without pairs are never negatives if features describe them: they would only be pushed away.
         never = recipe.describes_labels and bool(never_L.any())
-        # A margin's balance is Σ ρ of a row, whatever q and m are.
+        # `terms` is for samplers that draw in proportion to the loss terms. They need a margin weight, whose balance
+        # is Σ ρ of a row for every q and m; hence log q = None and m = 1 here.
         trained_by = replace(objective, offset=balance(objective, log_pi_L, None, m=1, pairs_per_query=pairs_per_query))
         terms = partial(log_terms, trained_by, log_pi_L.astype(np.float32), never_L=never_L if never else None)
         self.sampler = SAMPLERS[recipe.loss.sampler.name](
@@ -89,10 +91,11 @@ class TrainStep:
         )
         self._never_L = untrained_variable(never_L, "never_chosen") if never else None
         streamed = recipe.loss.frequencies == "streaming"
+        # A label without an occurrence so far starts with a gap of two epochs.
         streaming = StreamingFrequencies(labels, initial_gap=2.0 * pairs) if streamed else None
         self._frequencies = Frequencies(log_pi_L, self.sampler, streaming)
         drawn = recipe.loss.sampler.negatives or (0 if self.sampler.draw is None else labels)
-        m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)
+        m = drawn + (batch_size - 1 if self.sampler.in_batch else 0)  # a row's own positive is no negative
         offset = balance(objective, log_pi_L, self.sampler.log_q_L, m=m, pairs_per_query=pairs_per_query)
         self.methods = list(methods)
         if LOSSES[objective.family].stateful:
@@ -105,6 +108,7 @@ class TrainStep:
                 in_batch=self.sampler.in_batch,
                 bfloat16=recipe.training.precision == "mixed_bfloat16",
                 hits=recipe.loss.resolved_hits,
+                # Recalled labels have no gradient, so the batch's labels represent all m negatives [METHODS §2.1].
                 repels=1.0 if self.sampler.recall is None else m / max(batch_size - 1, 1),
             )
         )
@@ -118,13 +122,13 @@ class TrainStep:
 
         Args:
             batch: query inputs by name; `_positive` int32 [B], label rows; `_weight` float32 [B]; `_pair` int32 [B],
-                rows of the training pairs; and the columns that `methods` need.
+                rows of the training pairs; and the columns of `methods`.
         """
         return self._compiled(batch)
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Return all that training changes, in a fixed order: what a checkpoint holds."""
+        """List the variables that training changes, in the fixed order of a checkpoint."""
         return [
             self._seed.state,
             *(table.table for table in self._model.tables.values()),
@@ -137,7 +141,7 @@ class TrainStep:
 
     @property
     def _constants(self) -> list[keras.Variable]:
-        """Return what a step reads and does not change."""
+        """List the variables that a step only reads."""
         learned = self._recipe.model.learn_temperature
         return [
             *self._model.label_inputs.values(),
@@ -154,17 +158,17 @@ class TrainStep:
 
     @property
     def _label_rows(self) -> list[keras.Variable]:
-        """Get what histories of label embeddings look up outside of a step's loss: a sampler by embeddings sees it."""
+        """Return label embeddings for histories outside of the loss, where a sampler embeds queries."""
         return [rows.table for rows in self._model.towers.label_rows.values()]
 
     def begin_epoch(self) -> None:
-        """Show the sampler the label embeddings, if it draws by them."""
+        """Refresh a sampler that draws by label embeddings."""
         if self.sampler.refresh is not None:
             model = self._model
             self.sampler.refresh(LabelTable(model.embed_labels(), model.label_biases(), model.temperature))
 
     def _update(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return what a call does, before it is compiled."""
+        """Take one step; `__call__` is this function, compiled."""
         parts, tower, made = self._recipe.training.accumulate, self._model.towers.query, []
         for part in parts_of(batch, parts):
             check_columns(self.methods, part)
@@ -177,7 +181,7 @@ class TrainStep:
         return mean.value
 
     def _gradients(self, batch: dict[str, Tensor]) -> Gradients:
-        """Return the loss of a batch, or of a part of one, and its gradients."""
+        """Compute the loss of a batch, or of a part of one, and its gradients."""
         positive_B = ops.convert_to_tensor(batch["_positive"])
         inputs = {name: column for name, column in batch.items() if not name.startswith("_")}
         sees = self.sampler.sees_embeddings
@@ -186,12 +190,14 @@ class TrainStep:
         drawn = None if self.sampler.draw is None else self.sampler.draw(self._seed, context)
         self._frequencies.update(positive_B)
         recalled = None if self.sampler.recall is None else self.sampler.recall()
+        # Labels are embedded in this order: positives, draws, labels of methods; `BatchLoss` cuts them apart again.
         brought = [method.brought(batch) for method in self.methods if method.brings_labels]
         if drawn is not None and recalled is None:
             brought.insert(0, drawn)
         more = [ops.reshape(labels, (-1,)) for labels in brought]
         reading = self._forward.read(batch, ops.concatenate([positive_B, *more]) if more else positive_B)
         candidates = self._candidates(context, drawn, batch)
+        # Masks are drawn outside of `loss`: JAX keeps no generator state inside the differentiated function.
         masks = self._forward.draw_masks(reading)
 
         def loss(rows: list[Tensor]) -> tuple[Tensor, tuple[Tensors, Embedded]]:
@@ -215,7 +221,7 @@ class TrainStep:
         return Gradients(value, reading.distinct, row_gradients, gradients)
 
     def _candidates(self, context: DrawContext, drawn: Tensor | None, batch: dict[str, Tensor]) -> Candidates:
-        """Return the labels that positives are contrasted with, and what their weights depend on."""
+        """Collect the candidates of a batch, and the inputs of their weights."""
         positive_B = context.positive_B
         if drawn is None:
             candidates = positive_B
@@ -249,7 +255,7 @@ class TrainStep:
         )
 
     def _excluded(self, batch: Tensors, labels_BS: Tensor) -> Tensor | None:
-        """Find labels that no pair has, or that are known positives of the row's query, bool [B, S]."""
+        """Mask labels without a pair, and known positives of the row's query, bool [B, S]."""
         found = [method.among(labels_BS, batch) for method in self.methods]
         never = [] if self._never_L is None else [backend.gather(self._never_L, labels_BS)]
         masks = [*never, *(mask for mask in found if mask is not None)]

@@ -1,4 +1,4 @@
-"""Builds the two towers: embeddings → combination → MLP → projection → maps of objectives → unit norm.
+"""Construction of the two towers: embeddings → combination → MLP → projection → maps of objectives → unit norm.
 
 Legend: `B` batch, `S` blocks of histories, `P` places of a block, `D` model dimensions.
 """
@@ -22,17 +22,16 @@ from longtail.trainer.model.objectives import ObjectiveMaps
 
 @dataclass(frozen=True)
 class Towers:
-    """Both towers and the tables they look up.
+    """Hold both towers and their tables.
 
     Attributes:
         tables: embedding tables by name; towers may share them.
-        readers: (tower, input name) → name of the table whose ids the input holds. Rows of a table that are added to
-            label embeddings are read by `("entry", name in label_rows)`.
-        label_rows: what histories of label embeddings look up, by name, float32 [L + 1, D]. Not trained: what the label
-            tower makes of every label, plus its row of an embedding table if entries are both, one row down; zeros in
-            row 0.
-        pairs: training pairs of what the rows of a feature's table stand for, by tower and feature, float32 [rows, 1],
-            of features with symmetric weights; not trained.
+        readers: (tower, input name) → name of the table whose ids the input holds. The key of rows that are added to
+            label embeddings is `("entry", name in label_rows)`.
+        label_rows: untrained tables of label embeddings for histories, by name, float32 [L + 1, D]. Label y has row
+            y + 1: the output of the label tower, plus a row of an embedding table with `entries = "both"`. Row 0 is 0.
+        pairs: number of training pairs of every row of a feature's table, by tower and feature, float32 [rows, 1], for
+            features with symmetric weights; not trained.
     """
 
     query: keras.Model
@@ -44,14 +43,14 @@ class Towers:
 
 
 def dropouts(tower: keras.Model) -> list[Dropout]:
-    """Return the dropout layers of a tower."""
+    """List the dropout layers of a tower."""
     return [layer for layer in layers_of(tower) if isinstance(layer, Dropout)]
 
 
 def draw_masks(
     tower: keras.Model, rows: Tensor, inputs: Mapping[str, Tensor], seed: keras.random.SeedGenerator
 ) -> dict[Dropout, Tensor]:
-    """Draw a mask for every dropout layer of a tower, of its rows [B, …] or of the entries of a history [S, P]."""
+    """Draw a mask for every dropout layer; masks cover rows [B, …] or entries of a history [S, P]."""
     layers = dropouts(tower)
     sizes = [ops.shape(rows)[0] if layer.entries_of is None else ops.size(inputs[layer.entries_of]) for layer in layers]
     return {layer: layer.draw(size, seed) for layer, size in zip(layers, sizes, strict=True)}
@@ -59,7 +58,7 @@ def draw_masks(
 
 @contextmanager
 def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
-    """Inside the block the tower computes in float32, as the service does, whatever precision it trains in."""
+    """Make a tower compute in float32 inside the block, as the service does."""
     layers = [layer for layer in layers_of(tower) if layer.compute_dtype != "float32"]
     policies = [layer.dtype_policy for layer in layers]
     try:
@@ -74,11 +73,12 @@ def in_float32(tower: keras.Model) -> Iterator[keras.Model]:
 def build_towers(
     recipe: Recipe, vocabulary_rows: Mapping[str, int], numbers: Mapping[str, tuple[float, float]]
 ) -> Towers:
-    """Build both towers with fresh weights, drawn by the recipe's seed.
+    """Build both towers with initial weights, drawn by the recipe's seed.
 
     Args:
-        vocabulary_rows: rows of every table of ids, by name; of other tables if not as many as the recipe says.
-        numbers: mean and standard deviation of `number` features that are standardised, by name.
+        vocabulary_rows: number of rows of every table of ids, by name. It also overrides the recipe's number of rows of
+            other tables.
+        numbers: mean and standard deviation of standardised `number` features, by name.
     """
     tables: dict[str, Table] = {}
     label_rows: dict[str, Table] = {}
@@ -107,7 +107,7 @@ def build_towers(
             label_rows[name] = Table(vocabulary_rows[name], feature.dim, scale=0.0, seed=0, name=f"table_{name}")
             if feature.entry_table is not None:
                 read(("entry", name), feature.entry_table, feature)
-    keras.utils.set_random_seed(recipe.seed)
+    keras.utils.set_random_seed(recipe.seed)  # dense layers draw initial weights from Keras' global generator
     query, label = (_build(side, recipe, tables | label_rows, pairs, numbers) for side in ("query", "label"))
     return Towers(query, label, tables, readers, label_rows, pairs)
 
@@ -122,7 +122,7 @@ def _build(
     features = FeatureParts(side, tables, numbers, precision, own_pairs)
     parts = [features.of(feature) for feature in tower.features]
     widths = [part.shape[-1] for part in parts]
-    if tower.combine == "sum" and len(set(widths)) > 1:  # a recipe knows the widths of our kinds alone
+    if tower.combine == "sum" and len(set(widths)) > 1:  # the recipe's check cannot know the widths of custom kinds
         raise RecipeError(f"{side}: combine = 'sum': expected features of equal width, received {widths}")
     join = keras.layers.Add() if tower.combine == "sum" else keras.layers.Concatenate()
     x = join(parts) if len(parts) > 1 else parts[0]
@@ -140,6 +140,7 @@ def _build(
         x = own_tower(x, tower.tower, TowerSetup(name, side, model.dim), precision)
         if x.shape[-1] != model.dim:
             x = keras.layers.Dense(model.dim, dtype=precision)(x)
+    # The last layer is always float32: `UnitNorm` and `ObjectiveMaps` are, and a linear activation casts the rest.
     if side == "query" and (shares := recipe.export_shares):
         x = ObjectiveMaps(shares, model.dim, unit=model.similarity == "cosine", name=f"{name}_objectives")(x)
     elif model.similarity == "cosine":

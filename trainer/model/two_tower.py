@@ -1,4 +1,4 @@
-"""The two-tower model: what is trained, evaluated and served; `step.py` trains it.
+"""The two-tower model that is trained, evaluated and served; `step.py` trains it.
 
 Legend: `B` queries, `C` some labels, `D` dimensions, `L` labels.
 """
@@ -22,20 +22,22 @@ from longtail.trainer.model.embedding import Table
 from longtail.trainer.model.towers import build_towers, in_float32
 
 LABEL_BIAS = "label bias"
-"""Key of the bias table; no table of a feature can be called so."""
+"""Key of the bias table; its space is in no name of a feature's table."""
 _BLOCK = 4096
-"""Labels embedded at a time."""
+"""Number of labels embedded at a time."""
 
 
 class TwoTower:
-    """Towers, embedding tables, temperature and label biases of one job, with fresh weights drawn by its seed.
+    """Hold towers, embedding tables, temperature and label biases of one job.
+
+    The recipe's seed draws the initial weights.
 
     Attributes:
         tables: every embedding table by name, the label biases under `LABEL_BIAS`.
-        label_inputs: inputs of the label tower for the whole catalogue but for audiences, first axis L.
-        drawn_audience: what a training step sees of audiences; None without such a feature.
-        entry_ids: rows of the embedding table that are added to label embeddings in histories, by the name of these,
-            int32 [L] each.
+        label_inputs: inputs of the label tower for the whole catalogue, without audiences, first axis L.
+        drawn_audience: sampler of audiences in training steps; None without an audience feature.
+        entry_ids: rows of the embedding table that are added to label embeddings in histories, by name of the table of
+            label embeddings, int32 [L] each.
     """
 
     def __init__(self, recipe: Recipe, encoding: Encoding, labels: int, proposal: Proposal | None = None) -> None:
@@ -55,6 +57,7 @@ class TwoTower:
         self._label_rows_filled = not self.towers.label_rows
         self._query, self._label = (backend.compile_tower(tower) for tower in (self.towers.query, self.towers.label))
         self.label_inputs = {name: untrained_variable(column, name) for name, column in encoding.label_inputs.items()}
+        # Gradient steps on log T keep T positive.
         self.log_temperature = keras.Variable(
             float(np.log(recipe.model.number)), dtype="float32", name="log_temperature",
             trainable=recipe.model.learn_temperature,
@@ -62,12 +65,12 @@ class TwoTower:
 
     @property
     def temperature(self) -> float:
-        """T, as trained."""
+        """Return the present temperature T."""
         return float(np.exp(ops.convert_to_numpy(self.log_temperature)))
 
     @property
     def dense_variables(self) -> list[keras.Variable]:
-        """Return what is trained beside the embedding tables: weights of the towers, and log T if it is learned."""
+        """List the trained variables outside of embedding tables: tower weights, and a learned log T."""
         return [
             *self.towers.query.trainable_variables,
             *self.towers.label.trainable_variables,
@@ -77,7 +80,10 @@ class TwoTower:
     def inputs_of_labels(
         self, rows_C: Tensor, seed: keras.random.SeedGenerator, own_B2: Tensor | None = None
     ) -> dict[str, Tensor]:
-        """Get inputs of the label tower for label rows, int32 [C]; `own_B2` as `DrawnAudience.draw`."""
+        """Return inputs of the label tower for label rows, int32 [C].
+
+        `own_B2` are entries to exclude from audiences of the first B labels (see `DrawnAudience.draw`).
+        """
         inputs = self._static_inputs(rows_C)
         return inputs if self.drawn_audience is None else inputs | self.drawn_audience.draw(rows_C, seed, own_B2)
 
@@ -85,7 +91,7 @@ class TwoTower:
         return {name: backend.gather(column, rows_C) for name, column in self.label_inputs.items()}
 
     def _blocks(self) -> Iterator[tuple[Int32, dict[str, Tensor]]]:
-        """Return all label rows, some at a time, with their whole inputs."""
+        """Yield all label rows in blocks, with inputs that hold whole audiences."""
         if self._audience is not None:
             for rows_C in self._audience.blocks():
                 whole = {name: ops.convert_to_tensor(x) for name, x in self._audience.inputs(rows_C).items()}
@@ -96,7 +102,7 @@ class TwoTower:
             yield rows_C, self._static_inputs(rows_C)
 
     def embed_queries(self, inputs: Inputs) -> Float32:
-        """Get query tower outputs, float32 [B, D]; of labels in their histories, what the last `embed_labels` gave."""
+        """Return query tower outputs, float32 [B, D]; histories read label embeddings of the last `embed_labels`."""
         if not self._label_rows_filled:
             self.embed_labels()
         with in_float32(self.towers.query):
@@ -104,8 +110,10 @@ class TwoTower:
         return embedded
 
     def embed_labels(self) -> Float32:
-        """Return label tower outputs of the whole catalogue, by whole audiences, float32 [L, D]; histories of label
-        embeddings read these from now on, outside of training steps."""
+        """Return label tower outputs of the whole catalogue, with whole audiences, float32 [L, D].
+
+        Outside of training steps, histories read these label embeddings until the next call.
+        """
         embeddings_LD = np.empty((self.labels, self.recipe.model.dim), np.float32)
         with in_float32(self.towers.label):
             for rows_C, inputs in self._blocks():
@@ -115,12 +123,13 @@ class TwoTower:
             if name in self.entry_ids:
                 added = self.tables[self.towers.readers["entry", name]](self.entry_ids[name].value)
                 rows_LD = rows_LD + ops.convert_to_numpy(added)
+            # Row 0, for padding, is 0; label y has row y + 1.
             assign(label_rows.table, np.concatenate([np.zeros_like(rows_LD[:1]), rows_LD]))
         self._label_rows_filled = True
         return embeddings_LD
 
     def label_biases(self) -> Float32 | None:
-        """b_y in logits, float32 [L]; None for a model without."""
+        """Return b_y in logits, float32 [L]; None for a model without label bias."""
         if LABEL_BIAS not in self.tables:
             return None
         biases: Float32 = values_of(self.tables[LABEL_BIAS].table)[1:, 0]

@@ -1,4 +1,4 @@
-"""What a step does with its gradients: penalties, the optimisers of tables and of dense weights, their rates.
+"""The update of a step: penalties, optimizers of tables and of dense weights, learning rates, averages.
 
 Legend: `U` distinct rows of a table, `D` dimensions.
 """
@@ -27,11 +27,11 @@ from longtail.trainer.optimizers import (
 
 
 class Gradients(NamedTuple):
-    """Loss and gradients of a batch, or of a part of one.
+    """Hold loss and gradients of a batch, or of a part of one.
 
     Attributes:
-        distinct: distinct ids that were read of every table, int32 [U], and their rows, float32 [U, D].
-        rows: gradients by these rows, float32 [U, D] each.
+        distinct: distinct ids that were read from every table, int32 [U], and their rows, float32 [U, D].
+        rows: gradients of these rows, float32 [U, D] each.
     """
 
     value: Tensor
@@ -41,7 +41,7 @@ class Gradients(NamedTuple):
 
 
 def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
-    """Return the batch in some parts of equal size, in its order; every column of it is [B] or [B, …]."""
+    """Cut a batch into parts of equal size, in its order; every column is [B] or [B, …]."""
     if parts == 1:
         return [batch]
     size = batch["_positive"].shape[0] // parts
@@ -49,7 +49,7 @@ def parts_of(batch: dict[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
 
 
 def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gradients:
-    """Return the mean over parts, by the distinct rows of them all, where they lie."""
+    """Average gradients over parts, over the distinct rows of all parts."""
     distinct, rows = [], []
     for at, table in enumerate(tables.values()):
         read, gradients = [part.distinct[at] for part in made], [part.rows[at] for part in made]
@@ -64,10 +64,10 @@ def mean_gradients(tables: Mapping[str, Table], made: Sequence[Gradients]) -> Gr
 
 
 class Updates:
-    """The optimisers of one job and their state.
+    """Hold the optimizers of one job and their state.
 
     Attributes:
-        steps_done: of this run, int32 scalar; schedules go by it.
+        steps_done: number of steps of this run, int32 scalar, for schedules.
     """
 
     def __init__(self, model: TwoTower, config: OptimizerConfig, *, total_steps: int) -> None:
@@ -95,7 +95,7 @@ class Updates:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Return all that a checkpoint needs beside the model, in a fixed order."""
+        """List the variables of a checkpoint that are not in the model, in a fixed order."""
         return [
             self.steps_done,
             *(slot for optimizer in self.rows.values() for slot in optimizer.slots.values()),
@@ -106,11 +106,12 @@ class Updates:
         ]
 
     def apply(self, made: Gradients) -> None:
-        """Add the penalty, and let the optimisers update tables and dense weights."""
+        """Add the penalty to the gradients, and update tables and dense weights."""
         rate = self._row_rate(self.steps_done.value)
         self.steps_done.assign(self.steps_done.value + 1)
         step = ops.cast(self.steps_done.value, "float32")
         distinct, row_gradients, gradients = made.distinct, made.rows, made.dense
+        # Averages take in the present weights before the update changes them.
         for average, (ids_U, rows_UD) in zip(self.averages.values(), distinct, strict=bool(self.averages)):
             average.touch(ids_U, rows_UD, step=step)
         for total, mean in zip(self._dense_sums, self._dense_means(), strict=True):
@@ -131,7 +132,7 @@ class Updates:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside the block the model has its weights' moving averages, if the recipe asks for them."""
+        """Give the model the moving averages of its weights inside the block, with `optimizer.average`."""
         kept = [ops.copy(variable.value) for variable, _ in self._averages()]
         try:
             self.take_averages()
@@ -141,25 +142,27 @@ class Updates:
                 variable.assign(value)
 
     def take_averages(self) -> None:
-        """Give the model its weights' moving averages, if the recipe asks for them, to be trained no further."""
+        """Replace the weights by their moving averages, with `optimizer.average`; training then ends."""
         step = ops.cast(self.steps_done.value, "float32")
+        # All means are computed first, because they read the weights that `assign` replaces.
         for variable, mean in [(variable, mean(step)) for variable, mean in self._averages()]:
             variable.assign(mean)
 
     def _averages(self) -> list[tuple[keras.Variable, Callable[[Tensor], Tensor]]]:
-        """Return what is averaged, and what says its average after a step."""
+        """List the averaged variables, each with a function from a step to its average."""
         decay = self.config.average
         if decay is None:
             return []
 
         def of_dense(at: int) -> Callable[[Tensor], Tensor]:
+            # As in Adam: the sums began at 0, so after n values their weights add up to 1 − decay^n.
             return lambda step: self._dense_means()[at] / (1 - ops.power(decay, step + 1))
 
         tables = [(average.table.table, average.mean) for average in self.averages.values()]
         return [*tables, *((variable, of_dense(at)) for at, variable in enumerate(self._dense))]
 
     def _dense_means(self) -> list[Tensor]:
-        """Get the sums of the dense weights' averages with their present values, not yet divided by their weight."""
+        """Return the averaged sums of dense weights, present values included, before bias correction."""
         decay = self.config.average or 0.0
         return [
             decay * total.value + (1 - decay) * variable.value

@@ -1,8 +1,8 @@
-"""Where negatives come from [METHODS §2.1].
+"""Samplers of negatives [METHODS §2.1].
 
-`independent.py`, `memory.py`, `conditional.py` and `model_based.py` have the samplers, `walk.py` the trees that the
-last two walk; `proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree that `adversarial` draws from;
-`frequencies.py` counts label frequencies, or estimates them while training.
+`independent.py`, `memory.py`, `conditional.py` and `model_based.py` have the samplers, and `walk.py` draws from the
+trees of the last two. `proposal.py`, with `projection.py` and `tree_fit.py`, fits the tree of `adversarial`.
+`frequencies.py` counts label frequencies, or estimates them during training.
 """
 
 from collections.abc import Callable
@@ -26,10 +26,10 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "model": model,
     "minimum_variance": minimum_variance,
 }
-"""Samplers of negatives by the name that a recipe's `[loss] sampler` calls them.
+"""Samplers of negatives, by their names in a recipe's `[loss] sampler`.
 
-A row is a function from a `SamplerSetup` to a `Sampler`; its keyword-only parameters are the keys that a recipe may
-set. A paper is added by adding its row.
+A row is a function from a `SamplerSetup` to a `Sampler`. Its keyword-only parameters are the keys that a recipe may
+set. To add the sampler of a paper, add a row.
 
 Example:
     >>> import numpy as np

@@ -1,4 +1,4 @@
-"""What a sampler of negatives is [METHODS §2.1]: what it is made from, what it draws by, and what it says of a draw.
+"""The interface of samplers of negatives [METHODS §2.1]: their inputs, draws and sampling probabilities.
 
 Legend: `B` batch size, `M` drawn negatives, `L` labels, `D` model dimensions.
 """
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 class SamplerSetup(NamedTuple):
-    """What a sampler is made from, before training.
+    """Hold the inputs of a sampler before training.
 
     Attributes:
         log_pi_L: natural log of the smoothed label frequencies, float64 [L].
-        dim: D; of `model` and `minimum_variance` alone.
-        proposal: the fitted tree; None but for `adversarial`.
-        log_share_L: log of a label's share of an epoch's visits, which batches hold, float64 [L], −inf without any;
-            None where it is `log_pi_L`.
-        log_terms: label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), what each of them would
-            add to the full loss, float32 [B, L], nats; of `minimum_variance` alone.
+        dim: D, for samplers that remember or read embeddings.
+        proposal: the fitted tree of `adversarial`; else None.
+        log_share_L: log of a label's share of an epoch's visits, and so of the places in batches, float64 [L], −inf
+            without a visit; None if it equals `log_pi_L`.
+        log_terms: function from label rows of the positives [B] and logits of all labels [B, L] to log(ρ φ), the log
+            of each label's term in the full loss, float32 [B, L], nats; for `minimum_variance`.
     """
 
     log_pi_L: Float64
@@ -39,7 +39,7 @@ class SamplerSetup(NamedTuple):
 
 
 class LabelTable(NamedTuple):
-    """The label side of the model when an epoch begins; biases are in logits, None for a model without."""
+    """Hold the label side of the model at the beginning of an epoch; biases are in logits, or None."""
 
     embeddings_LD: Float32
     bias_L: Float32 | None
@@ -47,7 +47,7 @@ class LabelTable(NamedTuple):
 
 
 class DrawContext(NamedTuple):
-    """What is known of a step's rows when their negatives are drawn.
+    """Hold the rows of a step for which negatives are drawn.
 
     Attributes:
         positive_B: label rows, int32.
@@ -60,26 +60,30 @@ class DrawContext(NamedTuple):
 
 
 Draw = Callable[[Any, DrawContext], Tensor]
-"""Label rows from a `keras.random.SeedGenerator` and what is known of the rows."""
+"""A function from a `keras.random.SeedGenerator` and the rows of a step to label rows."""
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """One distribution of negatives.
+    """Define one distribution of negatives.
 
     Attributes:
-        log_q_L: float32 [L], natural log of the probability that one draw is this label; None where it depends
-            on the query.
+        log_q_L: float32 [L], natural log of the probability that one draw is this label; None if it depends on the
+            query.
         in_batch: the batch's labels are negatives of every row.
-        draw: label rows, int32 [M] shared by the batch or [B, M] one set per row; None if all are the batch's.
-        log_q: of labels [B] (one per row) or [B, M], where it depends on the query; float32 of their shape.
-        q_of_pi: log q from log π, where q follows frequencies that may be estimated while training.
-        log_miss: of a sampler that does not draw the positive, from the positives' log q: log(1 − q_y), draws of other
-            labels being of q/(1 − q_y); None if it draws by q whatever the positive is.
-        remember: called after every step with its positives' label rows, int32 [B], embeddings, float32 [B, D], and
-            biases, float32 [B], as that step embedded them.
-        recall: embeddings, float32 [M, D], and biases, float32 [M], of what is drawn, which is then not embedded; None
-            if it is.
+        draw: function that draws label rows, int32 [M] shared by the batch or [B, M] with one set per row; None if all
+            negatives are the batch's labels.
+        log_q: function from labels [B] (one per row) or [B, M] to their log q, float32 of the same shape, if q depends
+            on the query.
+        q_of_pi: function from log π to log q, if q follows frequencies that training may estimate.
+        log_miss: function from the positives' log q to log(1 − q_y), for a sampler that excludes the positive and so
+            draws other labels from q/(1 − q_y); None if it draws from q for every positive.
+        sees_embeddings: `draw` and `log_q` read the query embeddings of `DrawContext`.
+        refresh: called at the beginning of every epoch with the label side of the model.
+        remember: called after every step with the label rows of the positives, int32 [B], and their embeddings, float32
+            [B, D], and biases, float32 [B], from this step.
+        recall: function that returns embeddings, float32 [M, D], and biases, float32 [M], of the draws, which are then
+            not embedded again; None if draws are embedded.
     """
 
     log_q_L: Float32 | None
@@ -96,5 +100,5 @@ class Sampler:
 
     @property
     def changes(self) -> bool:
-        """Return whether training changes its variables."""
+        """Return whether training changes the sampler's variables."""
         return self.refresh is not None or self.remember is not None

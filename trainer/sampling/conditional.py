@@ -1,4 +1,4 @@
-"""Negatives by the adversarial tree p_n(y'|x) [METHODS §2.1, §5]; `model_based.py` has those by the model itself.
+"""Negatives from the adversarial tree p_n(y'|x) [METHODS §2.1, §5].
 
 Legend: `B` batch, `M` draws per row, `L` labels, `K` projected dimensions, `N` nodes.
 """
@@ -22,7 +22,7 @@ TREE_DIMS, TREE_PENALTY = 16, 0.1
 """K and λ_n of the adversarial tree's fit [BM20 §5]."""
 
 CROSS_VALIDATED = (0.01, 0.1, 1.0, 10.0)
-"""λ_n that `penalty = "cv"` chooses from."""
+"""Values of λ_n from which `penalty = "cv"` chooses."""
 
 
 def adversarial(
@@ -32,15 +32,15 @@ def adversarial(
     dims: int = TREE_DIMS,  # noqa: ARG001
     penalty: float | Sequence[float] | str = TREE_PENALTY,  # noqa: ARG001
 ) -> Sampler:
-    """Adversarial negatives: q = p_n(y'|x), a tree fitted to the training pairs beforehand [BM20 §3].
+    """Draw adversarial negatives: q = p_n(y'|x), a tree fitted to the training pairs beforehand [BM20 §3].
 
-    Per-row draws by ancestral sampling, O(K log L) each. The bundle keeps the tree, and the service's dial removes
-    log p_n(y|x) in place of log ν of the labels.
+    Each row draws by ancestral sampling, O(K log L) per draw. The bundle keeps the tree, and the dial λ of the service
+    removes log p_n(y|x) instead of log ν.
 
     Args:
-        dims: K of the fit, principal components of the query's features that the tree sees.
-        penalty: λ_n of the fit, nats; of several, or of `CROSS_VALIDATED` if "cv", the one under which held-out
-            training pairs are likeliest.
+        dims: K of the fit, the number of principal components of the query's features that the tree reads.
+        penalty: λ_n of the fit, nats. Several values, or "cv" for `CROSS_VALIDATED`, select the value under which
+            held-out training pairs are most likely.
     """
     proposal = setup.proposal
     if proposal is None:
@@ -68,7 +68,7 @@ def adversarial(
 
 
 def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tensor], list[keras.Variable]]:
-    """`Proposal.project` on the device, and the tables it reads."""
+    """Build `Proposal.project` for the device, and the tables that it reads."""
     tables = {name: untrained_variable(table, f"projection_{name}") for name, table in proposal.projection.items()}
 
     def project(inputs: dict[str, Tensor]) -> Tensor:
@@ -88,7 +88,7 @@ def _projection(proposal: Proposal) -> tuple[Callable[[dict[str, Tensor]], Tenso
 
 
 def penalties_of(penalty: float | Sequence[float] | str | None) -> Sequence[float]:
-    """Return the λ_n to choose from that a recipe's `penalty` names; one if there is nothing to choose."""
+    """List the values of λ_n that a recipe's `penalty` names."""
     if penalty is None or isinstance(penalty, float):
         return [TREE_PENALTY if penalty is None else penalty]
     return CROSS_VALIDATED if isinstance(penalty, str) else penalty

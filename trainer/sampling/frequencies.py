@@ -1,11 +1,11 @@
-"""Log-probabilities that a step's weights depend on: of labels in the data, π, and in the draws, q.
+"""Log-probabilities for the weights of a step: π of labels in the data, and q of labels in the draws.
 
-Frequencies are counted, or estimated from the stream of batches, for data that is never counted, after [Yi19
-Algorithm 2]. There each label keeps when it last came and a moving average of the gap between its occurrences; 1/gap is
-its frequency. Time is counted in pairs, not in batches: a label that comes c times in one batch has c gaps there, where
-a count of batches would never see a gap below one batch and so truncate every frequency at 1/B. That, a plain mean of
-the first gaps, and a cell for every label in place of hashed ones are where this differs from Algorithm 2, whose time
-is the global step, whose average has one rate from the start, and whose 1/gap is the probability of being in a batch.
+Frequencies are counted, or estimated from the stream of batches as in [Yi19 Algorithm 2], for data that are never
+counted. The algorithm keeps the time of a label's last occurrence and a moving average of the gaps between its
+occurrences; 1/gap is the frequency. This implementation differs in three ways. Time counts pairs, not steps: a label
+that occurs c times in one batch has c gaps there, while gaps in steps are at least one and would truncate every
+frequency at 1/B. The first gaps are averaged plainly, not with a fixed rate from the start. And every label has a cell
+of its own instead of a hashed one.
 
 Legend: `B` batch, `M` candidates, `U` distinct labels of a batch, `L` labels.
 """
@@ -23,13 +23,13 @@ from longtail.trainer.sampling.base import DrawContext, Sampler
 
 
 class StreamingFrequencies:
-    """Moving averages of gaps: the plain mean of a label's first 1/rate gaps, then `(1 − rate)·gap + rate·seen`.
+    """Average the gaps of every label: plainly over the first 1/rate gaps, then exponentially.
 
-    For a label of frequency π the estimate's relative error has a standard deviation of about
-    √(rate·(1 − π)/(2 − rate)).
+    The exponential average is `(1 − rate)·gap + rate·seen`. For a label of frequency π, the relative error of the
+    estimate has a standard deviation of about √(rate·(1 − π)/(2 − rate)).
 
     Args:
-        initial_gap: gap of a label that has not come yet, in pairs.
+        initial_gap: gap of a label before its first occurrence, in pairs.
     """
 
     def __init__(self, labels: int, *, rate: float = 0.02, initial_gap: float) -> None:
@@ -41,7 +41,7 @@ class StreamingFrequencies:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Get the state, for checkpoints."""
+        """List the variables of the state, for checkpoints."""
         return [self._gap, self._gaps_seen, self._last, self._now]
 
     def log_frequencies(self, labels: Tensor) -> Tensor:
@@ -54,7 +54,9 @@ class StreamingFrequencies:
         labels_U, positions_B = backend.unique(labels_B, self.labels)
         hits_U = backend.count(positions_B, labels_U)
         gap_U, seen_U = backend.gather(self._gap, labels_U), backend.gather(self._gaps_seen, labels_U)
+        # The c gaps of a label that occurs c times in the batch sum to the time since its last occurrence.
         new_U = ops.cast(now - backend.gather(self._last, labels_U), "float32") / ops.maximum(hits_U, 1.0)
+        # Weight of the old gap after c new ones: a plain mean at first, then c exponential updates at once.
         kept_U = ops.where(
             seen_U * self.rate < 1, seen_U / ops.maximum(seen_U + hits_U, 1.0), ops.power(1 - self.rate, hits_U)
         )
@@ -65,7 +67,7 @@ class StreamingFrequencies:
 
 
 class Frequencies:
-    """log π and log q of any labels: counted, `log_pi_L` float64 [L], or estimated while training by `streaming`."""
+    """Look up log π and log q of labels: counted, or estimated by `streaming` during training."""
 
     def __init__(self, log_pi_L: Float64, sampler: Sampler, streaming: StreamingFrequencies | None) -> None:
         self._log_pi_L = untrained_variable(log_pi_L.astype(np.float32), "log_pi")
@@ -74,16 +76,16 @@ class Frequencies:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Return what steps change."""
+        """List the variables that steps change."""
         return [] if self._streaming is None else self._streaming.variables
 
     @property
     def constants(self) -> list[keras.Variable]:
-        """Return what they read."""
+        """List the variables that steps only read."""
         return [self._log_pi_L, *([] if self._log_q_L is None else [self._log_q_L])]
 
     def update(self, positive_B: Tensor) -> None:
-        """See the labels of a batch, int32 [B]."""
+        """Count the labels of a batch, int32 [B], if frequencies are streamed."""
         if self._streaming is not None:
             self._streaming.update(positive_B)
 

@@ -4,7 +4,7 @@ A sampler is a function from a `SamplerSetup`, and the parameters that a recipe 
 
 Legend: `B` batch size, `M` drawn negatives, `L` labels.
 
-The examples of this file are of a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
+The examples of this file have a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
 
     >>> setup = SamplerSetup(np.log([0.5, 0.25, 0.125, 0.125]), batch_size=8)
 """
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from keras.random import SeedGenerator
 
 _REDRAWS = 4
-"""Times that `popularity` draws again what hit the positive; what still hits is masked as any accidental hit."""
+"""Number of times that `popularity` redraws hits of the positive. Remaining hits are masked as accidental hits."""
 
 
 def in_batch(setup: SamplerSetup) -> Sampler:
-    """In-batch negatives: the batch's other labels; q = π in expectation [R21, Table 1; Yi19].
+    """Use the other labels of the batch as negatives; q = π in expectation [R21, Table 1; Yi19].
 
-    Costs no draw and no further embedding. B − 1 draws a row. q is the label's share of the training pairs, without
-    smoothing, which is what batches hold; they are cut from N pairs without replacement, so q is right to 1/N. A label
-    in no pair, which no batch holds, has its smoothed frequency.
+    A row has B − 1 draws, without any cost of drawing or embedding. q is the label's share of the training pairs,
+    without smoothing, as in batches. Batches are cut from N pairs without replacement, so q has an error of order 1/N.
+    A label without a pair, which no batch holds, has its smoothed frequency.
 
     Relations: `popularity` with α = 1 draws from the same q.
 
@@ -47,18 +47,18 @@ def in_batch(setup: SamplerSetup) -> Sampler:
 def uniform(
     setup: SamplerSetup, *, negatives: int, shared: bool = True, exclude_positive: bool = False, replace: bool = True
 ) -> Sampler:
-    """Uniform negatives: q = 1/L [R21, Table 1; without replacement Re19 Algorithm 1].
+    """Draw negatives uniformly: q = 1/L [R21, Table 1; without replacement Re19 Algorithm 1].
 
     Args:
         negatives: M, for the whole batch or for each row.
-        shared: one set of draws for the whole batch.
-        exclude_positive: per row, a row's positive is never drawn: q = 1/(L − 1) on the others.
-        replace: False draws M different labels, every set of M equally likely.
+        shared: draws one set for the whole batch.
+        exclude_positive: draws per row and never draws the row's positive: q = 1/(L − 1) on the other labels.
+        replace: False draws M distinct labels, every set of M equally likely.
 
-    Weights are exact either way, for any label is one of the M with probability M/L or comes M/L times in the mean.
-    Without replacement the variance of [R21 eq. 10] is (L − M)/(L − 1) times as large, and none at all for M = L.
+    Weights are exact with and without replacement: a label occurs M/L times in expectation. Without replacement the
+    variance of [R21 eq. 10] is (L − M)/(L − 1) times as large, and 0 for M = L.
 
-    Relations: `popularity` with α = 0. Without replacement and M = L, `full`.
+    Relations: equals `popularity` with α = 0. Without replacement and with M = L, it equals `full`.
 
     Example:
         >>> np.exp(uniform(setup, negatives=3).log_q_L)
@@ -75,6 +75,7 @@ def uniform(
         else:
             drawn = distinct(shape, drawable, seed)
         if exclude_positive:
+            # Numbers below L − 1, shifted past the positive, are uniform over the other labels.
             drawn = drawn + ops.cast(drawn >= context.positive_B[:, None], "int32")
         return drawn
 
@@ -85,15 +86,15 @@ def uniform(
 def popularity(
     setup: SamplerSetup, *, negatives: int, alpha: float = 1.0, shared: bool = True, exclude_positive: bool = False
 ) -> Sampler:
-    """Return negatives by popularity: q ∝ π^α, drawn with replacement by Walker's alias method.
+    """Draw negatives by popularity: q ∝ π^α, with replacement, by Walker's alias method.
 
     Args:
         negatives: M, for the whole batch or for each row.
-        alpha: α; 1 the training frequency, ¾ word2vec's (Mikolov et al. 2013), 0 uniform.
-        shared: one set of draws for the whole batch.
-        exclude_positive: per row, draws that hit the row's positive are drawn again, a few times.
+        alpha: α; 1 is the training frequency, ¾ that of word2vec (Mikolov et al. 2013), 0 uniform.
+        shared: draws one set for the whole batch.
+        exclude_positive: draws per row, and redraws hits of the row's positive up to four times.
 
-    Relations: `uniform` with α = 0; the q of `in_batch` with α = 1.
+    Relations: equals `uniform` with α = 0, and has the q of `in_batch` with α = 1.
 
     Example:
         >>> np.exp(popularity(setup, negatives=3, alpha=2.0).log_q_L).round(3)
@@ -116,6 +117,8 @@ def popularity(
         return drawn
 
     def log_miss(log_q: Tensor) -> Tensor:
+        # A draw is another label with probability 1 − q^5, as it hits only if all five draws do. Such a draw has
+        # q_y'·(1 − q^5)/(1 − q), so (1 − q)/(1 − q^5) takes the place of 1 − q.
         still_hits = ops.exp((1 + _REDRAWS) * log_q)
         return ops.log1p(-ops.minimum(ops.exp(log_q), 1 - 1e-6)) - ops.log1p(-ops.minimum(still_hits, 1 - 1e-6))
 
@@ -125,15 +128,15 @@ def popularity(
 
 
 def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
-    """Mixed negative sampling: the batch's labels and M uniform draws (Yang et al. 2020).
+    """Use the batch's labels and M uniform draws as negatives (Yang et al. 2020, mixed negative sampling).
 
-    q = ((B − 1)·π + M/L)/(B − 1 + M), the mixture's own: a row's own place in the batch is no draw. Labels that are
-    in no pair are negatives too, unless features beside their id tell what they are [METHODS §9].
+    The mixture has q = ((B − 1)·π + M/L)/(B − 1 + M), as a row's own place in the batch is no draw. Labels without a
+    pair are negatives too, unless they have other features than their id [METHODS §9].
 
     Args:
         negatives: M, shared by the batch.
 
-    Relations: `in_batch` and `uniform` together.
+    Relations: combines `in_batch` and `uniform`.
 
     Example:
         >>> np.exp(mixed(setup, negatives=8).log_q_L).round(3)
@@ -152,11 +155,11 @@ def mixed(setup: SamplerSetup, *, negatives: int) -> Sampler:
 
 
 def full(setup: SamplerSetup) -> Sampler:
-    """Return every label once: no sampling, the reference. q = 1/L, and the positive is masked.
+    """Use every label once, without sampling: q = 1/L, and the positive is masked.
 
-    A step costs O(B·L·D): for catalogues of a few ten thousand labels.
+    A step costs O(B·L·D), which suits catalogues of up to tens of thousands of labels.
 
-    Relations: with weight `importance` and family `softmax`, the full softmax cross-entropy itself.
+    Relations: with weight `importance` and family `softmax`, gives the full softmax cross-entropy.
 
     Example:
         >>> np.exp(full(setup).log_q_L)
@@ -171,11 +174,12 @@ def full(setup: SamplerSetup) -> Sampler:
 
 
 def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor:
-    """Different numbers below `labels` along the last axis, int32 of `shape`; every ordered choice equally likely.
+    """Draw distinct numbers below `labels` along the last axis, int32 of `shape`; all ordered choices equally likely.
 
-    The first M swaps of a Fisher-Yates shuffle, all at once: swap i exchanges places i and j_i ≥ i and gives what
-    was at j_i. That is what the last swap before i to touch j_i had left there, or j_i itself. These references are
-    followed by pointer doubling. Costs a sort of M numbers a row and log₂ M gathers, whatever the number of labels.
+    This computes the first M swaps of a Fisher-Yates shuffle at once. Swap i exchanges places i and j_i ≥ i and returns
+    the number that was at j_i. This number is the one that the last earlier swap with j_i left there, or j_i itself.
+    Pointer doubling follows these references. The cost is a sort of M numbers per row and log₂ M gathers, independent
+    of the number of labels.
 
     Args:
         shape: [M] or [B, M].
@@ -188,15 +192,15 @@ def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor
     step_BM = ops.broadcast_to(np.arange(draws, dtype=np.int32), (rows, draws))
     bits_BM = keras.random.randint((rows, draws), 0, np.iinfo(np.int32).max, dtype="int32", seed=seed)
     place_BM = step_BM + bits_BM % (labels - step_BM)
-    # What is at place s before step s came from the last earlier swap with it, and so on back to a place untouched.
+    # The number at place s before step s came from the last earlier swap with s, and so on back to an untouched place.
     row_BM = np.arange(rows, dtype=np.int32)[:, None] * draws
     swapped_BM = ops.where((place_BM > step_BM) & (place_BM < draws), place_BM + row_BM, rows * draws)
     last_N = ops.segment_max(ops.reshape(step_BM, (-1,)), ops.reshape(swapped_BM, (-1,)), rows * draws + 1)
     origin_BM = ops.reshape(last_N[:-1], (rows, draws))
     origin_BM = ops.where(origin_BM < 0, step_BM, origin_BM)
-    for _ in range(draws.bit_length()):
+    for _ in range(draws.bit_length()):  # pointer doubling: each pass doubles the length of resolved chains
         origin_BM = ops.take_along_axis(origin_BM, origin_BM, axis=1)
-    # Sorted by place, then by step, the last earlier swap with the same place is the neighbour.
+    # In order of place, then of step, the last earlier swap with the same place is the previous element.
     order_BM = ops.argsort(place_BM, axis=1)
     sorted_BM = ops.take_along_axis(place_BM, order_BM, axis=1)
     repeats_BM = ops.pad(ops.equal(sorted_BM[:, 1:], sorted_BM[:, :-1]), ((0, 0), (1, 0)))
@@ -206,19 +210,18 @@ def distinct(shape: tuple[int, ...], labels: int, seed: SeedGenerator) -> Tensor
 
 
 def _log_share(setup: SamplerSetup) -> Float64:
-    """log of the share of the batches' places that a label has, float64 [L]; −inf for a label in no pair."""
+    """Return log shares of labels in batches, float64 [L]; −inf for a label without a pair."""
     return setup.log_pi_L if setup.log_share_L is None else setup.log_share_L
 
 
 def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:
-    """Walker's alias table without a loop: a draw is cell `i` with probability `keep[i]`, else `alias[i]`.
+    """Build Walker's alias table without a loop: a draw is cell `i` with probability `keep[i]`, else `alias[i]`.
 
-    Cells with less than their share of 1/L borrow from cells with more. In order, cell after cell, a
-    lender serves borrowers until its surplus is overdrawn; what it then lacks it borrows from the next
-    lender. Cumulative sums say who meets whom.
+    Cells with a probability below 1/L borrow from cells with more. A lender serves borrowers, in order, until its
+    surplus is overdrawn; it then borrows the deficit from the next lender. Cumulative sums match borrowers and lenders.
 
     Args:
-        probability_L: float64 [L], sums to 1.
+        probability_L: float64 [L]; the sum is 1.
 
     Returns:
         keep float32 [L] in [0, 1], alias int32 [L].
@@ -227,6 +230,8 @@ def alias_table(probability_L: Float64) -> tuple[Float32, Int32]:
     borrowers, lenders = np.flatnonzero(scaled < 1), np.flatnonzero(scaled >= 1)
     keep, alias = np.minimum(scaled, 1), np.arange(len(scaled))
     if len(borrowers) and len(lenders):
+        # Borrowers take [owed[i − 1], owed[i]) of the total surplus; lender j ends at lent[j]. A borrower is served by
+        # the lender in whose part it begins. A lender overdrawn at its end borrows the excess from the next lender.
         owed = np.cumsum(1 - scaled[borrowers])
         lent = np.cumsum(scaled[lenders] - 1)
         server = np.searchsorted(lent, np.concatenate([[0.0], owed[:-1]]), side="left")

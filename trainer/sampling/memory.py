@@ -2,7 +2,7 @@
 
 Legend: `B` batch size, `M` remembered labels, `L` labels, `D` model dimensions.
 
-The example is of a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
+The example has a catalogue of four labels with frequencies ½, ¼, ⅛ and ⅛, and batches of 8:
 
     >>> setup = SamplerSetup(np.log([0.5, 0.25, 0.125, 0.125]), batch_size=8, dim=3)
 """
@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 
 
 def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False) -> Sampler:
-    """Return the batch's labels and the last M positives before them, as they were embedded then; q = π in expectation.
+    """Use the batch's labels and the last M positives of earlier batches as negatives; q = π in expectation.
 
-    Batches hold labels in proportion to π whenever they come, so the memory's draws are of the q of `in_batch`, and
-    B − 1 + M draws a row cost the embedding of B. Embeddings of the memory are as old as it is long, M/B steps, and no
-    gradient passes them: a label moves by the batches that hold it, as a negative by (B − 1 + M)/(B − 1) of what these
-    say, the memory's share with it. They are made again when an epoch begins; before the first step the memory holds M
-    draws from π.
+    Every batch holds labels in proportion to π, so labels of the memory have the q of `in_batch`, and B − 1 + M draws
+    per row cost the embedding of only B labels. The memory keeps embeddings from up to M/B steps ago, without gradient.
+    To make up for this, the gradient of the batch's labels as negatives is multiplied by (B − 1 + M)/(B − 1). The
+    embeddings are renewed at the beginning of every epoch. Before the first step the memory holds M draws from π.
 
     Args:
-        gradients: the memory holds labels alone. They are embedded with the batch, and move.
+        gradients: the memory holds only labels, which every step embeds again, with gradient.
 
-    Relations: `in_batch` with larger batches, whose positives are no more.
+    Relations: acts like `in_batch` with larger batches but the same number of positives.
 
     Example:
         >>> sampler = cross_batch(setup, negatives=100)
@@ -49,6 +48,7 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
     first_M = np.random.default_rng(0).choice(len(share_L), negatives, p=share_L / share_L.sum())
     labels_M = untrained_variable(first_M.astype(np.int32), "memory_labels")
 
+    # Copies, because `remember` assigns to the variables later in the same step.
     def draw(_seed: SeedGenerator, _context: DrawContext) -> Tensor:
         return ops.copy(labels_M)
 
@@ -80,5 +80,5 @@ def cross_batch(setup: SamplerSetup, *, negatives: int, gradients: bool = False)
 
 
 def _push(memory: keras.Variable, newest: Tensor) -> None:
-    """Put the newest in at the end, and drop as many of the oldest."""
+    """Append the newest entries, and drop the same number of the oldest."""
     memory.assign(ops.concatenate([ops.copy(memory), newest])[-memory.shape[0] :])

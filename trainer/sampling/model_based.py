@@ -1,6 +1,6 @@
-"""Samplers by what the model says of its query: `model` and `minimum_variance` [METHODS §2.1].
+"""Samplers by the model's own scores: `model` and `minimum_variance` [METHODS §2.1].
 
-They look at query embeddings as they are, and at those of all labels as they were when the epoch began.
+They read the present query embeddings, and the label embeddings from the beginning of the epoch.
 
 Legend: `B` batch, `M` draws per row, `L` labels, `D` model dimensions, `F` random features, `N` nodes of a tree.
 """
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from keras.random import SeedGenerator
 
 FEATURES_BANDWIDTH = 2.0
-"""Of random features where none is given: the highest at which 128 of them are nearer the model than uniform draws."""
+"""Default bandwidth of random features: the highest at which 128 of them are closer to the model than uniform draws."""
 _NEVER = -1e30
-"""Log-mass of what is never drawn: half of it is still far below any other."""
+"""Log-mass of a label that is never drawn; even half of it is far below any other."""
 _sampler = partial(Sampler, None, in_batch=False, sees_embeddings=True)
 
 
@@ -35,22 +35,24 @@ def model(
     setup: SamplerSetup, *, negatives: int, exact: bool = False, features: int | None = None,
     bandwidth: float | None = None,
 ) -> Sampler:  # fmt: skip
-    """Return negatives by the model itself, q ∝ exp(f) [R21, Table 1], of the epoch's first label embeddings.
+    """Draw negatives by the model's own scores, q ∝ exp(f) [R21, Table 1], refreshed every epoch.
 
-    Per-row draws down a binary tree of labels that are alike: a subtree's mass Σ exp(f) is taken for its size times
-    exp of its mean f, O(D log L) a draw (the idea of Blanc and Rendle 2018, with means for their kernel). The q that
-    enters weights is the exact distribution of the draws, whatever the error of that. How far it is from exp(f), and
-    how far the other two ways are, is a table in METHODS §2.1: the tree pays at any temperature there, random
-    features only at a low bandwidth.
+    Each row draws down a binary tree of similar labels. The mass Σ exp(f) of a subtree is approximated by its size
+    times exp of its mean f, which costs O(D log L) per draw (the idea of Blanc and Rendle 2018, with means instead of
+    their kernel). Despite the approximation, the q in weights is the exact distribution of the draws. METHODS §2.1 has
+    a table of the distances from exp(f) for the three variants: the tree is worthwhile at every temperature there,
+    random features only at a low bandwidth.
 
     Args:
-        exact: no approximation: q ∝ exp(f) over the whole catalogue, O(B·L·D) a step, for small L or as reference.
-        features: F, even: random Fourier features in place of means (Rawat et al. 2019), of unit vectors. Their error
-            is e^bandwidth/√F of a label's mass: beyond `bandwidth` ≈ ½ ln F uniform draws are nearer the model.
-        bandwidth: q ∝ exp(bandwidth·u·v), in place of f = u·v/T + b; with `features` 2 if not given.
+        exact: uses q ∝ exp(f) over the whole catalogue without approximation, O(B·L·D) a step, for small L or as a
+            reference.
+        features: F, even; random Fourier features of unit vectors replace subtree means (Rawat et al. 2019). Their
+            error is e^bandwidth/√F of a label's mass: above `bandwidth` ≈ ½ ln F, uniform draws are closer to the
+            model.
+        bandwidth: uses q ∝ exp(bandwidth·u·v) instead of f = u·v/T + b; 2 by default with `features`.
 
-    Relations: `uniform` as the bandwidth goes to 0. `adversarial` is fitted once instead of every epoch.
-    `minimum_variance` with family `softmax` and weight `importance` is `exact` that never draws the positive.
+    Relations: approaches `uniform` as the bandwidth goes to 0. `adversarial` is fitted once, not every epoch.
+    `minimum_variance` with family `softmax` and weight `importance` equals `exact` without draws of the positive.
     """
     if exact:
         return _whole_catalogue(setup, negatives, lambda _context, logits_BL: logits_BL, bandwidth)
@@ -60,22 +62,23 @@ def model(
 
 
 def minimum_variance(setup: SamplerSetup, *, negatives: int, uniform_share: float = 0.01) -> Sampler:
-    """Return the q of least variance, q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) on labels other than y [R21 Prop. 5, eq. 17].
+    """Draw from the q of least variance [R21 Prop. 5, eq. 17]: q*(y'|x, y) ∝ ρ_yy' φ(−f_y'(x)) for y' ≠ y.
 
-    ρ is the weight's margin, φ the family's; for the softmax families the terms are those of the bracket, ρ e^f_y',
-    and pairwise they are ρ φ(f_y − f_y'). Every negative then contributes the same: were the embeddings those of this
-    very step, the loss would not depend on the draws. Costs O(B·L·D) a step.
+    ρ is the weight's margin and φ the family's loss. For softmax families the terms are those of the bracket, ρ e^f_y';
+    for pairwise forms they are ρ φ(f_y − f_y'). Every negative then contributes equally to the loss: with embeddings of
+    the present step, the loss would not depend on the draws. A step costs O(B·L·D).
 
     Args:
         setup: L, B, D, and the terms of the loss.
-        uniform_share: share of uniform draws, in [0, 1]: a label whose term was 0 when the epoch began may have one
-            now, and q = 0 would leave it out for good. 0 is q* itself.
+        uniform_share: share of uniform draws, in [0, 1]. A label whose term was 0 at the beginning of the epoch may
+            have a term now, and with q = 0 it could never be drawn. 0 is q* itself.
     """
     if setup.log_terms is None:
         raise ValueError("minimum_variance: expected the terms of a loss, received none")
     labels, log_terms = len(setup.log_pi_L), setup.log_terms
 
     def log_mass(context: DrawContext, logits_BL: Tensor) -> Tensor:
+        # The positive gets 2 · _NEVER, below labels whose term is 0, so that it stays impossible even if all are 0.
         own_BL = ops.equal(np.arange(labels, dtype=np.int32), context.positive_B[:, None])
         terms_BL = ops.where(own_BL, 2 * _NEVER, ops.maximum(log_terms(context.positive_B, logits_BL), _NEVER))
         log_best_BL = ops.log_softmax(terms_BL, axis=1)
@@ -94,7 +97,10 @@ def _whole_catalogue(
     log_mass: Callable[[DrawContext, Tensor], Tensor],
     bandwidth: float | None,
 ) -> Sampler:
-    """q ∝ exp(log_mass) of every label, drawn down a tree of its sums for each row; `log_mass` is of logits [B, L]."""
+    """Draw from q ∝ exp(log_mass) over all labels, by a tree of sums per row.
+
+    `log_mass` is a function of the logits [B, L].
+    """
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     labels_LD = untrained_variable(np.zeros((labels, setup.dim), np.float32), "label_embeddings")
@@ -110,11 +116,13 @@ def _whole_catalogue(
         return ops.log_softmax(log_mass(context, logits_BL), axis=1)
 
     def draw(seed: SeedGenerator, context: DrawContext) -> Tensor:
+        # Sums of probabilities over subtrees, from the leaves up; padding leaves have probability 0.
         level_BN = ops.pad(ops.exp(log_q_of_all(context)), ((0, 0), (0, (1 << depth) - labels)))
         levels = [level_BN]
         for _ in range(depth):
             level_BN = level_BN[:, ::2] + level_BN[:, 1::2]
             levels.append(level_BN)
+        # Heap order, as `sample_leaves` numbers nodes: column 1 is the root (column 0 repeats it), then level by level.
         heap_BN = ops.log(ops.concatenate([level_BN, *reversed(levels)], axis=1))
 
         def right_log_odds(log_BN: Tensor, nodes_BM: Tensor) -> Tensor:
@@ -131,7 +139,7 @@ def _whole_catalogue(
 
 
 def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Sampler:
-    """Walk by a subtree's log-mass log Σ e^b + u·(mean of v, weighed by e^b); a leaf's is f itself."""
+    """Walk by the approximate log-mass of subtrees: log Σ e^b + u·(mean of v, weighted by e^b), f at a leaf."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     untrained = np.zeros((labels, setup.dim), np.float32)
@@ -161,14 +169,14 @@ def _means(setup: SamplerSetup, negatives: int, bandwidth: float | None) -> Samp
 
 
 def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
-    """Return what `_means` walks by: means and log-sizes of all nodes in heap order, leaves of labels, labels of
-    leaves."""
+    """Build the arrays of `_means`: means and log-sizes of nodes in heap order, leaves of labels, labels of leaves."""
     labels = len(scaled_LD)
     depth = max(labels - 1, 0).bit_length()
     leaves_L, labels_N = by_similarity(scaled_LD), np.full(1 << depth, PADDING, np.int32)
     labels_N[leaves_L] = np.arange(labels)
-    highest = bias_L.max()
+    highest = bias_L.max()  # sizes are relative to the largest, so exp cannot overflow
     size_L1 = np.exp(bias_L - highest)[:, None]
+    # The first column sums e^b, the others sum e^b·v; their ratio is the weighted mean of v.
     rows_ND = np.zeros((1 << depth, 1 + scaled_LD.shape[1]), np.float32)
     rows_ND[leaves_L] = np.concatenate([size_L1, size_L1 * scaled_LD], axis=1)
     sums_ND = subtree_sums(rows_ND)
@@ -183,11 +191,12 @@ def _tree(scaled_LD: Float32, bias_L: Float32) -> dict[str, Array]:
 
 
 def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwidth: float) -> Sampler:
-    """Walk by sums of features over subtrees, of labels in row order; a sum that is not positive is lifted."""
+    """Walk by sums of random features over subtrees, with labels in row order."""
     labels = len(setup.log_pi_L)
     depth = max(labels - 1, 0).bit_length()
     half = features // 2
     scale = np.float32(1 / np.sqrt(half))
+    # E cos(ω·(u − v)) = exp(−bandwidth·|u − v|²/2) ∝ exp(bandwidth·u·v) for unit vectors and ω ~ N(0, bandwidth).
     omega = np.random.default_rng(0).normal(0, np.sqrt(bandwidth), (setup.dim, half)).astype(np.float32)
     sums_NF = untrained_variable(np.zeros((2 << depth, 2 * half), np.float32), "subtree_sums")
     are_labels_N1 = (np.arange(1 << depth) < labels)[:, None].astype(np.float32)
@@ -202,6 +211,7 @@ def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwid
     def log_mass(features_BF: Tensor, nodes_BM: Tensor) -> Tensor:
         sizes_BM = backend.gather(sizes_N, nodes_BM)
         mass_BM = ops.einsum("bmf,bf->bm", backend.gather(sums_NF, nodes_BM), features_BF)
+        # The estimate of a mass may be zero or negative; every label keeps at least 1e-3, so its q is positive.
         log_mass_BM = ops.log(ops.maximum(mass_BM, 1e-3 * ops.maximum(sizes_BM, 1.0)))
         return ops.where(sizes_BM > 0, log_mass_BM, -PADDING_BIAS)
 
@@ -222,7 +232,7 @@ def _random_features(setup: SamplerSetup, negatives: int, features: int, bandwid
 
 
 def _scaled(table: LabelTable, bandwidth: float | None) -> tuple[Float32, Float32]:
-    """Return embeddings [L, D] and biases [L] whose `u·v + b` is what q is the exponential of."""
+    """Scale embeddings [L, D] and biases [L] so that q ∝ exp(u·v + b)."""
     no_bias_L = np.zeros(len(table.embeddings_LD), np.float32)
     if bandwidth is not None:
         return (table.embeddings_LD * bandwidth).astype(np.float32), no_bias_L

@@ -1,7 +1,7 @@
-"""Principal components of the query tower's inputs: the `z = PCA_k(x)` that the tree p_n(y|x) reads [BM20 §3].
+"""Principal components of the query tower's inputs: `z = PCA_k(x)`, the input of the tree p_n(y|x) [BM20 §3].
 
-Legend: `n` rows of the design matrix, `C` its columns (one for each row of each feature's table), `B` queries,
-`K` components, `W` directions that are iterated.
+Legend: `n` rows of the design matrix, `C` columns of the design matrix (one per row of every feature's table), `B`
+queries, `K` components, `W` directions of the iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from longtail.trainer.errors import DataError
 
 
 class QueryFeature(Protocol):
-    """What the tree reads of a recipe's query feature; `config.FeatureConfig` is one."""
+    """Define the properties of a query feature that the tree reads, such as a `config.FeatureConfig`."""
 
     @property
     def name(self) -> str:
@@ -27,35 +27,35 @@ class QueryFeature(Protocol):
 
     @property
     def kind(self) -> str:
-        """`id`, `history`, `bag`, `text` or `number`."""
+        """Return the kind: `id`, `history`, `bag`, `text` or `number`."""
 
     @property
     def table_name(self) -> str:
-        """Return name of the feature's vocabulary."""
+        """Return the name of the feature's vocabulary."""
 
     @property
     def hash_rows(self) -> int:
-        """Return rows of a `text` feature's table."""
+        """Return the number of rows of a `text` feature's table."""
 
 
 _NO_VARIANCE = 1e-6
-"""Components with less than this share of the first one's variance are noise, and become 0."""
+"""Components with less than this share of the first component's variance are noise, and become 0."""
 _SPARE, _POWERS = 16, 10
-"""Further directions that are iterated, and how often."""
+"""Oversampling and number of power iterations of the randomised eigensolver."""
 
 
 def fit_projection(
     features: Sequence[QueryFeature], blocks: Iterable[Inputs], rows: Mapping[str, int], dims: int
 ) -> tuple[dict[str, Float32], Float32]:
-    """Return the first principal components of encoded queries, as `bundle.Proposal` applies them.
+    """Fit the first principal components of encoded queries, in the form of `bundle.Proposal`.
 
-    A query is one row of a sparse matrix: 1 at its id, the sum of weights at each entry of a bag, history or
-    text, and a number in units of its standard deviation. All components are divided by one number, the first
-    one's standard deviation: it then has variance 1, and the others keep theirs relative to it. A component's
-    largest entry is positive. Where the data have fewer than K directions, the further ones are 0.
+    A query is one row of a sparse matrix: 1 at its id, the sum of weights at each entry of a bag, history or text, and
+    a number in units of its standard deviation. All components are divided by the standard deviation of the first
+    component, which then has variance 1; ratios of variances do not change. The largest entry of a component is
+    positive. If the data have fewer than K directions, the remaining components are 0.
 
     Args:
-        rows: of each feature's table, by feature name; not needed for numbers.
+        rows: number of rows of each feature's table, by feature name; numbers need none.
 
     Returns:
         projection float32 [rows, K] by feature name ([1, K] for a number, to multiply the raw value), and
@@ -90,7 +90,7 @@ def fit_projection(
 
 
 def _columns(feature: QueryFeature, inputs: Inputs, width: int) -> Any:
-    """Return one feature's part of the design matrix, sparse [B, width]; every number is stored, zeros too."""
+    """Build one feature's part of the design matrix, sparse [B, width]; numbers are stored even if 0."""
     values = inputs[feature.name]
     queries = np.arange(len(values))
     if feature.kind == "number":
@@ -120,11 +120,12 @@ def _sparse(
 
 
 def _components(matrix: Any, mean_C: Float64, dims: int) -> Float64:
-    """Principal directions over the first one's standard deviation, float64 [C, dims]."""
+    """Compute principal directions, divided by the first standard deviation, float64 [C, dims]."""
     queries, columns = matrix.shape
     components_CK = np.zeros((columns, dims))
     if matrix.power(2).sum() / queries - mean_C @ mean_C <= _NO_VARIANCE * (mean_C @ mean_C):
         return components_CK
+    # Randomised subspace iteration: the sparse matrix is never centred, the mean is subtracted from products instead.
     basis_CW = np.random.default_rng(0).standard_normal((columns, min(dims + _SPARE, queries, columns)))
     for _ in range(_POWERS):
         seen_nW = matrix @ basis_CW - mean_C @ basis_CW

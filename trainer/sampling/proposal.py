@@ -1,8 +1,8 @@
-"""The tree p_n(y|x) that `adversarial` draws from, fitted to the training pairs once a run [BM20 §3; METHODS §5].
+"""The tree p_n(y|x) of sampler `adversarial`, fitted to the training pairs once per run [BM20 §3; METHODS §5].
 
-Queries are projected to K coordinates (projection.py), and the tree is fitted to those (tree_fit.py).
+Queries are projected to K coordinates (projection.py), and the tree is fitted to the coordinates (tree_fit.py).
 
-Legend: `N` pairs, `L` labels, `K` coordinates of z, `B` pairs encoded at once.
+Legend: `N` pairs, `L` labels, `K` coordinates of z, `B` pairs encoded together.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from longtail.trainer.sampling.projection import QueryFeature, fit_projection
 from longtail.trainer.sampling.tree_fit import fit_tree
 
 _PROJECTED_PAIRS, _READ_TOGETHER = 200_000, 2**14
-"""Pairs that the projection is fitted to, at most, and pairs encoded at once."""
+"""Largest number of pairs to fit the projection to, and number of pairs encoded together."""
 
 FOLDS = 3
-"""Parts of the training pairs, each held out once, by which λ_n is chosen."""
+"""Number of folds in the cross-validation of λ_n."""
 
 
 class FittedTree(NamedTuple):
-    """The tree and mean log p_n(y|x) of held-out pairs, nats, by the λ_n tried; empty where one was given."""
+    """Hold the tree, and mean log p_n(y|x) of held-out pairs by λ_n, nats; empty if one λ_n was given."""
 
     proposal: Proposal
     held_out: dict[float, float]
 
 
 def read_or_fit_proposal(path: Path, fit: Callable[[], FittedTree]) -> FittedTree:
-    """Read the tree of a run from `path`, an `.npz`, or fit it and write it there; a `.json` of λ_n lies with it."""
+    """Read the tree of a run from the `.npz` file `path`, or fit it and write it there.
+
+    A `.json` file of the same name holds the results of the cross-validation.
+    """
     penalties = path.with_suffix(".json")
     if path.exists():
         held_out = json.loads(penalties.read_text(encoding="utf-8")) if penalties.exists() else {}
@@ -61,13 +64,15 @@ def fit_proposal(
     penalties: Sequence[float],
     query_id: str,
 ) -> FittedTree:
-    """Fit projection and tree to the training pairs; encodes every pair once, and a sample of them twice.
+    """Fit projection and tree to the training pairs.
+
+    Every pair is encoded once, and a sample of the pairs twice.
 
     Args:
-        features: the query tower's. The query's own id is left out: it would need a direction for every query.
-        inputs_of: encodes pairs by their rows in `labels_N`, int64 [B] → tower inputs.
+        features: features of the query tower. The query's own id is ignored, as it needs a direction per query.
+        inputs_of: function that encodes pairs by their rows in `labels_N`, int64 [B] → tower inputs.
         labels_N: label rows of the training pairs, int32.
-        penalties: λ_n > 0, nats; of several the best by cross-validation (`held_out_likelihood`).
+        penalties: λ_n > 0, nats; cross-validation (`held_out_likelihood`) selects one of several.
     """
     usable = [feature for feature in features if feature.name != query_id]
     if not usable:
@@ -100,7 +105,7 @@ def fit_proposal(
 
 
 def held_out_likelihood(z_NK: Float32, labels_N: Int32, labels: int, *, penalty: float) -> float:
-    """Compute mean log p_n(y|x) of every pair under a tree that was fitted without its fold, nats [BM20 §3]."""
+    """Compute the mean log p_n(y|x) of pairs under trees fitted without their folds, nats [BM20 §3]."""
     fold_N = np.random.default_rng(0).permutation(len(labels_N)) % FOLDS
     total = 0.0
     for fold in range(FOLDS):

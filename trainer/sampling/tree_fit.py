@@ -1,15 +1,15 @@
-"""Fits the tree p_n(y|x) of adversarial negatives, greedily from the root [BM20 §3; METHODS §5].
+"""Greedy fit of the tree p_n(y|x) of adversarial negatives, from the root down [BM20 §3; METHODS §5].
 
 A node's labels are split in two halves; the half with the larger Δ_y = Σ_{x∈D_y}(w·z + b) goes right. The split
-and Newton ascent of the node's penalised likelihood,
+alternates with Newton ascent of the node's penalised likelihood,
 
     Σ_{x,y} log σ(ζ_y(w·z + b)) − penalty · (‖w‖² + b²),      ζ_y = +1 right, −1 left,
 
-take turns until the split is stable. Neither ever lowers it. Nodes of one depth are fitted together.
+until the split is stable. Neither step ever lowers the likelihood. Nodes of one depth are fitted together.
 
 Legend: `N` pairs, `L` labels, `K` coordinates of z, `E` = K + 1 (z and a 1, so that b is the last weight),
-`J` nodes, `G` blocks of `H` rows: a node's rows, cut into blocks of equal height and filled up with zeros, so
-that one batched product serves every node whatever its size.
+`J` nodes, `G` blocks of `H` rows: a node's rows, cut into blocks of equal height and filled up with zeros, so that one
+batched product computes all nodes, large and small.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.proposal import PADDING, PADDING_BIAS
 
 _ROUNDS = 50
-"""Splits of a node, at most."""
+"""Largest number of splits of a node."""
 _TOLERANCE = 1e-8
-"""Newton ascent ends when it expects to gain less than this share of the objective."""
+"""Newton ascent ends when the expected gain is below this share of the objective."""
 _SHORTEST_STEP = 2.0**-30
 _PAIRS_TOGETHER, _NODES_TOGETHER = 2**17, 2**12
-"""Nodes fitted at once: about 100 MB a thread at K = 16."""
+"""Limits of the nodes that a thread fits together: about 100 MB per thread at K = 16."""
 _TALLEST_BLOCK = 256
 _THREADS = 8
 
@@ -41,8 +41,8 @@ _THREADS = 8
 def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.1) -> tuple[Float32, Float32, Int32]:
     """Fit a balanced tree to training pairs; the same pairs in the same order give the same tree.
 
-    Every node's subtrees differ by at most one label, so that a leaf's parent alone can have padding: its right child.
-    Equal Δ are split by label row. Labels without a pair have Δ = 0. Memory: about 1 kB a pair at K = 16, for the root.
+    The subtrees of a node differ by at most one label, so only the right child of a leaf's parent can be padding. Label
+    rows break ties of Δ. Labels without a pair have Δ = 0. The root needs about 1 kB of memory per pair at K = 16.
 
     Args:
         z_NK, labels_N: projected queries of the pairs, and their label rows.
@@ -76,13 +76,13 @@ def fit_tree(z_NK: Float32, labels_N: Int32, *, labels: int, penalty: float = 0.
 
 @dataclass(frozen=True)
 class _Pairs:
-    """z of every pair, sorted by label: label y has rows `offsets[y]:offsets[y + 1]`."""
+    """Hold z of every pair, sorted by label: label y has rows `offsets[y]:offsets[y + 1]`."""
 
     z_NK: Float32
     offsets: Int64
 
     def of(self, rows_S: Int64) -> tuple[Float64, Int64]:
-        """Extended z of some labels' pairs, float64 [n, E], and of each the place of its label in `rows_S`."""
+        """Return some labels' pairs: extended z, float64 [n, E], and the index of each pair's label in `rows_S`."""
         starts_S, counts_S = self.offsets[rows_S], self.offsets[rows_S + 1] - self.offsets[rows_S]
         label_n = np.repeat(np.arange(len(rows_S)), counts_S)
         place_n = np.arange(len(label_n)) - np.repeat(np.cumsum(counts_S) - counts_S, counts_S)
@@ -91,7 +91,7 @@ class _Pairs:
         return extended_nE, label_n
 
     def sums(self) -> Float64:
-        """Σ of extended z over each label's pairs, float64 [L, E]; the last column counts them."""
+        """Sum extended z over each label's pairs, float64 [L, E]; the last column counts the pairs."""
         counts_L = np.diff(self.offsets)
         sums_LE = np.zeros((len(counts_L), self.z_NK.shape[1] + 1))
         seen = counts_L > 0
@@ -103,7 +103,7 @@ class _Pairs:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Rows of consecutive nodes, `counts_J` blocks each: `values_GHE`, and `labels_GH`, the label of a row."""
+    """Hold rows of consecutive nodes in `counts_J` blocks each: `values_GHE`, and labels of the rows, `labels_GH`."""
 
     values_GHE: Float64
     labels_GH: Int64
@@ -111,7 +111,7 @@ class _Blocks:
 
     @classmethod
     def cut(cls, rows_NE: Float64, labels_N: Int64, lengths_J: Int64) -> _Blocks:
-        """Cut rows that are sorted by node, `lengths_J` each; a node without rows gets a block of zeros."""
+        """Cut rows, sorted by node with `lengths_J` each, into blocks; a node without rows gets a block of zeros."""
         height = 1 << min(int(np.ceil(np.log2(max(lengths_J.mean(), 1)))), _TALLEST_BLOCK.bit_length() - 1)
         counts_J = np.maximum(-(-lengths_J // height), 1)
         blocks = int(counts_J.sum())
@@ -131,11 +131,11 @@ class _Blocks:
         return _Blocks(self.values_GHE[chosen_G], self.labels_GH[chosen_G], self.counts_J[chosen_J])
 
     def spread(self, by_node_J: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a value of each node at each of its blocks, [G, …]."""
+        """Repeat a value per node for each block of the node, [G, …]."""
         return np.repeat(by_node_J, self.counts_J, axis=0)
 
     def total(self, by_block_G: Float64) -> Float64:
-        """Return sums over each node's blocks, [J, …]."""
+        """Sum over each node's blocks, [J, …]."""
         return np.add.reduceat(by_block_G, np.cumsum(self.counts_J) - self.counts_J, axis=0)
 
 
@@ -154,7 +154,7 @@ def _chunks(sizes_J: Int64, counts_S: Int64) -> Iterator[tuple[slice, slice]]:
 def _fit_chunk(
     chunk: tuple[slice, slice], *, rows_L: Int64, sizes_J: Int64, pairs: _Pairs, sums_LE: Float64, penalty: float
 ) -> tuple[Float64, Bools]:
-    """θ = (w, b) of a few nodes, float64 [J, E], and which of their labels go right, bool [S]."""
+    """Fit a few nodes: θ = (w, b), float64 [J, E], and the mask of labels that go right, bool [S]."""
     nodes, places = chunk
     sizes_J, rows_S = sizes_J[nodes], rows_L[places]
     extended_nE, labels_n = pairs.of(rows_S)
@@ -181,13 +181,13 @@ def _fit_chunk(
 
 @dataclass(frozen=True)
 class _Splits:
-    """The labels of some nodes: `sums_SE`, sorted by node, `sizes_J` each, and by label row within a node."""
+    """Split labels of some nodes; `sums_SE` is sorted by node (`sizes_J` labels each) and then by label row."""
 
     sums_SE: Float64
     sizes_J: Int64
 
     def right(self, theta_JE: Float64) -> Bools:
-        """Return the half with the larger Δ_y = θ·Σ_{x∈D_y}(z, 1) of every node [BM20 eq. 9], bool [S]."""
+        """Mask the half of every node's labels with the larger Δ_y = θ·Σ_{x∈D_y}(z, 1) [BM20 eq. 9], bool [S]."""
         node_S = np.repeat(np.arange(len(self.sizes_J)), self.sizes_J)
         gain_S = np.einsum("se,se->s", self.sums_SE, theta_JE[node_S])
         order_S = np.lexsort((-gain_S, node_S))
@@ -197,7 +197,10 @@ class _Splits:
         return right_S
 
     def first_guess(self) -> Float64:
-        """b = 0 and w the leading eigenvector of the covariance of {Σ_{x∈D_y} z}_y, its largest entry positive."""
+        """Start with b = 0 and w the leading eigenvector of the covariance of {Σ_{x∈D_y} z}_y.
+
+        The largest entry of w is positive, so that the result does not depend on the eigensolver's signs.
+        """
         starts_J, sums_SK = np.cumsum(self.sizes_J) - self.sizes_J, self.sums_SE[:, :-1]
         mean_JK = np.add.reduceat(sums_SK, starts_J, axis=0) / self.sizes_J[:, None]
         centred_SK = sums_SK - np.repeat(mean_JK, self.sizes_J, axis=0)
@@ -209,7 +212,7 @@ class _Splits:
 
 
 def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: float) -> Float64:
-    """Newton ascent of every node's objective; a step that would lower it is halved until it does not."""
+    """Ascend every node's objective by Newton steps; halve a step that would lower the objective."""
     best_J, scale_J, direction_JE = np.full(len(theta_JE), -np.inf), np.ones(len(theta_JE)), np.zeros_like(theta_JE)
     pending_J = np.ones(len(theta_JE), bool)
     part, towards = blocks, towards_GH
@@ -219,6 +222,7 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
             part, towards = blocks.of(pending_J), towards_GH[blocks.spread(pending_J)]
         trial = theta_JE[at] + scale_J[at, None] * direction_JE[at]
         objective, gradient, curvature = _objective(trial, part, towards, penalty)
+        # A first pass with a zero direction only evaluates the start, as every objective is above −∞.
         better = objective >= best_J[at]
         up, down = at[better], at[~better]
         theta_JE[up], best_J[up], scale_J[up] = trial[better], objective[better], 1.0
@@ -233,13 +237,18 @@ def _ascend(theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: fl
 def _objective(
     theta_JE: Float64, blocks: _Blocks, towards_GH: Float64, penalty: float
 ) -> tuple[Float64, Float64, Float64]:
-    """Σ log σ(ζ θ·(z, 1)) − penalty·‖θ‖² of every node [J], its gradient [J, E] and minus its Hessian [J, E, E]."""
+    """Compute every node's objective [J], its gradient [J, E] and its negative Hessian [J, E, E].
+
+    The objective is Σ log σ(ζ θ·(z, 1)) − penalty·‖θ‖².
+    """
     values_GHE = blocks.values_GHE
+    # exp of a non-positive number, so that neither σ nor its log overflows for a large |θ·z|.
     signed_GH = towards_GH * np.matmul(values_GHE, blocks.spread(theta_JE)[:, :, None])[:, :, 0]
     odds_GH = np.exp(-np.abs(signed_GH))
     log_p_GH = np.minimum(signed_GH, 0) - np.log1p(odds_GH)
     miss_GH = np.where(signed_GH >= 0, odds_GH, 1.0) / (1 + odds_GH)
     bend_GH = odds_GH / (1 + odds_GH) ** 2
+    # The last column of values is 1 for rows and 0 for filling, which it so keeps out of the sum.
     objective_J = blocks.total(np.einsum("gh,gh->g", log_p_GH, values_GHE[:, :, -1]))
     gradient_JE = blocks.total(np.matmul((towards_GH * miss_GH)[:, None, :], values_GHE)[:, 0, :])
     curvature_JEE = blocks.total(values_GHE.transpose(0, 2, 1) @ (values_GHE * bend_GH[:, :, None]))

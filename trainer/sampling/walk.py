@@ -1,8 +1,8 @@
-"""Walks down binary trees of labels, all draws of all rows at once, and what such trees are made of.
+"""Construction of binary trees of labels, and walks down these trees, all draws of all rows at once.
 
-Nodes are numbered as a heap: 1 is the root, n has the children 2n and 2n + 1; leaves are numbered from 0, left to
-right. Legend: `B` batch, `M` draws per row, `K` numbers known of a row, `N` nodes, `F` numbers of a leaf, `L` labels,
-`D` model dimensions.
+Nodes are numbered as in a heap: 1 is the root, n has the children 2n and 2n + 1. Leaves are numbered from 0, left to
+right. Legend: `B` batch, `M` draws per row, `K` numbers per row, `N` nodes, `F` numbers per leaf, `L` labels, `D` model
+dimensions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from keras.random import SeedGenerator
 
 RightLogOdds = Callable[[Tensor, Tensor], Tensor]
-"""Log-odds of turning right at nodes [B, M], given what is known of the rows [B, K]."""
+"""A function from numbers of the rows [B, K] and nodes [B, M] to the log-odds of turning right."""
 
 
 def sample_leaves(
     right_log_odds: RightLogOdds, rows_BK: Tensor, depth: int, shape: tuple[int, int], seed: SeedGenerator
 ) -> Tensor:
-    """Leaves reached by ancestral sampling, int32 of `shape`."""
+    """Draw leaves by ancestral sampling, int32 of `shape`."""
     nodes_BM = ops.ones(shape, "int32")
     for _ in range(depth):
         right_BM = keras.random.uniform(shape, seed=seed) < ops.sigmoid(right_log_odds(rows_BK, nodes_BM))
@@ -34,10 +34,11 @@ def sample_leaves(
 
 
 def log_path(right_log_odds: RightLogOdds, rows_BK: Tensor, depth: int, leaves: Tensor) -> Tensor:
-    """Return log-probability of leaves [B] or [B, M], of the same shape."""
+    """Compute log-probabilities of leaves [B] or [B, M], in the same shape."""
     leaves_BM = leaves[:, None] if len(leaves.shape) == 1 else leaves
     total_BM = ops.zeros(leaves_BM.shape, "float32")
     for level in range(depth):
+        # The bits of a leaf, highest first, are the turns of its path: 1 is right.
         nodes_BM = ops.right_shift(leaves_BM + (1 << depth), depth - level)
         right_BM = ops.bitwise_and(ops.right_shift(leaves_BM, depth - level - 1), 1)
         sign_BM = ops.cast(2 * right_BM - 1, "float32")
@@ -46,7 +47,7 @@ def log_path(right_log_odds: RightLogOdds, rows_BK: Tensor, depth: int, leaves: 
 
 
 def subtree_sums(leaves: Float32) -> Float32:
-    """Return sums over every subtree, [2·leaves, F], in heap order; row 0 is unused."""
+    """Sum over every subtree, [2·leaves, F], in heap order; row 0 is unused."""
     size = len(leaves)
     sums = np.zeros((2 * size, leaves.shape[1]), np.float32)
     sums[size:] = leaves
@@ -57,13 +58,14 @@ def subtree_sums(leaves: Float32) -> Float32:
 
 
 def by_similarity(labels_LD: Float32) -> Int32:
-    """Return a leaf for every label so that a subtree's labels are alike, int32 [L]: a balanced k-d tree.
+    """Assign labels to leaves by a balanced k-d tree, int32 [L], so that labels of a subtree are similar.
 
-    Every node's labels are cut in half along the principal component in which they differ most. Halves differ by at
-    most one label, so that a leaf's parent alone can have padding: its right child. Costs O(L·D·log L).
+    Every node's labels are cut in half along the principal component with their largest variance. Halves differ by at
+    most one label, so only the right child of a leaf's parent can be padding. The cost is O(L·D·log L).
     """
     labels = len(labels_LD)
     centred_LD = labels_LD - labels_LD.mean(axis=0)
+    # Principal axes of all labels stand in for those of every node, which would need an eigendecomposition per node.
     turned_LD = centred_LD @ np.linalg.eigh(centred_LD.T @ centred_LD)[1]
     rows_L, sizes_J = np.arange(labels), np.array([labels])
     for _ in range(max(labels - 1, 0).bit_length()):

@@ -31,11 +31,11 @@ _WHERE = "label tower"
 
 @dataclass(frozen=True)
 class Catalogue:
-    """All labels: ids, strings [L], and embeddings, float32 [L, D].
+    """Hold all labels: ids, strings [L], and embeddings, float32 [L, D].
 
     Attributes:
-        examples: what the candidate model took for the first labels; None for what cannot be a feature by name.
-        named: the candidate model takes features by name.
+        examples: inputs of the candidate model for the first labels; None if they cannot be features by name.
+        named: whether the candidate model takes features by name.
     """
 
     ids: pa.Array
@@ -45,7 +45,7 @@ class Catalogue:
 
     @classmethod
     def of(cls, model: Callable[[Any], Any], candidates: Candidates | tf.data.Dataset, name: str) -> Catalogue:
-        """Embed the candidates; `name` is that of a tensor of features that are the ids themselves."""
+        """Embed the candidates; `name` is the name for a single tensor that holds the ids themselves."""
         dataset = candidates
         if not isinstance(dataset, tf.data.Dataset):
             dataset = tf.data.Dataset.from_tensor_slices(candidates)
@@ -72,9 +72,9 @@ class Catalogue:
         return cls(pa.concat_arrays(ids), np.concatenate(blocks), columns, isinstance(features, Mapping))
 
     def tower(self, model: Callable[[Any], Any], wanted: bool | None) -> tuple[ExportedTower | None, str | None]:
-        """Export the tower that embeds labels from their features, and find which of these is their own id.
+        """Export the tower that embeds labels from their features, and find the feature that is their id.
 
-        There is none for a model that takes nothing but the id, or a tensor without a name.
+        A model that takes only the id, or a tensor without a name, has no such tower.
 
         Args:
             wanted: True refuses a tower that cannot be exported, None warns of it; False does not try.
@@ -101,7 +101,7 @@ class Catalogue:
 
 
 def counts_of(ids: pa.Array, counts: Mapping[Any, int] | Int64) -> Int64:
-    """Get the training pairs of every label, int64 [L], from counts by id or in the order of the labels."""
+    """Return the training pairs of every label, int64 [L]; `counts` is by id or in the order of labels."""
     if isinstance(counts, Mapping):
         by_id = dict(zip(strings(list(counts)).to_pylist(), counts.values(), strict=True))
         counts_L = np.array([by_id.get(id_, 0) for id_ in ids.to_pylist()], np.int64)

@@ -1,4 +1,4 @@
-"""Raw columns, as a Keras model takes them, and the values that a request gives in their place.
+"""Raw columns, as inputs of a Keras model and as values of requests.
 
 Legend: `B` queries or labels, `P` list length.
 """
@@ -18,21 +18,21 @@ from longtail.bundle.arrays import Array, Float32
 from longtail.trainer.errors import ExportError
 
 Ids = Sequence[str] | Sequence[int] | Array
-"""Ids as they are: [B] strings or integers."""
+"""Raw ids: [B] strings or integers."""
 
 _BATCH = 1024
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What a Keras model is called with: tensors by name, [B], [B, 1] or [B, P], or a `single` one, not a dict."""
+    """Hold the inputs of a Keras model: tensors by name, [B], [B, 1] or [B, P], or a `single` one, not a dict."""
 
     tensors: Mapping[str, tf.Tensor]
     single: bool = False
 
     @classmethod
     def of(cls, given: Any, name: str, where: str) -> Columns:
-        """Read a mapping of columns, or one column, to be called `name`; errors begin with `where`."""
+        """Read a mapping of columns, or one column with the name `name`; errors begin with `where`."""
         single = not isinstance(given, Mapping)
         tensors = {}
         for column, values in ({name: given} if single else given).items():
@@ -49,7 +49,7 @@ class Columns:
         return int(next(iter(self.tensors.values())).shape[0])
 
     def argument(self, tensors: Mapping[str, tf.Tensor]) -> Any:
-        """Get what the model is called with, of tensors by name, [B] or [B, P]."""
+        """Build the model's argument from tensors by name, [B] or [B, P]."""
         return next(iter(tensors.values())) if self.single else dict(tensors)
 
     def take(self, rows: Any) -> Columns:
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 
 
 def values(column: tf.Tensor, kind: str, padding: str | None = None) -> list[JsonValue]:
-    """Convert a raw column, [B], [B, 1] or [B, P], to what requests give for a feature of a kind.
+    """Convert a raw column, [B], [B, 1] or [B, P], to values of requests.
 
     Args:
         padding: what fills the lists of a history, and is left out.

@@ -91,8 +91,9 @@ def export_tfrs(
         label_feature: what an upsert calls the feature of a candidate model of one tensor, the id.
         similarity: `cosine` if both models end in an L2 normalisation.
         display: the labels' own columns (title, …) to show in answers, L rows in the order of `candidates`.
-        label_tower: export the candidate model, too, by which labels are added while serving; it needs features beside
-            the id. None does where it can, and warns where a model of named features cannot be exported.
+        label_tower: exports the candidate model as well, so that labels can be added while serving; it needs other
+            features than the id. None exports it if possible, and warns if a model of named features cannot be
+            exported.
         validation: pairs to measure the curve of λ and μ on; bucket floors need one.
         evaluation: what to measure of them and what to choose the default λ by: keys of a recipe's `[evaluation]`, such
             as `{"ks": [20], "metric": "recall@20", "floor": {"tail": 0.02}}`.

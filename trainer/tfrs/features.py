@@ -1,4 +1,4 @@
-"""What a raw column becomes in a bundle: by its dtype and width, and by the preprocessing layers that read it.
+"""The feature of a raw column in a bundle, by dtype, width, and the preprocessing layers that read it.
 
 Legend: `B` queries or labels, `P` list length.
 """
@@ -19,19 +19,19 @@ from longtail.trainer.tfrs import layers
 from longtail.trainer.tfrs.layers import TEXTS
 
 WORDS = "_words"
-"""Ends the name of the words of a column whose whole value is looked up as well."""
+"""Suffix for the feature of words, if the whole value of a column is looked up as well."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True)
 class Column:
-    """A raw column and its features.
+    """Describe a raw column and its features.
 
     Attributes:
-        looked_up: whether layers look it up or split it into words, as they do not numbers.
+        looked_up: whether layers look the column up or split it into words, unlike numbers.
         features: `id` or `history`, `text`, or both; `number`; `vector`.
         vocabularies: ids or words by the name of their feature.
-        padding: what fills up a history.
+        padding: value that fills up a history.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Column:
     def of(
         cls, name: str, examples: tf.Tensor, uses: Collection[Any], read_by: Iterable[str], where: str
     ) -> Column:  # fmt: skip
-        """Read a column that reaches the output.
+        """Derive the features of a column that reaches the output.
 
         Args:
-            examples: some of its values, [B], [B, 1] or [B, P].
-            uses: layers that look it up or split it into words; none of numbers.
-            read_by: types of all operations that read it, for errors.
+            examples: some values of the column, [B], [B, 1] or [B, P].
+            uses: layers that look the column up or split it into words; empty for numbers.
+            read_by: types of all operations that read the column, for errors.
         """
         found = f"{where}: feature {name!r}"
         shape = tuple(examples.shape.as_list())
@@ -95,7 +95,7 @@ class Column:
         return cls(name, dtype, (None, *shape[1:]), bool(uses), features, vocabularies, padding)
 
     def stand_in(self, inputs: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Get what the model is called with: the numbers themselves, or zeros of the same shape and dtype."""
+        """Return the model's input: the numbers themselves, or zeros of the same shape and dtype."""
         encoded = inputs[self.features[0].name]
         if self.looked_up:
             return blank(self.dtype, tf.shape(encoded)[0], self.shape)
@@ -128,7 +128,7 @@ def blank(dtype: tf.DType, batch: tf.Tensor, shape: Sequence[int | None]) -> tf.
 
 
 def _padding(uses: Iterable[Any], found: str) -> str:
-    """Get what fills up the lists of a history."""
+    """Return the value that fills up the lists of a history."""
     masks = {layer.mask_token for layer in uses}
     if len(masks) > 1 or None in masks:
         raise ExportError(

@@ -1,4 +1,4 @@
-"""Keras' preprocessing layers, computed from what the encoder of a bundle gives and by operations that ONNX has.
+"""Keras preprocessing layers, computed from the output of a bundle's encoder, with operations that ONNX has.
 
 Legend: `B` queries or labels, `P` list length or words of a text, `V` rows of a feature's vocabulary.
 """
@@ -19,10 +19,10 @@ _layers = tf.keras.layers
 LOOKUPS = (_layers.StringLookup, _layers.IntegerLookup)
 TEXTS = (_layers.TextVectorization,)
 INSIDE = (_layers.Discretization,)
-"""Layers of numbers, which stay in the graph, by other operations."""
+"""Layers of numbers, which stay in the graph with other operations."""
 
 _LONGEST = 2**20
-"""Words that are read of a text where a layer reads all."""
+"""Number of words read from a text if a layer reads all words."""
 _STANDARDS: dict[str | None, TextStandard] = {
     None: "none",
     "lower": "lower",
@@ -32,7 +32,7 @@ _STANDARDS: dict[str | None, TextStandard] = {
 
 
 def check_layer(layer: Any) -> None:
-    """Refuse options of a layer that the encoder of a bundle does not have."""
+    """Refuse options of a layer that the encoder of a bundle lacks."""
     allowed: dict[str, tuple[Any, ...]] = {"output_mode": ("int",)}
     if isinstance(layer, LOOKUPS):
         allowed |= {"num_oov_indices": (1,), "invert": (False,)}
@@ -52,17 +52,17 @@ def check_layer(layer: Any) -> None:
 
 
 def standardize(layer: Any) -> TextStandard:
-    """Get what a TextVectorization does to a text before it splits it, as `bundle.Feature` names it."""
+    """Return the standardisation of a TextVectorization before splitting, as named in `bundle.Feature`."""
     return _STANDARDS[layer.get_config()["standardize"]]
 
 
 def longest(layer: Any) -> int:
-    """Get how many words of a text a TextVectorization reads."""
+    """Return the number of words that a TextVectorization reads from a text."""
     return int(layer.get_config()["output_sequence_length"] or _LONGEST)
 
 
 def tokens(layer: Any) -> list[str]:
-    """Get the ids that a lookup knows, or the words of a TextVectorization, as the bundle writes them."""
+    """Return the ids of a lookup, or the words of a TextVectorization, as the bundle writes them."""
     if isinstance(layer, TEXTS):
         return [token for token in tokens(layer._lookup_layer) if token]
     return [str(token) for index, token in enumerate(layer.get_vocabulary()) if index != _unknown(layer)]
@@ -70,14 +70,14 @@ def tokens(layer: Any) -> list[str]:
 
 def index_of_rows(layer: Any, ids: Sequence[str]) -> Int64:
     """Compute a lookup's index for every row of a vocabulary, int64 [V]: row 0, which is no id, then every id."""
-    with tf.init_scope():  # a lookup tells its words eagerly
+    with tf.init_scope():  # a lookup can list its words only in eager mode
         unknown = _unknown(layer)
         index = {str(token): at for at, token in enumerate(layer.get_vocabulary()) if at != unknown}
     return np.array([unknown, *(index.get(id_, unknown) for id_ in ids)], np.int64)
 
 
 def padded_index(index_BP: tf.Tensor, weights_BP: tf.Tensor, width: int | None) -> tf.Tensor:
-    """Put a lookup's mask, index 0, where an entry has weight 0; cut and pad to a width if there is one; [B, P]."""
+    """Set entries of weight 0 to a lookup's mask, index 0; cut and pad to a width, if given; [B, P]."""
     index_BP = tf.where(weights_BP > 0, index_BP, tf.constant(0, tf.int64))
     if not width:
         return index_BP
@@ -100,12 +100,12 @@ def vectorized(layer: Any, known: list[str], rows_BP: tf.Tensor, weights_BP: tf.
 
 
 def discretized(layer: Any, inputs: Any) -> tf.Tensor:
-    """Compute a Discretization of numbers that the graph has."""
+    """Compute a Discretization of numbers in the graph."""
     boundaries = tf.constant(layer.bin_boundaries, tf.float32)  # as Bucketize compares, float32
     passed = tf.cast(tf.cast(tf.convert_to_tensor(inputs), tf.float32)[..., None] >= boundaries, tf.int32)
     return tf.cast(tf.reduce_sum(passed, axis=-1), layer.compute_dtype)
 
 
 def _unknown(layer: Any) -> int:
-    """Get the index of what a lookup does not know, after that of its mask."""
+    """Return the index of unknown values in a lookup, after the index of its mask."""
     return int(layer.mask_token is not None)

@@ -30,13 +30,13 @@ BY_THE_CALLER = "the caller of export_tfrs"
 
 @dataclass(frozen=True)
 class Validation:
-    """Pairs that the model was not trained on.
+    """Hold pairs that the model was not trained on.
 
     Attributes:
-        queries: as those of `export_tfrs`, a row to a pair: ids, or columns by name.
-        labels: the label of every pair, [N]; pairs of labels that are not in the catalogue are left out.
-        seen: labels to leave out of each pair's ranking, N lists of ids: what the query has chosen in training. None
-            leaves nothing out.
+        queries: ids or columns by name, as in `export_tfrs`, one row per pair.
+        labels: the label of every pair, [N]; pairs of labels outside of the catalogue are ignored.
+        seen: labels to exclude from each pair's ranking, N lists of ids: the query's labels in training. None excludes
+            no labels.
     """
 
     queries: Ids | Mapping[str, Any]
@@ -54,7 +54,7 @@ def measured(
     *,
     bias_removal: float | None,
 ) -> tuple[Dial, bytes]:
-    """Measure the dial with its curve, and write the bundle's metrics.json; `bias_removal` is λ if it is not chosen."""
+    """Measure the dial with its curve, and write the bundle's metrics.json; `bias_removal` is λ unless chosen."""
     columns = query.columns(validation.queries)
     labels_N = _rows(validation.labels, ids)
     if len(columns) != len(labels_N):
@@ -93,7 +93,7 @@ def measured(
 
 
 def _rows(given: Any, ids: pa.Array) -> Int32:
-    """Find the label rows of ids, −1 for what is no label."""
+    """Find the label rows of ids, −1 for an id that is no label."""
     found = pc.fill_null(pc.index_in(strings(given), value_set=ids), -1)
     return np.asarray(found.to_numpy(zero_copy_only=False), np.int32)
 

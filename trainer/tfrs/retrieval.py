@@ -27,31 +27,30 @@ _WITHOUT_Q = ("unit", "constant")
 
 
 class SampledRetrieval(tfrs.tasks.Retrieval):
-    """A drop-in for `tfrs.tasks.Retrieval`: same call, same metrics, same sum over the batch; another loss.
+    """Replace `tfrs.tasks.Retrieval` by another loss, with the same call, metrics and sum over the batch.
 
-    Family, weight and mining are the words of a recipe's `[loss]` table (`longtail.trainer.config.LossConfig`). As they
-    stand by default they are Retrieval's own loss; weight `relative` is Retrieval's with
-    `candidate_sampling_probability`, which here is clipped nowhere. Negatives are the batch's other candidates, and
-    the rows that `candidate_embeddings` has beyond the queries' number.
+    Family, weight and mining are the keys of a recipe's `[loss]` table (`longtail.trainer.config.LossConfig`). The
+    defaults give the loss of Retrieval. Weight `relative` gives that of Retrieval with
+    `candidate_sampling_probability`, without clipping. Negatives are the batch's other candidates, and further rows of
+    `candidate_embeddings` beyond the number of queries.
 
-    `mining={"keep": k}` is `num_hard_negatives=k`, but for two things: it takes the *mean* of the k negatives where
-    TFRS takes their sum, and it ranks them by logit where TFRS ranks by corrected logit.
+    `mining={"keep": k}` corresponds to `num_hard_negatives=k`, with two differences: it takes the *mean* of the k
+    negatives, while TFRS takes their sum; and it ranks negatives by logit, while TFRS ranks by corrected logit.
 
     Args:
-        family: what a positive's logit and its weighted negatives cost, such as `softmax`, or a mapping with its
-            parameters: `{"name": "contrastive", "margin": 0.3}` [METHODS §2].
-        weight: what every negative weighs, such as `unit` or `{"name": "logit_adjusted", "tau": 0.5}` [METHODS §2.2].
-        mining: of a row's negatives the hardest count: `{"keep": k}`, `{"power": p}` or both, or a `theta`
-            [METHODS §3].
+        family: loss family, such as `softmax`, or a mapping with parameters: `{"name": "contrastive", "margin": 0.3}`
+            [METHODS §2].
+        weight: weight of negatives, such as `unit` or `{"name": "logit_adjusted", "tau": 0.5}` [METHODS §2.2].
+        mining: weights of the hardest negatives: `{"keep": k}`, `{"power": p}` or both, or a `theta` [METHODS §3].
         regularizer: strength of (f + log q)² [BM20 eq. 6].
-        metrics, batch_metrics, loss_metrics: as Retrieval's. Batch metrics see the logits as Retrieval's do: less
-            log q where the call gives it, accidental hits at the smallest float; mining does not concern them.
+        metrics, batch_metrics, loss_metrics: as for Retrieval. Batch metrics see the logits minus log q if the call
+            gives it, with accidental hits at the smallest float, as in Retrieval; mining does not affect them.
         temperature: T > 0; logits are `u·v / T`.
-        remove_accidental_hits: mask negatives that are their row's positive; calls then need `candidate_ids`. Not
-            with family `nce`, to which they are noise as any other.
-        counts: label frequencies π, for weights that depend on them and as the sampling probability of calls that
-            give none (in-batch negatives have q = π); calls then need `candidate_ids`. Smoothed as in the bundle; an
-            id that is not there counts 0.
+        remove_accidental_hits: masks negatives that are their row's positive; calls then need `candidate_ids`. Family
+            `nce` does not allow it, because it counts accidental hits as noise.
+        counts: label frequencies π, for weights that depend on π, and as the sampling probability of calls without one
+            (in-batch negatives have q = π); calls then need `candidate_ids`. Counts are smoothed as in the bundle; an
+            unknown id counts 0.
     """
 
     def __init__(
@@ -154,11 +153,11 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
 
     @property
     def trained_with(self) -> Loss:
-        """What a bundle's manifest says of this loss."""
+        """Return the description of this loss for a bundle's manifest."""
         return Loss(family=str(self._config.family), sampler="in_batch", weight=str(self._config.weight))
 
     def _scores(self, queries: tf.Tensor, candidates_CD: tf.Tensor) -> tf.Tensor:
-        """Logits, float32 [B, C]."""
+        """Compute logits, float32 [B, C]."""
         if len(queries.shape) == 3:
             scores_BC = tf.reduce_max(tf.einsum("bhd,cd->bhc", queries, candidates_CD), axis=1)
         else:
@@ -168,7 +167,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
     def _log_probabilities(
         self, candidates: tf.Tensor, probability_C: tf.Tensor | None, candidate_ids: tf.Tensor | None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """log π and log q of the candidates, float32 [C] each; each stands in for the other where only one is known."""
+        """Return log π and log q of the candidates, float32 [C] each; one replaces the other if it is unknown."""
         log_pi_C = log_q_C = None
         if self._log_pi is not None:
             ids_C = self._required(candidate_ids, "counts")
@@ -191,7 +190,7 @@ class SampledRetrieval(tfrs.tasks.Retrieval):
         return (log_q_C if log_pi_C is None else log_pi_C), (log_pi_C if log_q_C is None else log_q_C)
 
     def _padded(self, scores_BC: tf.Tensor, *columns: tf.Tensor) -> list[tf.Tensor]:
-        """Logits, hits, log π and log q with columns of hits added where a batch has fewer than mining keeps."""
+        """Pad logits, hits, log π and log q with hits if a batch has fewer negatives than mining keeps."""
         mining = self.objective.mining
         if mining is None or (mining.kept is None and scores_BC.shape[1] is not None):
             return [scores_BC, *columns]
@@ -220,8 +219,8 @@ def _check(family: Family, config: LossConfig, temperature: float | None, *, mas
         )
     if family.shifted and masks:
         raise ValueError(
-            f"remove_accidental_hits: expected False with {config.family}, which tells data from noise, and noise that "
-            "happens to be a positive is noise, received True"
+            f"remove_accidental_hits = True is not allowed with {config.family}, which must count accidental hits as "
+            "noise; use False"
         )
     if config.mining is not None and config.mining.draw is not None:
         raise ValueError(
@@ -234,11 +233,11 @@ def _check(family: Family, config: LossConfig, temperature: float | None, *, mas
 
 
 def _log_pi_table(counts: Counts, smoothing: float) -> tf.Tensor:
-    """log π by row or by id, nats."""
+    """Build a table of log π by row or by id, nats."""
     if not isinstance(counts, Mapping):
         return tf.constant(log_frequencies(np.asarray(counts), smoothing=smoothing), tf.float32)
     ids = list(counts)
-    # One more label, that was never seen: what every unknown id is taken for.
+    # One more label without pairs represents every unknown id.
     counts_L = np.array([*counts.values(), 0], np.int64)
     log_pi_L = log_frequencies(counts_L, smoothing=smoothing).astype(np.float32)
     keys = tf.constant(ids, tf.int64 if all(isinstance(id_, int | np.integer) for id_ in ids) else tf.string)

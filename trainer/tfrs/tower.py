@@ -29,7 +29,7 @@ _OPSET = 17
 
 @dataclass(frozen=True)
 class ExportedTower:
-    """A tower that computes what its model does; `embeddings` are the model's of the examples, float32 [B, D]."""
+    """Hold a tower with the outputs of its model; `embeddings` are those of the examples, float32 [B, D]."""
 
     model: tf.Module
     raw: Columns

@@ -37,7 +37,7 @@ Sources = Mapping[Any, str]
 
 @dataclass(frozen=True)
 class TracedTower:
-    """A tower, and how raw columns are given to it.
+    """Hold a tower, and the conversion of raw columns to the tower's inputs.
 
     Attributes:
         function: tensors by input name, as `bundle.Feature` lists them, to embeddings float32 [B, D].
@@ -110,7 +110,7 @@ def trace(model: tf.Module, raw: Columns, where: str) -> TracedTower:
 def _uses(
     model: tf.Module, layers: Sequence[Any], raw: Columns, where: str
 ) -> tuple[dict[str, list[Any]], dict[str, set[str]]]:
-    """Find the layers that read each column, and the columns that reach the output with the operations reading them."""
+    """Find the layers that read each column, and the operations that lead each column to the output."""
     uses: dict[str, list[Any]] = {}
     faults: list[str] = []
 
@@ -195,7 +195,7 @@ def _graph(function: Callable[..., tf.Tensor], specs: Sequence[tf.TensorSpec], w
 
 
 def _preprocessing(model: tf.Module) -> list[Any]:
-    """Get the preprocessing layers of a model; refuses those that a bundle cannot express."""
+    """List the preprocessing layers of a model; refuse layers that a bundle cannot express."""
     layers = [layer for layer in (model, *model.submodules) if isinstance(layer, LOOKUPS + TEXTS + INSIDE)]
     parts = [inner for layer in layers if isinstance(layer, TEXTS) for inner in layer.submodules]
     layers = [layer for layer in layers if all(layer is not part for part in parts)]

@@ -1,1 +1,1 @@
-"""Choosing a recipe's values by trials, with Optuna: ranges, one trial, the study on disk, and what it found."""
+"""Search of a recipe's values by trials with Optuna: ranges, trials, the study on disk, and its result."""

@@ -1,4 +1,4 @@
-"""Ranges over a recipe's keys: what may be tried, and the recipe that given values make. Needs no Keras."""
+"""Ranges over a recipe's keys: checks, suggested values, and recipes with these values, without Keras."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MEASURED_ALIKE = ("name", "seed", "evaluation", "tune", "data.split", "data.val
 
 
 class Ranges:
-    """The ranges of a recipe, checked key by key.
+    """Hold the ranges of a recipe, checked key by key.
 
     Raises:
-        RecipeError: no section `tune`, or a range whose ends or choices its key could never have.
+        RecipeError: the recipe has no section `tune`, or a range has values that are never valid for its key.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -41,7 +41,7 @@ class Ranges:
             self._check(key, values)
 
     def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
-        """Get the values of a trial by key."""
+        """Suggest the values of a trial by key."""
         for key, values in self.tune.ranges.items():
             if values.choices is not None:
                 trial.suggest_categorical(key, list(self._choices(key)))
@@ -56,14 +56,14 @@ class Ranges:
         return {key: self._choices(key).get(value, value) for key, value in params.items()}
 
     def recipe_of(self, values: Mapping[str, Any]) -> Recipe:
-        """Create the recipe with some values by key, without `tune`; RecipeError says why it refuses them."""
+        """Create the recipe with some values by key, without `tune`; RecipeError if they are not valid together."""
         try:
             return self._validated(values)
         except ValidationError as error:
             raise RecipeError(in_words(error.errors())) from error
 
     def own(self) -> dict[str, Any]:
-        """Get Optuna's parameters for the recipe's own values, of keys whose range holds them."""
+        """Return Optuna's parameters for the recipe's own values, for keys whose range holds the value."""
         found: dict[str, Any] = {}
         whole = self.recipe.model_dump(mode="json", by_alias=True)
         for key, values in self.tune.ranges.items():
@@ -86,7 +86,7 @@ class Ranges:
             return False
 
     def _choices(self, key: str) -> dict[str | int | float, Any]:
-        """The choices of a key by Optuna's names for them: themselves, or the JSON of a list or table."""
+        """Return the choices of a key by their names in Optuna: the value itself, or JSON for a list or table."""
         choices = self.tune.ranges[key].choices or []
         return {value if isinstance(value, str | int | float) else json.dumps(value): value for value in choices}
 
@@ -97,7 +97,7 @@ class Ranges:
         return Recipe.model_validate(tree)
 
     def _check(self, key: str, values: RangeConfig) -> None:
-        """Refuse what no other key could mend: what is wrong at the key or below it, and not of its combination."""
+        """Refuse values that are wrong in themselves, not only in combination with other keys."""
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _MEASURED_ALIKE):
             raise RecipeError(
                 f"tune.ranges: expected keys that leave alone what is measured, received {key!r}: trials differ in "

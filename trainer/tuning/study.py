@@ -1,4 +1,4 @@
-"""`tune`: trials of a recipe's ranges by Optuna, in a storage that several processes may share."""
+"""`tune`: trials of a recipe's ranges with Optuna, in a storage that several processes may share."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ except ImportError as missing:
     raise RecipeError(f"tune: expected optuna to be installed: pip install 'longtail[tune]' ({missing})") from missing
 
 FILE = "study.db"
-"""Optuna's storage in the directory of a study, unless another one is given."""
+"""File name of the default Optuna storage in the directory of a study."""
 HEARTBEAT = 30
-"""Seconds between signs of life of a trial; after three without one, its values are tried again."""
+"""Seconds between heartbeats of a trial; after three missed heartbeats, its values are tried again."""
 
 
 class TuneResult(NamedTuple):
-    """Result of a study on valid.
+    """Hold the result of a study on valid.
 
     Attributes:
-        recipe: of the best trial, to `fit`.
-        best: of the best first objective within the constraints, or the nearest to them; its `user_attrs["found"]` has
-            `metrics` by name, λ, μ, epochs and seconds.
+        recipe: recipe of the best trial, for `fit`.
+        best: trial with the best first objective within the constraints, or the trial nearest to the constraints; its
+            `user_attrs["found"]` has `metrics` by name, λ, μ, epochs and seconds.
         front: trials on the Pareto front of several objectives.
         trials: complete, pruned and refused ones, in order; `user_attrs["refused"]` has the reason.
     """
@@ -73,20 +73,21 @@ def tune(
 ) -> TuneResult:
     """Try values from the ranges of a recipe's `[tune]`, and write the recipe of the best trial to `out`.
 
-    Called again, or by several processes at once, with the same recipe, data and storage, it goes on with the same
-    study; values of an interrupted trial are tried again, from its checkpoint in `out`. Ctrl-C leaves as
+    Another call with the same recipe, data and storage, even of another process at the same time, continues the same
+    study. Values of an interrupted trial are tried again, from its checkpoint in `out`. Ctrl-C raises
     `KeyboardInterrupt` after the result so far is written.
 
     Args:
-        out: directory for the result, checkpoints and logs; a new one, or that of this study.
+        out: directory for the result, checkpoints and logs; a new directory, or the directory of this study.
         reporter: shows progress; None shows nothing.
-        overrides: of a recipe that is a path, `KEY=VALUE`, such as `training.epochs=3`.
-        trials: how many, instead of `tune.trials`, with those of earlier calls; processes that share a study may begin
-            one each more.
+        overrides: `KEY=VALUE`, such as `training.epochs=3`, for a recipe given by its path.
+        trials: number of trials, earlier calls included, instead of `tune.trials`. Each process that shares a study may
+            begin one trial more.
         storage: URL of an Optuna storage, where the study has the recipe's name; by default `study.db` in `out`.
 
     Raises:
-        TrainerError: no `[tune]`, a study of another recipe, data without validation pairs, no trial that trains.
+        TrainerError: the recipe has no `[tune]`, the study belongs to another recipe, the data have no validation
+            pairs, or no trial could be trained.
 
     Example:
         >>> search = 'tune.ranges={"model.temperature"={low=0.05, high=0.5, log=true}}'
@@ -100,7 +101,7 @@ def tune(
     search = _Search(Ranges(recipe), Path(out), reporter, storage)
     wanted = search.ranges.tune.trials if trials is None else trials
     before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # its lines would repeat ours
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)  # Optuna's log would repeat the lines of the reporter
     try:
         search.open()
         while (done := len(search.finished())) < wanted:
@@ -117,7 +118,7 @@ def tune(
 
 
 class _Search:
-    """One process at work on `study`, which `open` creates or loads."""
+    """Run trials of `study`, which `open` creates or loads, in one process."""
 
     study: optuna.Study
 
@@ -136,11 +137,11 @@ class _Search:
         check_choice(ranges.recipe, self._dataset)
         labels = len(self._dataset.label_ids)
         for name in (*self._objectives, *given.constraints):
-            if int(k_of(name)) > labels:  # an evaluation leaves these out
+            if int(k_of(name)) > labels:  # an evaluation skips these metrics
                 raise DataError(f"tune: expected metrics at a k of at most {labels}, all labels, received {name}")
 
     def open(self) -> None:
-        """Create the study, or load it and refuse that of another recipe or of other data."""
+        """Create the study, or load it; refuse a study of another recipe or of other data."""
         self._out.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -168,7 +169,7 @@ class _Search:
             )
 
     def finished(self) -> list[optuna.trial.FrozenTrial]:
-        """List the trials that have ended, but for those that were interrupted and are tried again."""
+        """List the finished trials, without interrupted trials whose values are tried again."""
         trials = self.study.get_trials(deepcopy=False)
         again = {number for each in trials for number in each.system_attrs.get("retry_history", ())}
         return [each for each in trials if each.state.is_finished() and each.number not in again]
@@ -177,7 +178,7 @@ class _Search:
         """Train and measure one trial, as Optuna calls it; return its objectives."""
         kind = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}[self.ranges.tune.sampler]
         seed = np.random.SeedSequence([self.ranges.tune.seed, trial.number]).generate_state(1)
-        self.study.sampler = kind(seed=int(seed[0]))  # its own: processes that share one would try the same values
+        self.study.sampler = kind(seed=int(seed[0]))  # a seed per process, so that processes try different values
         values = self.ranges.suggest(trial)
         self._say(f"  {escape(_in_words(values))}")
         frozen = self.study.get_trials()[trial.number]
@@ -198,7 +199,7 @@ class _Search:
             self._say(f"  refused: {escape(reason)}")
             raise
         finally:
-            gc.collect()  # of the trial's tables, which its compiled steps refer to in circles
+            gc.collect()  # frees the trial's tables, which are in reference cycles with compiled steps
             if ended:
                 shutil.rmtree(self._out / "work" / number, ignore_errors=True)
         trial.set_user_attr("found", found)
@@ -208,7 +209,7 @@ class _Search:
         return [found["metrics"][name] for name in self._objectives]
 
     def found(self, recipe: Recipe, number: str, judge: Callable[..., None]) -> dict[str, Any]:
-        """Train a recipe as `fit` does; get its figures at the λ and μ that it chooses on valid."""
+        """Train a recipe as `fit` does, and return its figures at the λ and μ chosen on valid."""
         began = time.perf_counter()
         try_own_layers(recipe)
         dataset, work, logs = self._data_of(recipe), self._out / "work" / number, self._out / "logs" / number
@@ -222,7 +223,7 @@ class _Search:
         return {"metrics": metrics, **dial.default._asdict(), "epochs": epochs, "seconds": seconds}
 
     def _judge(self, trial: optuna.Trial) -> Callable[..., None]:
-        """Return what reports validations to Optuna in order, and `ends` a trial that it prunes."""
+        """Create a function that reports validations to Optuna in order, and ends a pruned trial."""
         reported = 0
 
         def judge(history: TrainingHistory, *, ends: bool = True) -> None:
@@ -236,7 +237,7 @@ class _Search:
         return judge
 
     def _data_of(self, recipe: Recipe) -> Dataset:
-        """Get the data of a trial, read again if it would read others; refuse other validation pairs or labels."""
+        """Return the data of a trial, read again if its settings differ; refuse other validation pairs or labels."""
         if settings_of(recipe) == settings_of(self.ranges.recipe):
             return self._dataset
         ours, theirs = self._dataset, _without_test(recipe)
@@ -258,7 +259,7 @@ class _Search:
         return dict(flattened(tree)) | own | {"data": self._dataset.fingerprint}
 
     def conclude(self) -> TuneResult:
-        """Choose the best trial, write what was found, and say so; refuse a study without a complete one."""
+        """Choose the best trial, write and report the result; refuse a study without a complete trial."""
         out, trials = self._out, self.finished()
         complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
         if not complete:
@@ -289,7 +290,7 @@ class _Search:
         return recipe
 
     def _write_trials(self, finished: list[optuna.trial.FrozenTrial]) -> None:
-        """Write a row a trial: its state, its figures at the λ and μ it chose, and its values by key."""
+        """Write a row per trial: state, figures at the chosen λ and μ, and values by key."""
         rows: list[dict[str, Any]] = []
         for trial in finished:
             found, reason = dict(trial.user_attrs.get("found", {})), trial.user_attrs.get("refused")

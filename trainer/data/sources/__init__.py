@@ -1,4 +1,4 @@
-"""Known data sets: fetched from their official sources, checked, written as Parquet beside a recipe."""
+"""Known data sets: fetched from their official sources, checked, and written as Parquet with a recipe."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ Tables = dict[str, pa.Table]
 
 @dataclass(frozen=True)
 class KnownDataset:
-    """A public data set: where it is published, how its files become tables, and the counts to expect.
+    """Describe a public data set: its sources, the conversion of its files, and the expected counts.
 
     Attributes:
-        sources: where its files come from, in the order they are tried.
-        convert: reads the raw files of a directory; table name → table, one file each.
-        expected: distinct queries, distinct labels and pairs over these tables, as published; None where `convert`
-            checks the sizes that the files' own headers state.
+        sources: sources of the files, in the order of attempts.
+        convert: function that reads the raw files of a directory; table name → table, one output file each.
+        interactions: names of the tables of interactions.
+        expected: published numbers of distinct queries, distinct labels and pairs of these tables; None if `convert`
+            checks the sizes in the files' headers.
     """
 
     sources: tuple[Source, ...]
@@ -78,10 +79,10 @@ DATASETS: dict[str, KnownDataset] = {
 
 
 def prepare(name: str, out: Path, source: str | Path | None, *, say: Callable[[str], object]) -> None:
-    """Write a known data set and its recipe to `out`, whole or not at all.
+    """Write a known data set and its recipe to `out`, which appears only once it is complete.
 
     Args:
-        source: raw files: a directory, or the path or address of a zip; None downloads them into the user's cache.
+        source: raw files, as a directory or as the path or URL of a zip; None downloads them into the user's cache.
     """
     if name not in DATASETS:
         hint = did_you_mean(name, DATASETS)

@@ -1,4 +1,4 @@
-"""Fetching raw files: official source first, checked, cached; a message that names every source if none answers."""
+"""Download of raw files, from the official source first, with checksums and a cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _TIMEOUT_SECONDS = 30
 
 @dataclass(frozen=True)
 class Download:
-    """A file that a source offers for download.
+    """Describe a file that a source offers for download.
 
     Attributes:
-        name: file name to store it under; `.zip` files are unpacked.
-        sha256: the file's SHA-256, in hex; None where the publisher's file is not pinned, and counts are checked
-            instead.
+        name: name of the stored file; `.zip` files are unpacked.
+        sha256: the file's SHA-256, in hex; None if the publisher's file is not pinned and counts are checked instead.
     """
 
     url: str
@@ -38,7 +37,7 @@ class Download:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A data set inside a package of the Python Package Index, pinned as `name==version`."""
+    """Describe a data set inside a wheel of the Python Package Index, pinned as `name==version`."""
 
     requirement: str
     sha256: str
@@ -46,11 +45,11 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Source:
-    """A publisher of a data set: the files to download from it, and its page.
+    """Describe a publisher of a data set: the files to download, and a web page.
 
     Attributes:
-        parts: files to download, or a wheel; none where the publisher's address asks for a click in a browser.
-        by_hand: where to find the files in a browser, for the error if the download fails.
+        parts: files to download, or a wheel; empty if the publisher's page needs a click in a browser.
+        by_hand: place of the files in a browser, for the error after a failed download.
     """
 
     label: str
@@ -59,7 +58,7 @@ class Source:
 
 
 def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object]) -> Path:
-    """Return the directory of a data set's raw files, downloaded into the user's cache if it is not there yet."""
+    """Return the directory of a data set's raw files, and download them into the user's cache if needed."""
     cached = _cache() / name
     if cached.is_dir():
         return cached
@@ -95,7 +94,7 @@ def fetch(name: str, sources: Sequence[Source], *, say: Callable[[str], object])
 
 
 def unpacked(source: str | Path, folder: Path) -> Path:
-    """Return a local copy's directory: itself, or `folder` with the files of a zip, also of one at an address."""
+    """Return a directory of raw files: `source` itself, or `folder` with the files of a zip or URL."""
     if "://" in str(source):
         try:
             _download(Download(str(source), "files.zip"), folder)
@@ -111,7 +110,7 @@ def unpacked(source: str | Path, folder: Path) -> Path:
 
 
 def listing(folder: Path) -> str:
-    """Return the first ten names in a directory, for errors that expected others."""
+    """Return the first ten names in a directory, for errors."""
     return ", ".join(sorted(path.name for path in folder.iterdir())[:10]) or "nothing"
 
 
@@ -150,7 +149,7 @@ def _check(path: Path, sha256: str | None) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack the archive's files flat into `folder`; same-named files cannot occur in the sets we know."""
+    """Unpack an archive's files flat into `folder`; the known data sets have no two files of the same name."""
     with zipfile.ZipFile(archive) as contents:
         for entry in contents.infolist():
             if not entry.is_dir():

@@ -1,6 +1,6 @@
-"""Data sets of the extreme classification repository (Bhatia et al. 2016), in every layout it publishes them in.
+"""Data sets of the extreme classification repository (Bhatia et al. 2016), in all published layouts.
 
-Its sparse format has a first line `rows features labels`, then a line per row: `label,label feature:value …`.
+The sparse format has a first line `rows features labels`, then a line per row: `label,label feature:value …`.
 
 Legend: `R` rows.
 """
@@ -26,13 +26,13 @@ _ROW = r"(\d*,)*\d*([ \t]+\d+:[^ \t:]+)*[ \t\r]*"
 
 @dataclass(frozen=True)
 class ExtremeDataset:
-    """A data set of the repository: what its files are called, and the sizes that its table of data sets states.
+    """Describe a data set of the repository: names of its files, and its published sizes.
 
     Attributes:
-        stem: how its files begin in the older archives, `STEM_train.txt`.
-        labels: labels of both; some may have no row.
-        label: column of the labels in the tables that `read` makes.
-        download: where its archive can be fetched; None where the address asks for a click, so that `--from` is needed.
+        stem: beginning of file names in the older archives, `STEM_train.txt`.
+        labels: number of labels in train and test; some may have no row.
+        label: column of the labels in the tables of `read`.
+        download: URL of the archive; None if the page needs a click in a browser, so that `--from` is required.
     """
 
     name: str
@@ -46,12 +46,12 @@ class ExtremeDataset:
 
     @property
     def source(self) -> Source:
-        """Return the repository, as `fetch` asks it and as messages name it."""
+        """Return the repository as a source for `fetch` and for messages."""
         parts = () if self.download is None else (self.download,)
         return Source("the extreme classification repository", parts, f"{self.name}, BoW features, at {_PAGE}")
 
     def read(self, folder: Path) -> dict[str, pa.Table]:
-        """`train`, `test` (`row_id` and `label`'s column), `rows` (`row_id`, `features`: feature number → value).
+        """Read `train` and `test` (`row_id` and the column of labels), and `rows` (`row_id`, `features`).
 
         Reads `train.txt` and `test.txt`; or `STEM_train.txt` and `STEM_test.txt`; or `NAME_data.txt` with the first
         column of `STEM_trSplit.txt` and `STEM_tstSplit.txt`, rows counted from 1. Rows are named `train-0`, `test-0`.
@@ -86,9 +86,9 @@ class ExtremeDataset:
         return tables | {"rows": pa.concat_tables(names)}
 
     def _rows(self, path: Path, rows: int) -> pa.Table:
-        """Read `labels`, lists of int32, and `features`, maps from int32 to float32, of a file with so many rows.
+        """Read `labels`, lists of int32, and `features`, maps from int32 to float32, from a file with `rows` rows.
 
-        A row may lack labels (its line starts with a blank) or features; a label that it names twice counts once.
+        A row may lack labels (its line starts with a blank) or features. A label that a row names twice counts once.
         """
         if not path.is_file():
             raise DataError(f"{path}: expected a text file, found none")
@@ -144,7 +144,7 @@ class ExtremeDataset:
 
 
 def _split(path: Path, rows: int) -> Int64:
-    """Return rows of a part, from 0: the first column of a file that counts from 1."""
+    """Read the rows of a part, from 0: the first column of a file that counts from 1."""
     if not path.is_file():
         raise DataError(f"{path}: expected a file of row numbers, found none")
     try:

@@ -1,4 +1,4 @@
-"""Gowalla, the sets of the IR benchmark, and sequences of Amazon, in the forms research publishes them."""
+"""Gowalla, the sets of the IR benchmark, and sequences of Amazon, in their published forms."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def amazon(category: str) -> tuple[Source]:
 
 
 def read_gowalla(folder: Path) -> dict[str, pa.Table]:
-    """`train`, `test` (`user_id`, `item_id`) of the NGCF / LightGCN split.
+    """Return `train` and `test` (`user_id`, `item_id`) of the NGCF / LightGCN split.
 
-    A user's list keeps its order, of which nothing is published. It is no accident: what comes before tells what comes
-    after. Test is not what comes after the lists (benchmarks/RESULTS.md). Pairs of a separate `valid.txt`, taken out of
-    them nobody knows where, come first.
+    A user's list keeps its published order, whose meaning is not documented. The order is not random: earlier items of
+    a list predict later ones. Test items do not continue the lists (benchmarks/RESULTS.md). Pairs of a separate
+    `valid.txt`, whose original places are unknown, come first.
     """
     train = [
         read_lists(path) for name in ("valid", "train") if (path := folder / f"{name}.txt").is_file() or name == "train"
@@ -70,8 +70,8 @@ def read_gowalla(folder: Path) -> dict[str, pa.Table]:
 def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
     """Return `train` and `test` (`user_id`, `item_id`) of a set of the IR benchmark.
 
-    Reads `train.tsv` and `test.tsv` (a head, then a user and an item a line), or `train.txt` and `test.txt` (per-user
-    lists).
+    The files are `train.tsv` and `test.tsv` (a header, then a user and an item per line), or `train.txt` and `test.txt`
+    (per-user lists).
     """
     if (folder / "train.tsv").is_file():
         return {name: _pairs(_read(folder / f"{name}.tsv", "tsv")) for name in ("train", "test")}
@@ -81,7 +81,7 @@ def read_ir_benchmark(folder: Path) -> dict[str, pa.Table]:
 def read_amazon(category: str, folder: Path) -> dict[str, pa.Table]:
     """Return `interactions` (`user_id`, `item_id`), each user's oldest first.
 
-    Reads `sequences.txt` (per-user lists), or the 5-core reviews with their times.
+    The file is `sequences.txt` (per-user lists), or the 5-core reviews with their times.
     """
     if (folder / "sequences.txt").is_file():
         return {"interactions": _pairs(read_lists(folder / "sequences.txt"))}
@@ -94,7 +94,7 @@ def read_amazon(category: str, folder: Path) -> dict[str, pa.Table]:
 
 
 def read_lists(path: Path) -> pa.Table:
-    """Return pairs of `query` and `label` from a file of a line for each query, `query label label …`."""
+    """Read pairs of `query` and `label` from a file with one line per query, `query label label …`."""
     if not path.is_file():
         raise DataError(f"{path}: expected a text file, found none")
     words, file = "string_split_regex(trim(line, ' \t\r'), '[ \t]+')", DataFile(str(path), str(path), "text")
@@ -104,7 +104,7 @@ def read_lists(path: Path) -> pa.Table:
 
 
 def _read(path: Path, kind: str, names: Sequence[str] = ()) -> pa.Table:
-    """Return columns of a file, all if none are named; DataError for a line that is no row."""
+    """Read columns of a file, by default all; DataError for a line that is no row."""
     with engine() as reader:
         table = read_table(reader, [DataFile(str(path), str(path), kind)], all_columns, str(path))
         if lines := table.parts[0].rejected:

@@ -53,9 +53,9 @@ _TRAILING_ARTICLE = re.compile(r"^(.*), (The|A|An)( \(.*)?$")
 
 
 def read_100k(folder: Path) -> dict[str, pa.Table]:
-    """Ratings as interactions (`user_id`, `item_id`, `rating`, `timestamp`), `users`, `items`.
+    """Return `interactions` (`user_id`, `item_id`, `rating`, `timestamp`), `users` and `items`.
 
-    Reads GroupLens' `u.data`, `u.user`, `u.item`, or RecBole's `ml-100k.inter`, `.user`, `.item`.
+    The files are `u.data`, `u.user`, `u.item` of GroupLens, or `ml-100k.inter`, `.user`, `.item` of RecBole.
     """
     if (folder / "u.data").is_file():
         interactions = _delimited(folder / "u.data", "\t", ["user_id", "item_id", "rating", "timestamp"])
@@ -87,10 +87,10 @@ def read_100k(folder: Path) -> dict[str, pa.Table]:
 
 
 def read_1m(folder: Path) -> dict[str, pa.Table]:
-    """`train`, `test` (`user_id`, `item_id`), `users`, `items`.
+    """Return `train` and `test` (`user_id`, `item_id`), `users` and `items`.
 
-    Reads a published split (`train.txt`, `test.txt`: per-user lists of original ids − 1), or GroupLens'
-    `ratings.dat`, of which each user's latest fifth is test.
+    The files are a published split (`train.txt`, `test.txt`: per-user lists of original ids − 1), or `ratings.dat` of
+    GroupLens, in which each user's latest fifth is test.
     """
     if (folder / "train.txt").is_file():
         splits = {name: _shifted(read_lists(folder / f"{name}.txt")) for name in ("train", "test")}
@@ -112,7 +112,7 @@ def read_1m(folder: Path) -> dict[str, pa.Table]:
 
 
 def _latest_fifth(ratings: pa.Table) -> dict[str, pa.Table]:
-    """Return each user's earliest four fifths and latest fifth, from ratings sorted by user and time."""
+    """Split ratings, sorted by user and time, into each user's earliest four fifths and latest fifth."""
     import numpy as np
 
     users = ratings["user_id"].to_numpy()
@@ -124,7 +124,7 @@ def _latest_fifth(ratings: pa.Table) -> dict[str, pa.Table]:
 
 
 def _shifted(pairs: pa.Table) -> pa.Table:
-    """List ids back to MovieLens' own, which are one higher."""
+    """Shift ids back to those of MovieLens, which are one higher."""
     columns = [pc.add(pairs[name].cast(pa.string()).cast(pa.int64()), 1) for name in ("query", "label")]
     return pa.table(columns, names=["user_id", "item_id"])
 
@@ -134,7 +134,7 @@ def _integer_ids(table: pa.Table, column: str) -> pa.Table:
 
 
 def _readable(items: pa.Table) -> pa.Table:
-    """Titles with their article in front: `Matrix, The (1999)` → `The Matrix (1999)`."""
+    """Move articles to the front of titles: `Matrix, The (1999)` → `The Matrix (1999)`."""
     titles = [_TRAILING_ARTICLE.sub(r"\2 \1\3", title) for title in items["title"].to_pylist()]
     return items.set_column(items.column_names.index("title"), "title", pa.array(titles))
 
