@@ -94,6 +94,8 @@ class Augmentation:
         queries_BE = np.empty((len(queries_BD), queries_BD.shape[1] + self.extra_dims), np.float32)
         dim = queries_BD.shape[1]
         queries_BE[:, :dim] = queries_BD
+        # The factors T/κ cancel κ in the rows: the inner product is T·(u·v/T + b + λ·log ν + μ·log π + Σ w·r). Without
+        # a coordinate for log π, log ν is log π, so λ and μ add up.
         queries_BE[:, dim] = (noise + prior if self.kappa_popularity is None else noise) * (
             self.temperature / self.kappa
         )

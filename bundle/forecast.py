@@ -114,6 +114,7 @@ class Forecast:
             times_N: seconds since 1970.
         """
         lives_W = np.asarray(self.settings.half_lives)
+        # Exponential decay is multiplicative: one factor per half-life ages all earlier pairs at once.
         sums_LW, first_L = self.sums * np.exp2((self.settings.until - until) / lives_W), self.first.copy()
         for place, life in enumerate(lives_W):
             sums_LW[:, place] += np.bincount(labels_N, np.exp2((times_N - until) / life), len(first_L))
@@ -141,6 +142,7 @@ class Forecast:
         fresh = self.counted(wanted_n, times_N[rows_n], until)
         if len(rows_n) < _ENOUGH:
             return fresh
+        # The priors before these pairs, so that the pairs are held out.
         count = self.settings.model_copy(update={"base": 0})
         kinds = {"count": replace(self, settings=count, model=None), "decayed": replace(self, model=None)}
         kinds |= {"forecast": self} if self.model is not None else {}
@@ -160,9 +162,8 @@ class Forecast:
         more |= {name: [id_text(each.get(name)) for each in given_M] for name in settings.attributes}
         more |= {name: [_number(each.get(name)) for each in given_M] for name in settings.numbers}
         names = {SINCE: (settings.since, settings.since_feature)}
-        for place in map(
-            int, np.flatnonzero(known_M)
-        ):  # a label of the catalogue keeps the columns that a change does not set
+        # A label of the catalogue keeps the columns that a change does not set.
+        for place in map(int, np.flatnonzero(known_M)):
             for name in self.about.column_names:
                 if not any(each in given_M[place] for each in names.get(name, (name,))):
                     more.setdefault(name, [None] * len(given_M))[place] = self.about[name][rows_M[place]].as_py()
@@ -185,7 +186,7 @@ class Forecast:
 
     def there(self, at: float) -> Bools:
         """Compute which labels exist at a time, in seconds since 1970, bool [L]."""
-        return ~(self._since > at)
+        return ~(self._since > at)  # NaN, a missing date, counts as existing
 
     @cached_property
     def log_base(self) -> Float64:

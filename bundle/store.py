@@ -30,15 +30,18 @@ def atomic_directory(target: Path, *, replace: bool = False) -> Iterator[Path]:
         refuse_existing(target)
     with working_directory(target) as working:
         yield working
+        # Content must be on disk before its name: a power cut could otherwise leave a complete name without content.
         _fsync_tree(working)
         if replace:
             shutil.rmtree(target, ignore_errors=True)
         try:
             os.rename(working, target)
         except OSError as error:
+            # Another process has created the target since the check above.
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 refuse_existing(target)
             raise
+        # The new name is durable only once its parent directory is on disk.
         fsync_path(target.parent)
 
 
@@ -47,8 +50,9 @@ def working_directory(target: Path) -> Iterator[Path]:
     """Yield an empty hidden sibling of `target`, removed at the end, or after a crash by the next call."""
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_stale(target.parent, f".{glob.escape(target.name)}.*.tmp")
+    # The process id in the name tells `remove_stale` whether the writer still runs.
     working = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", suffix=".tmp", dir=target.parent))
-    working.chmod(0o755)
+    working.chmod(0o755)  # mkdtemp gives 0700, which a service of another user could not read
     try:
         yield working
     finally:
@@ -81,7 +85,7 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(working, mode)
+        os.chmod(working, mode)  # mkstemp gives 0600
         os.replace(working, path)
     except BaseException:
         with suppress(FileNotFoundError):
@@ -127,9 +131,9 @@ def _is_running(working: Path) -> bool:
     if not process_id.isdigit():
         return False
     try:
-        os.kill(int(process_id), 0)
+        os.kill(int(process_id), 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # the process runs as another user
         return True
     return True

@@ -1,7 +1,7 @@
-"""A job on several devices and in several processes: who takes part, who writes, and what ends when one is lost.
+"""Run a job on several devices and in several processes: start, shared work, files, and the loss of a process.
 
-All processes run the same program on the same data and meet wherever a variable is computed or read. Each ranks its
-share of an evaluation's queries. What a job writes, the first process writes.
+All processes run the same program on the same data and wait for each other when a variable is computed or read. Each
+process ranks its share of an evaluation's queries. Only the first process writes files.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def take_part(recipe: Recipe, cluster: Cluster) -> None:
 
 
 def use_devices(recipe: Recipe) -> None:
-    """Let what is built from now on compute on the devices that a recipe asks for."""
+    """Place models that are built from now on onto the recipe's devices."""
     everywhere = recipe.training.devices == "all"
     if everywhere:
         _check_backend()
@@ -78,13 +78,13 @@ def use_devices(recipe: Recipe) -> None:
 
 
 def number_of_processes() -> int:
-    """Return how many processes compute together."""
-    jax = sys.modules.get("jax")  # asked for its processes, it would open its devices
+    """Return the number of processes that compute together."""
+    jax = sys.modules.get("jax")  # `process_count` opens the devices, so it is called only if there is a cluster
     return int(jax.process_count()) if jax is not None and jax.distributed.is_initialized() else 1
 
 
 def process() -> int:
-    """Return which of them this one is, from 0."""
+    """Return the number of this process, from 0."""
     return 0 if number_of_processes() == 1 else int(sys.modules["jax"].process_index())
 
 

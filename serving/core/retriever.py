@@ -107,6 +107,7 @@ class Retriever:
         """Return the release after further label changes, in the log's order."""
         if not records:
             return self
+        # A shallow copy shares tower and index; running requests keep the overlay with which they began.
         changed = copy.copy(self)
         changed._use(self.overlay.with_changes(records))
         return changed
@@ -253,7 +254,7 @@ class Retriever:
                 f"expected the {dim} numbers of a vector of this release, received {len(numbers)}",
                 field=f"{where}.vector",
             )
-        if not norm <= _LARGEST_NORM:
+        if not norm <= _LARGEST_NORM:  # `norm > …` would accept NaN
             raise InvalidRequestError(
                 f"expected a vector of norm <= {_LARGEST_NORM:g}, whose scores float32 can hold, received one of "
                 f"{norm:g}",

@@ -137,7 +137,7 @@ class LiveFigures:
     def count_answers(self, answered: AnsweredBatch) -> tuple[Int64, Int64, Int64 | None]:
         """Count a batch; an older release than those counted here gets no deciles and no shown labels.
 
-        From unrestricted answers the first labels are judged, as many as the baseline has per query.
+        Each unrestricted answer counts with its first labels only, up to the baseline's number per query.
 
         Returns:
             Labels by bucket, int64 [4]; labels of unrestricted answers by bucket; and the latter by decile of their

@@ -1,7 +1,7 @@
 """Store counts by minute and release in one mapped file per worker, and shown labels in one per release.
 
-Counts are in the page cache at once, so a killed process loses nothing; a power cut loses what the kernel has not
-written yet. Files are allocated completely when they are created, because writing to a hole of a mapped file on a full
+Counts are in the page cache at once, so a killed process loses nothing; a power cut loses pages that are still
+unwritten. Files are allocated completely when they are created, because writing to a hole of a mapped file on a full
 disk would kill the process. If the disk is full, counts stay in memory, with a warning. A reader adds up the rings of
 all workers of a host.
 
@@ -80,7 +80,7 @@ class MinuteRing:
 
     Args:
         directory: existing directory of the files of all workers.
-        worker: number of the process among those that share it.
+        worker: number of this process among the processes that share the directory.
     """
 
     def __init__(self, directory: Path, worker: int) -> None:

@@ -65,7 +65,7 @@ __all__ = [
 
 
 class _OnFirstUse:
-    """Stands for a module, which is imported when one of its names is first asked for."""
+    """Stands for a module and imports the module when one of its names is first used."""
 
     def __init__(self, module: str) -> None:
         self._module = module

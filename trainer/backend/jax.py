@@ -1,8 +1,8 @@
-"""JAX: a step is a pure function of all variables, compiled with donated buffers, which XLA updates in place.
+"""Implement the backend on JAX: a step is a pure function of all variables, whose buffers XLA updates in place.
 
-On several devices a mesh of one axis has them all, of all processes. Variables of `rows_variable` lie on it in equal
-parts of rows, every other variable whole on each device; what a step and a tower take lies on it by its first axis.
-Programs say nothing of it but where rows are read and written, so that they compute what they do on one device.
+Several devices form a mesh of one axis, over all processes. Variables of `rows_variable` are split into equal parts of
+rows, and every other variable is whole on each device; inputs of steps and towers are split by their first axis. Only
+code that reads or writes rows mentions the mesh, so programs compute the same as on one device.
 
 Legend: `N` ids, `U` distinct ids, `D` dimensions.
 """
@@ -27,7 +27,7 @@ _Beside = TypeVar("_Beside")
 
 
 def devices() -> int:
-    """Return how many devices compute together."""
+    """Return the number of devices that compute together."""
     mesh = mesh_in_use()
     return 1 if mesh is None else int(mesh.size)
 
@@ -35,8 +35,8 @@ def devices() -> int:
 def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros") -> keras.Variable:
     """Create a variable that is read and written by rows, float32 [rows, width], in equal parts on all devices.
 
-    There are more rows where parts could not be equal; its attribute `rows` is the number that was wanted. On a mesh
-    rows lie where `mesh.places_of` says.
+    Rows are added until all parts are equal; the attribute `rows` is the number without them. On a mesh
+    `mesh.places_of` gives the places of rows.
     """
     if (distribution := keras.distribution.distribution()) is None:
         variable = keras.Variable(initializer, shape=(rows, width), dtype="float32", trainable=False, name=name)
@@ -53,7 +53,7 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
 
 
 def gather(table: keras.Variable, ids: jax.Array | Asked | Owned) -> jax.Array:
-    """Return rows of a variable, shape [*ids.shape, D]; those that are asked for or owned, on those devices alone."""
+    """Return rows of a variable, shape [*ids.shape, D]; for `Asked` or `Owned` ids each device gets its own rows."""
     if isinstance(ids, Asked):
         return on_mesh.fetch_of(table.rows, table.value, ids)
     if isinstance(ids, Owned):
@@ -141,19 +141,19 @@ def sums(
 
 
 def count(positions_N: jax.Array, distinct_U: jax.Array) -> jax.Array:
-    """Return how often every distinct id came, float32 [U]."""
+    """Count the occurrences of every distinct id, float32 [U]."""
     return jnp.zeros(distinct_U.shape).at[positions_N].add(1.0)
 
 
 class _Within(keras.StatelessScope):  # type: ignore[misc]  # Keras is untyped
-    """Has values for some variables; all others have those of the scope around it.
+    """A Keras scope with values of some variables; all other variables have their values in the outer scope.
 
-    By itself Keras' scope gives those that variables held when the step was traced: a constant of the program, gone
-    with the buffers that the step was given.
+    Without this class Keras would take the outer variables' values at tracing time, as constants of the program, whose
+    buffers are donated to the step and then deleted.
     """
 
     def get_current_value(self, variable: keras.Variable) -> Any:
-        """Return the variable's value here, or around."""
+        """Return the variable's value in this scope, or else in the outer one."""
         value, around = super().get_current_value(variable), self.original_scope
         return around.get_current_value(variable) if value is None and around is not None else value
 

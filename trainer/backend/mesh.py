@@ -1,9 +1,10 @@
 """The devices that JAX computes on together: a mesh of one axis, of all processes.
 
-JAX alone has it; `trainer.devices` is where the rest of the trainer asks for it.
+Only JAX has a mesh; the rest of the trainer uses it through `trainer.devices`.
 
-A table lies on them in equal parts of its rows. In a step each device asks the owners for the distinct rows that its
-share of the batch reads (`Asked`), and sends their gradients back to where the rows lie (`Owned`), both by all-to-all.
+A table is split over the devices in equal parts of its rows. In a step each device fetches the distinct rows that its
+share of the batch reads from their owners (`Asked`), and sends the gradients back to the owners (`Owned`), both by
+all-to-all.
 
 Legend: `N` ids, `U` distinct ids, `D` dimensions, `R` rows of a device's part.
 """
@@ -99,7 +100,7 @@ class Owned(NamedTuple):
 
 
 def padded_rows(rows: int, shards: int) -> int:
-    """Return how many rows a table has on some devices, so that their parts are equal."""
+    """Return the number of a table's rows with padding, so that all devices' parts are equal."""
     stripes = min(rows, _STRIPES)
     return -(-(-(-rows // stripes) * stripes) // shards) * shards
 
@@ -148,7 +149,7 @@ def gather_of(mesh: Mesh, rows: int) -> Callable[..., jax.Array]:
 
 
 def distinct_of(mesh: Mesh, ids: Sequence[jax.Array], limit: int) -> tuple[Asked, list[jax.Array]]:
-    """Return the distinct ids of each device's parts of some arrays, and positions among its own, shaped as those."""
+    """Return the distinct ids of each device's parts of arrays, and each element's position among its device's ids."""
 
     def found(*parts: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         flat_N = jnp.concatenate([part.reshape(-1) for part in parts])
@@ -169,10 +170,10 @@ def take_of(mesh: Mesh, rows_UD: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 class _Rounds:
-    """How rows travel between the devices that ask for some and those that have them.
+    """Schedule of the exchange of rows between devices that need them and devices that own them.
 
-    In a round each device exchanges at most `width` rows with every other, a few more than an equal share; there are
-    as many rounds as the fullest needs, nearly always one.
+    In a round each device exchanges at most `width` rows with every other device, slightly more than an equal share.
+    The pair of devices with the most rows determines the number of rounds, nearly always one.
     """
 
     def __init__(self, ids_U: jax.Array, rows: int, part_rows: int, shards: int) -> None:
@@ -188,28 +189,28 @@ class _Rounds:
         self.number = jax.lax.pmax(fullest, AXIS)
 
     def at(self, number: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return the owner of every id, and its column in a round; past the end of what is not in that round."""
+        """Return every id's owner and column in a round; columns of other rounds' ids are out of bounds."""
         return self.owner_U, jnp.where(self.rank_U // self.width == number, self.rank_U % self.width, self.width)
 
     def asked(self, number: jax.Array) -> jax.Array:
-        """Return the places that every device asks this one for in a round, int32 [shards, width]."""
+        """Return the places of this device's rows that every device needs in a round, int32 [shards, width]."""
         none = jnp.full((self.shards, self.width), self.part_rows, self.place_U.dtype)
         return exchanged(none.at[self.at(number)].set(self.place_U, mode="drop"))
 
     def run(self, once: Callable[[jax.Array, jax.Array], jax.Array], first: jax.Array) -> jax.Array:
-        """Return what all rounds make of `first`."""
+        """Fold `once` over all rounds, starting from `first`."""
         made: jax.Array = jax.lax.fori_loop(0, self.number, once, first)
         return made
 
 
 def exchanged(sent: jax.Array) -> jax.Array:
-    """Give every device its row of an array's first axis, and get one from each."""
+    """Send each device its row of an array's first axis, and receive one row from each."""
     received: jax.Array = jax.lax.all_to_all(sent, AXIS, 0, 0)
     return received
 
 
 def fetch_of(rows: int, table_RD: jax.Array, asked: Asked) -> jax.Array:
-    """Return the rows that each device asked for, float32 [U, D]."""
+    """Return the rows that each device requested, float32 [U, D]."""
 
     def fetched(part_RD: jax.Array, ids_U: jax.Array) -> jax.Array:
         rounds = _Rounds(ids_U, rows, len(part_RD), asked.mesh.size)
@@ -227,7 +228,7 @@ def fetch_of(rows: int, table_RD: jax.Array, asked: Asked) -> jax.Array:
 def sums_of(
     rows: int, table_RD: jax.Array, asked: Sequence[Asked], gradients: Sequence[jax.Array]
 ) -> tuple[Owned, jax.Array]:
-    """Return the distinct rows that any device asked for, where they lie, and the sums of their gradients."""
+    """Return the distinct requested rows of all devices, on their owners, and the sums of their gradients."""
     mesh = asked[0].mesh
     part_rows = len(table_RD) // mesh.size
 

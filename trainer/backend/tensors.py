@@ -1,4 +1,4 @@
-"""The types of tensors and of the operations on them, whatever the backend."""
+"""Types of tensors and of operations on tensors, for all backends."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy.typing as npt
 class Tensor(Protocol):
     """A TensorFlow tensor or a JAX array; its shape is in the names of parameters and variables.
 
-    A suffix gives the axes, `queries_BD` being [B, D]; a file's head says what its letters stand for. NumPy arrays
-    serve as well wherever a `Tensor` is read.
+    A suffix gives the axes: `queries_BD` is [B, D]; the legend in a module's docstring explains the letters. Functions
+    that only read a `Tensor` also accept NumPy arrays.
     """
 
     @property

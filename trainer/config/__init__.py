@@ -1,4 +1,4 @@
-"""The recipe: everything a training job depends on, typed once and checked before any work starts.
+"""Define the recipe: all settings of a training job, typed once and checked before any work starts.
 
 Importing it loads no Keras, SciPy or matplotlib; of the rest of the trainer only its errors and the tables of losses,
 samplers and optimisers.

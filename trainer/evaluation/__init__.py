@@ -1,1 +1,1 @@
-"""Exact ranking over the whole catalogue (`ranking.py`), its metrics, baselines, the report, figures of a bundle."""
+"""Rank the whole catalogue exactly (`ranking.py`); compute metrics, baselines, reports and a bundle's figures."""

@@ -1,7 +1,8 @@
-"""Rows to compare a model with: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
+"""Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
 
-They learn from the model's own training pairs, and read of a query what histories read: the pairs known before the
-held-out ones. A query without any gets popularity, as a service would give it. Equal scores are ranked by popularity.
+Baselines learn from the model's own training pairs. They describe a query by the pairs that its history would hold: the
+pairs known before the held-out ones. A query without known pairs gets the most popular labels, like in a service. Equal
+scores are ranked by popularity.
 
 Legend: `Q` queries, `L` labels, `B` a block of queries, `N` those of an evaluation, `K` list length, `F` factors.
 """
@@ -31,9 +32,9 @@ Settings = dict[str, float]
 
 _FACTORS, _ITERATIONS = 64, 15
 _AT_ONCE = 4_000_000
-"""Labels looked at for being seen."""
+"""Label candidates that are compared with seen pairs at a time."""
 _FIRST_LOOK, _FURTHER = 4, 8
-"""Times K, the labels that every query's list is sought among; and how many more, for those that lack some."""
+"""Candidates of a list in multiples of K: in the first round, then a factor per round for lists not yet full."""
 _MOST_PRODUCTS = 5e9
 """Co-occurrences Σ n² over queries of n pairs beyond which item-kNN and RP3beta take minutes."""
 _QUICK_LABELS, _MOST_LABELS = 20_000, 50_000
@@ -48,7 +49,7 @@ _MOST_UPDATES = 5e11
 
 @dataclass(frozen=True)
 class Interactions:
-    """What a baseline learns from."""
+    """Interactions from which a baseline learns."""
 
     train: Pairs
     known: Pairs
@@ -58,12 +59,12 @@ class Interactions:
 
     @cached_property
     def popularity(self) -> Float64:
-        """Weighted training pairs of every label, float64 [L]."""
+        """Sum the weights of every label's training pairs, float64 [L]."""
         return _counts(self.train.labels, self.train.weights, self.labels)
 
     @cached_property
     def pairs_of_training(self) -> csr_matrix:
-        """Weighted training pairs, float32 [Q, L]."""
+        """Return the weighted training pairs, float32 [Q, L]."""
         return self._matrix(self.train)
 
     @cached_property
@@ -74,7 +75,7 @@ class Interactions:
 
     @cached_property
     def pairs_known(self) -> csr_matrix:
-        """Weighted known pairs, float32 [Q, L]."""
+        """Return the weighted known pairs, float32 [Q, L]."""
         return self._matrix(self.known)
 
     def _matrix(self, pairs: Pairs) -> csr_matrix:
@@ -98,19 +99,19 @@ class SameForAll:
 
 
 def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG001
-    """Weighted training pairs of a label, the same for every query."""
+    """Score labels by their weighted training pairs, the same for every query."""
     return SameForAll(data.popularity.astype(np.float32))
 
 
 def recent_popularity(data: Interactions, settings: Settings) -> Scores:
-    """Popularity among the latest `share` of the training pairs."""
+    """Score labels by popularity among the latest `share` of the training pairs."""
     times = data.train.times
     if times is None:
         raise ValueError("recent popularity: expected training pairs with times, received none")
     latest = max(1, round(settings["share"] * len(times)))
     since = np.partition(times, len(times) - latest)[len(times) - latest]
     taken_N = times > since
-    # Of those of the very moment as many as are wanting, the first.
+    # Many pairs may have the time `since`: the first of them fill the share exactly.
     taken_N[np.flatnonzero(times == since)[: latest - int(taken_N.sum())]] = True
     weights = data.train.weights
     counts = _counts(data.train.labels[taken_N], None if weights is None else weights[taken_N], data.labels)
@@ -154,9 +155,9 @@ def rp3beta(data: Interactions, settings: Settings) -> Scores:
 def _by_nearest(
     data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64]
 ) -> Scores:
-    """Score each label by x·y / divisor with known labels, of which its `neighbours` nearest alone count.
+    """Score each label by the sum of x·y / divisor over known labels among its `neighbours` nearest.
 
-    `columns_QL` are x or y of every label; the divisor is of labels and as many labels near them, both int32 [n].
+    `columns_QL` has x or y of every label; `divisor` takes n labels and their n neighbours, both int32 [n].
     """
     most, columns_LQ, nearest = int(settings["neighbours"]), columns_QL.T.tocsr(), []
     for start in range(0, data.labels, _AT_A_TIME):
@@ -210,7 +211,7 @@ def ease(data: Interactions, settings: Settings) -> Scores:
 def ials(data: Interactions, settings: Settings) -> Scores:
     """Implicit ALS (Hu, Koren and Volinsky 2008): a pair weighs `confidence`, every other cell 1.
 
-    A query's factors are solved for from its known pairs, whether it was in training or not.
+    Factors of every query, new or in training, are solved from its known pairs.
     """
     from implicit.als import AlternatingLeastSquares
 
@@ -232,7 +233,7 @@ def ials(data: Interactions, settings: Settings) -> Scores:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A row of `BASELINES`: its fit, settings, the grid that is tried on validation pairs, and whether always."""
+    """A baseline: its fit, settings, grid for validation pairs, and whether the grid is always tried."""
 
     fit: Callable[[Interactions, Settings], Scores]
     settings: Settings
@@ -264,7 +265,7 @@ BASELINES: dict[str, Baseline] = {
         tuple({"confidence": c, "regularization": c * ratio} for c in (1, 5, 20, 60) for ratio in (0.2, 1, 5)),
     ),
 }
-"""By the names of `evaluation.baselines`."""
+"""Baselines by the names of `evaluation.baselines`."""
 
 
 def skipped(name: str, data: Interactions) -> str | None:
@@ -290,9 +291,9 @@ def skipped(name: str, data: Interactions) -> str | None:
 
 
 def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
-    """Make the lists of a baseline, int32 [N, K], as `rank` makes a model's; −1 where no unseen label is left.
+    """Make a baseline's lists like `rank`, int32 [N, K]; −1 if no unseen label is left.
 
-    A query without known pairs is answered by popularity.
+    A query without known pairs gets the most popular labels.
     """
     popular_L = np.argsort(-data.popularity, kind="stable")
     newcomer_Q = data.newcomers
@@ -316,7 +317,7 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
 
 
 def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
-    """Of one order of all labels, the first K that each query has not seen, int32 [N, K]; −1 where none is left."""
+    """Select each query's first K unseen labels in a common order, int32 [N, K]; −1 if none is left."""
     seen_keys = np.append(task.seen_keys, np.iinfo(np.int64).max)
     top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
     rows_M, width = np.arange(len(top_NK)), _FIRST_LOOK * task.k

@@ -29,7 +29,7 @@ from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, l
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Figures of a bundle: every metric at every λ and μ of the curve; `metric` is what λ and epochs are chosen by."""
+    """Figures of a bundle: every metric at every λ and μ of the curve; `metric` is the one that chose λ and epochs."""
 
     name: str
     metric: str
@@ -38,12 +38,12 @@ class EvaluationResult:
 
     @property
     def dial(self) -> Dial:
-        """Both, as the tables take them."""
+        """Return both dials in the form that tables take."""
         return Dial(self.bias_removal, self.popularity)
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """By λ, in the order of the grid, then by μ at the default λ; `point.metrics[NAME]` has a value."""
+        """List points by λ in the grid's order, then by μ at the default λ; values are in `point.metrics[NAME]`."""
         return self.bias_removal.curve
 
     def value(
@@ -52,10 +52,10 @@ class EvaluationResult:
         """Return the value of one metric at one λ and μ.
 
         Args:
-            metric: such as `recall@20` or `recall@20/tail`; by default the one the job was chosen by.
-            bias_removal: λ, of the grid; by default the bundle's default. Where ν is the same for every label any λ
-                gives what λ = 0 gives.
-            popularity: μ; by default 0 where λ is given, as on λ's line of the curve, else the bundle's default.
+            metric: such as `recall@20` or `recall@20/tail`; by default the metric that chose the model.
+            bias_removal: a λ of the grid; by default the bundle's default. If ν is the same for every label, any λ
+                gives the value at λ = 0.
+            popularity: μ; by default 0 if λ is given, as in the curve over λ, otherwise the bundle's default.
         """
         at = {Setting.of(point): point.metrics for point in self.curve}
         if popularity is None:
@@ -80,18 +80,19 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
 ) -> EvaluationResult:
-    """Get the figures of a bundle at every λ and μ: those it was written with, or measured again from its own files.
+    """Return a bundle's figures at every λ and μ: the stored ones, or new ones measured from its files.
 
-    The log-likelihood that a recipe asks for is measured of a bundle of the recipe's loss, and else left out with a
-    warning.
+    A recipe's log-likelihood is measured only if the bundle was trained with the recipe's loss; otherwise it is left
+    out with a warning.
 
     Args:
-        recipe: measure on this recipe's data; None gives what the bundle holds.
-        overrides: of a recipe that is a path, `KEY=VALUE`.
+        recipe: recipe whose data to measure on; None returns the figures stored in the bundle.
+        overrides: `KEY=VALUE` overrides of a recipe given by its path.
 
     Raises:
-        RecipeError: the recipe is wrong, does not suit the bundle, or lacks where `split` or `overrides` are given.
-        DataError: no held-out pair is of a label in the bundle.
+        RecipeError: the recipe is wrong, does not suit the bundle, or is missing though `split` or `overrides` is
+            given.
+        DataError: no held-out pair has a label in the bundle.
         BundleError: the bundle cannot be loaded.
 
     Example:
@@ -128,12 +129,12 @@ def evaluate(
 
 
 class RollingFigures(NamedTuple):
-    """What a bundle finds at its default dial in one period of test, with one prior.
+    """Figures of a bundle at its default dial in one test period, with one prior.
 
     Attributes:
-        begin: seconds since 1970.
-        prior: `counts` of the training pairs, the bundle's `forecast` as released, or `refreshed` by the pairs before.
-        pairs: of the period, of labels in the bundle.
+        begin: start of the period, seconds since 1970.
+        prior: `counts` of the training pairs, the bundle's `forecast` as released, or `refreshed` by earlier pairs.
+        pairs: number of the period's pairs whose labels are in the bundle.
     """
 
     begin: float
@@ -145,13 +146,13 @@ class RollingFigures(NamedTuple):
 def evaluate_rolling(
     bundle: Bundle | Path, recipe: Recipe | Path, periods: int, *, overrides: Sequence[str] = ()
 ) -> list[RollingFigures]:
-    """Measure one model and several priors over periods of test of one length, each after the last.
+    """Measure one model with several priors over consecutive test periods of equal length.
 
-    What queries chose in earlier periods is in their histories and out of their lists, as it is for `test` as a whole.
+    A query's labels of earlier periods are in its history and excluded from its lists, as for `test` as a whole.
 
     Raises:
         RecipeError: the bundle has no forecast.
-        DataError: times are no dates, or a period has no pair of a label in the bundle.
+        DataError: times are not dates, or a period has no pair with a label in the bundle.
         BundleError: the bundle cannot be loaded.
     """
     bundle = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
@@ -185,7 +186,7 @@ def evaluate_rolling(
 
 @dataclass(frozen=True)
 class _OnData:
-    """A bundle and a recipe's data; `rows_L`: the bundle's row of every label of the data, −1 where it has none."""
+    """A bundle and a recipe's data; `rows_L` has the bundle's row of every label in the data, −1 if missing."""
 
     bundle: Bundle
     recipe: Recipe
@@ -241,7 +242,7 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
 
 
 def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
-    """Return what to measure: no likelihood, with a warning, of a bundle that another loss than the recipe's made."""
+    """Return the evaluation settings, without likelihood (with a warning) if bundle and recipe differ in loss."""
     config, found, own = recipe.evaluation, bundle.manifest.loss, None
     if not config.log_likelihood:
         return config
@@ -259,14 +260,14 @@ def _config(bundle: Bundle, recipe: Recipe) -> EvaluationConfig:
 
 
 def _metric_of(dial: BiasRemoval) -> str:
-    """Return the metric that chose the stored λ; recall at the first k there is where nothing chose it."""
+    """Return the metric that chose the stored λ; recall at the first k if no metric did."""
     measured = dial.curve[0].metrics if dial.curve else {"recall@20": None}
     chosen = dial.chosen_by.split()[-1]
     return chosen if chosen in measured else next(name for name in measured if name.startswith("recall@"))
 
 
 def _by_bundle_rows(pairs: Pairs, rows_L: Int32) -> Pairs:
-    """Return pairs whose label the bundle has, by its rows."""
+    """Return the pairs whose label is in the bundle, with the bundle's label rows."""
     rows = rows_L[pairs.labels]
     kept = pairs.take(rows >= 0)
     return replace(kept, labels=rows[rows >= 0].astype(np.int32))

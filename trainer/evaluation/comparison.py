@@ -26,10 +26,10 @@ class Comparison:
     """Hold figures of a model at its default λ and μ, and of baselines.
 
     Attributes:
-        seconds: how long each took to learn and to answer with these settings; not in a bundle, whose bytes repeat.
-        best: the baseline of the highest `metric`.
-        differences: by baseline and metric at the k of `metric`, the model's less the baseline's, paired by query.
-        subject: what stands in the model's place, in words.
+        seconds: time that each took to learn and answer; not stored in a bundle, whose bytes must be reproducible.
+        best: the baseline with the highest `metric`.
+        differences: model minus baseline, paired by query, by baseline and metric at the k of `metric`.
+        subject: name of the model in sentences.
     """
 
     metric: str
@@ -68,7 +68,7 @@ class Comparison:
         return f"No clear difference between {self.subject} and {self.best}, the best baseline: {figures}."
 
     def record(self) -> dict[str, Any]:
-        """Return what `metrics.json` says of it."""
+        """Return the comparison's entry in `metrics.json`."""
         return {
             "baselines": {
                 name: {metric: interval.model_dump() for metric, interval in metrics.items()}
@@ -98,10 +98,10 @@ def compare(
     *,
     tuning: tuple[Task, Interactions] | None,
 ) -> tuple[Comparison | None, list[str]]:
-    """Run the recipe's baselines, tuned on validation queries where there are some.
+    """Run the recipe's baselines, tuned on validation queries if there are any.
 
     Returns:
-        The comparison and no lines; or, where no baseline ran, None and a line for each that was left out.
+        The comparison and no lines; or, if no baseline ran, None and a line for each baseline that was left out.
     """
     notes: list[str] = []
     metrics: dict[str, dict[str, Interval]] = {}
@@ -142,7 +142,7 @@ def compare(
 def _differences(
     task: Task, ours: Mapping[str, tuple[Float64, Float64]], theirs: Mapping[str, tuple[Float64, Float64]]
 ) -> dict[str, Interval]:
-    """Compute ours less theirs of the metrics whose denominators no list changes."""
+    """Compute model minus baseline for metrics whose denominators do not depend on the lists."""
     return {
         name: task.bootstrap.interval(ours_N - theirs[name][0], over_N)
         for name, (ours_N, over_N) in ours.items()

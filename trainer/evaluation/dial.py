@@ -1,7 +1,7 @@
-"""Where a curve is measured on the two dials λ and μ, and which of its points is served by default [METHODS §6, §9].
+"""Choose the points of a curve over the two dials λ and μ, and the default point of the service [METHODS §6, §9].
 
-The score is `f + λ·log ν + μ·log π`. A curve is a line over λ at μ = 0, and where log ν is not log π a second line
-over μ at the λ that is served.
+The score is `f + λ·log ν + μ·log π`. A curve is a line over λ at μ = 0 and, if log ν differs from log π, a second line
+over μ at the served λ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Setting(NamedTuple):
 
     @classmethod
     def of(cls, point: CurvePoint) -> Setting:
-        """Return where a point of a curve was measured."""
+        """Return the setting of a curve's point."""
         return cls(point.bias_removal, point.popularity)
 
     def __str__(self) -> str:
@@ -34,14 +34,14 @@ class Setting(NamedTuple):
 
 
 class Dial(NamedTuple):
-    """What a manifest says of the two dials: λ with the curve of both, and μ."""
+    """A manifest's entries for the two dials: λ with the curve of both, and μ."""
 
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()
 
     @property
     def default(self) -> Setting:
-        """Return what a request gets that names neither."""
+        """Return the setting of requests without λ and μ."""
         return Setting(self.bias_removal.default, self.popularity.default)
 
     @property
@@ -62,10 +62,10 @@ def removes_nothing(noise: str) -> bool:
 
 
 class Noise(NamedTuple):
-    """What a curve must know of the noise that λ removes.
+    """Properties of the noise ν that λ removes, as far as a curve depends on them.
 
-    Where it is `constant`, the same for every label, λ changes nothing; where it is `apart` from the label frequency, μ
-    is a dial of its own. Where π is `ahead`, the forecast of a later period, it replaces ν: theory is λ = 0, μ = 1.
+    If ν is `constant`, the same for every label, λ changes nothing. If ν is `apart` from the label frequency, μ is a
+    separate dial. If π is `ahead`, a forecast of a later period, π replaces ν: in theory λ = 0, μ = 1.
     """
 
     name: str
@@ -75,22 +75,22 @@ class Noise(NamedTuple):
 
     @classmethod
     def of_bundle(cls, bundle: Bundle) -> Noise:
-        """Return what λ removes from a bundle's scores."""
+        """Return the noise that λ removes from a bundle's scores."""
         apart, tree = bundle.labels.log_popularity is not None, bundle.proposal is not None
         constant = apart and bool(np.ptp(bundle.labels.log_pn) == 0)
         ahead = bundle.forecast is not None
         return cls(bundle.manifest.bias_removal.noise, constant=constant, apart=apart or tree, ahead=ahead)
 
     def first_line(self, grid: Sequence[float]) -> list[Setting]:
-        """λ over the grid at μ = 0; λ = 0 alone if ν is the same for every label."""
+        """List settings with λ over the grid at μ = 0; only λ = 0 if ν is the same for every label."""
         return [Setting(0.0)] if self.constant else [Setting(bias_removal) for bias_removal in grid]
 
     def second_line(self, grid: Sequence[float], bias_removal: float) -> list[Setting]:
-        """μ over the grid but for 0 at one λ; nothing if log ν is log π."""
+        """List settings with μ over the grid, without 0, at one λ; none if log ν equals log π."""
         return [Setting(bias_removal, popularity) for popularity in grid if popularity] if self.apart else []
 
     def quick(self) -> list[Setting]:
-        """Return what training validates epochs at: 0, ½ and 1 of the dial that moves."""
+        """Return the settings for validation of epochs: 0, ½ and 1 of the dial with an effect."""
         of_prior = self.constant or self.ahead
         return [Setting(0.0, at) if of_prior else Setting(at) for at in (0.0, 0.5, 1.0)]
 
@@ -101,19 +101,19 @@ def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[S
 
 
 def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
-    """Get the settings of a curve, and the μ that is served where the recipe's grid lacks it, as it does of μ < 0."""
+    """Add the served setting to a curve's settings; the recipe's grid may lack its μ, such as μ < 0."""
     return [*settings, *([default] if default.popularity and default not in settings else [])]
 
 
 Measure = Callable[[list[Setting]], list[CurvePoint]]
-"""The curve at some settings, on validation pairs."""
+"""Measures the curve at some settings, on validation pairs."""
 
 
 def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple[Setting, list[CurvePoint]]:
-    """Choose the λ of the best metric at μ = 0, then the μ of the best metric there; also get both lines as measured.
+    """Choose the λ with the best metric at μ = 0, then the best μ at that λ; also return both measured lines.
 
-    Where π is ahead, μ is chosen first, at λ = 0, then λ at that μ. With a floor, the best of the points that reach
-    it; where none does, of those nearest to it.
+    If π is ahead, μ is chosen first, at λ = 0, then λ at that μ. With a floor, only points that reach the floor count;
+    if no point does, only the points nearest to it.
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
@@ -127,7 +127,7 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
 
 
 def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str, float]:
-    """Compute the least value of every metric with a floor, a relative one from the grid of λ at μ = 0."""
+    """Compute the floor of every metric that has one; a relative floor depends on λ's line at μ = 0."""
     line = [point for point in curve if not point.popularity]
 
     def least(metric: str, floor: float | RelativeFloor) -> float:
@@ -140,18 +140,18 @@ def floors_of(curve: Sequence[CurvePoint], config: EvaluationConfig) -> dict[str
 
 
 def missed(point: CurvePoint, floors: Mapping[str, float]) -> float:
-    """By how much all metrics together of a point miss their floors; 0 where it reaches them."""
+    """Return the sum of the amounts by which a point's metrics miss their floors; 0 if all reach them."""
     return sum(max(0.0, least - point.metrics[metric].value) for metric, least in floors.items())
 
 
 def chosen_by(config: EvaluationConfig) -> str:
-    """Return what λ and μ are chosen by, in words that end with the metric."""
+    """Describe the choice of λ and μ, in words that end with the metric."""
     floor = ", ".join(f"{name} >= {least}" for name, least in config.floor.items())
     return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
 
 
 def _best(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
-    """Return the best of the points that miss the floors by least, in total: by nothing if any reaches them."""
+    """Return the best of the points with the least total shortfall from the floors."""
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
     return best_of(nearest, config.metric)

@@ -25,7 +25,7 @@ from longtail.trainer.evaluation.task import Task
 HISTORY = "history"
 """Name of the grouping by known pairs."""
 _MOST = 20
-"""Values of a column that are groups of their own, the most frequent; `other` is the rest."""
+"""Most groups of a column: its most frequent values; all other values are in `other`."""
 _UNKNOWN, _OTHER = "unknown", "other"
 
 
@@ -35,8 +35,8 @@ class Group:
 
     Attributes:
         column: the column, or `history`.
-        about: what the value means, where it does not say so itself.
-        queries, pairs: of the group, and what these should find.
+        about: explanation of the value, unless the value is self-explanatory.
+        queries, pairs: numbers of queries and of pairs to find.
     """
 
     column: str
@@ -58,12 +58,12 @@ def figures_by_group(
     """Compute every metric by group of queries: by `history` and by some columns.
 
     Args:
-        columns: of the query table, or of the interactions if a query feature reads them there.
-        known: pairs by which queries are new, of few or of many pairs.
+        columns: columns of the query table, or of the interactions if a query feature reads them there.
+        known: pairs that decide whether a query is new, or has few or many pairs.
         top_NK: lists of label rows, int32 [N, K].
 
     Raises:
-        DataError: a column is not there, or holds neither texts, numbers nor booleans.
+        DataError: a column is missing, or holds neither texts, numbers nor booleans.
     """
     known_N = occurrences(known.queries, len(dataset.query_ids))[task.queries_N]
     middle = int(np.median(known_N[known_N > 0])) if known_N.any() else 0
@@ -83,7 +83,7 @@ def figures_by_group(
 
 
 def record_of(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return what `metrics.json` says of groups, by column and value."""
+    """Return the groups' entries in `metrics.json`, by column and value."""
     record: dict[str, Any] = {}
     for group in groups:
         metrics = {name: interval.model_dump() for name, interval in group.metrics.items()}
@@ -96,10 +96,10 @@ def record_of(groups: Sequence[Group]) -> dict[str, Any]:
 def _values(name: str, dataset: Dataset, task: Task) -> tuple[dict[str, str], Int32]:
     """Return a column's values, the most frequent first, and each query's place among them.
 
-    A value that is `other` itself is in the group of the rest where there is one.
+    A value that is `other` itself joins the group of all remaining values, if there is one.
 
     Returns:
-        What each value means, by value, and int32 [N].
+        The explanation of each value, by value, and int32 [N].
     """
     column = _column(name, dataset, task)
     try:

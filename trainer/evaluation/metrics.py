@@ -1,7 +1,7 @@
 """Ranking, exposure and bucket metrics from top-k lists [METHODS §7].
 
-Most metrics are a ratio of sums over queries, `Σ numerator / Σ denominator`, so one bootstrap over
-queries gives their intervals. Recall of a bucket, of which there may be few pairs, has an exact binomial one.
+Most metrics are a ratio of sums over queries, `Σ numerator / Σ denominator`, so one bootstrap over queries gives their
+intervals. Recall of a bucket has an exact binomial interval, because the bucket may have few pairs.
 
 Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
 """
@@ -28,10 +28,10 @@ _INTERVAL = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Positives:
-    """What each query should find: distinct labels, as keys `query · L + label`, int64, sorted.
+    """The labels to find for each query: distinct keys `query · L + label`, int64, sorted.
 
     Attributes:
-        weights: what the pairs of every key weigh together, float64: of the likelihood, a mean over pairs.
+        weights: total weight of every key's pairs, float64, for the likelihood, which is a mean over pairs.
     """
 
     keys: Int64
@@ -44,7 +44,7 @@ class Positives:
         cls, query_rows: npt.NDArray[np.integer], label_rows: npt.NDArray[np.integer], *, queries: int, labels: int,
         weights: Float32 | None = None,
     ) -> Positives:  # fmt: skip
-        """From pairs, query and label rows both int [n], which weigh 1 each or `weights`, [n]."""
+        """Build from pairs, query and label rows both int [n], with weight 1 each or `weights`, [n]."""
         of_pairs = query_rows.astype(np.int64) * labels + label_rows
         keys = distinct(of_pairs)
         total = np.bincount(np.searchsorted(keys, of_pairs), weights, minlength=len(keys))
@@ -62,28 +62,28 @@ class Positives:
 
     @property
     def per_query(self) -> Float64:
-        """Positives of every query, float64 [N]."""
+        """Count the positives of every query, float64 [N]."""
         return np.bincount(self.query_rows, minlength=self.queries).astype(np.float64)
 
     @property
     def weight_per_query(self) -> Float64:
-        """What the pairs of every query weigh, float64 [N]."""
+        """Sum the weights of every query's pairs, float64 [N]."""
         return np.bincount(self.query_rows, self.weights, minlength=self.queries).astype(np.float64)
 
     def between(self, start: int, end: int) -> Positives:
-        """Return those of queries start … end − 1, numbered from 0."""
+        """Return the positives of queries start … end − 1, numbered from 0."""
         first, last = np.searchsorted(self.keys, [start * self.labels, end * self.labels])
         return Positives(
             self.keys[first:last] - start * self.labels, self.weights[first:last], end - start, self.labels
         )
 
     def among(self, kept_L: Bools) -> Positives:
-        """Return those of some labels, bool [L]."""
+        """Return the positives of some labels, bool [L]."""
         kept = kept_L[self.label_rows]
         return Positives(self.keys[kept], self.weights[kept], self.queries, self.labels)
 
     def of_queries(self, kept_N: Bools) -> Positives:
-        """Return those of some queries, bool [N], numbered from 0."""
+        """Return the positives of some queries, bool [N], numbered from 0."""
         kept, place_N = kept_N[self.query_rows], np.cumsum(kept_N) - 1
         keys = place_N[self.query_rows[kept]] * self.labels + self.label_rows[kept]
         return Positives(keys, self.weights[kept], int(kept_N.sum()), self.labels)
@@ -109,7 +109,7 @@ class Bootstrap:
         return some
 
     def interval(self, numerator_N: Float64, denominator_N: Float64) -> Interval:
-        """`Σ numerator / Σ denominator` with its 95 % interval; 0 where there is nothing to divide by."""
+        """Compute `Σ numerator / Σ denominator` with its 95 % interval; 0 if the denominator is 0."""
         total = float(denominator_N.sum())
         if total == 0:
             return Interval(value=0.0, low=0.0, high=0.0)
@@ -120,13 +120,13 @@ class Bootstrap:
 
 
 def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
-    """Compute the share of pairs that are found, with its binomial 95 % interval.
+    """Compute the share of found pairs, with its binomial 95 % interval.
 
-    The interval is exact where pairs are independent. Else fewer count, by the share's variance over queries [Korn
-    and Graubard 1998]; one of each query where none or all are found.
+    The interval is exact if pairs are independent. Otherwise the number of pairs is reduced by the share's variance
+    over queries [Korn and Graubard 1998], or to one per query if no pair or every pair is found.
 
     Args:
-        found_N, pairs_N: of every query, float64 [N].
+        found_N, pairs_N: found pairs and all pairs of every query, float64 [N].
     """
     from scipy.special import betaincinv  # type: ignore[import-untyped]  # a recipe is checked without it
 
@@ -144,7 +144,7 @@ def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
 
 
 class LabelFacts(NamedTuple):
-    """What metrics know of the labels: training pairs, places in `BUCKET_NAMES`, and 1 / p_y for `psp` and `psndcg`."""
+    """Facts about labels for metrics: training pairs, places in `BUCKET_NAMES`, 1 / p_y for `psp` and `psndcg`."""
 
     counts_L: Int64
     buckets_L: Int8
@@ -155,15 +155,15 @@ def metrics_of(
     top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int], bootstrap: Bootstrap,
     own: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, Interval]:  # fmt: skip
-    """Compute every metric at every k: those of `ratios_of`, with intervals, and those of labels, without.
+    """Compute every metric at every k: metrics of `ratios_of` with intervals, and metrics of labels without.
 
     `balanced_error@K`: mean over tested labels of the share of their pairs missed [R21 §5.1];
-    `balanced_error@K/BUCKET`: over those in the bucket, 0 if none is. `coverage@K[/BUCKET]`: share of labels in any
-    list. `gini@K`: of the labels' exposures, 0 equal, 1 all on one.
+    `balanced_error@K/BUCKET`: mean over tested labels in the bucket, 0 if none is. `coverage@K[/BUCKET]`: share of
+    labels in any list. `gini@K`: Gini coefficient of the labels' exposures, 0 if all are equal, 1 if all fall on one.
 
     Args:
-        top_NK: label rows, best first; −1 where a list ends early.
-        own: registered metrics by name, as `NAME@K`, their parameters bound.
+        top_NK: label rows, best first; −1 after the end of a shorter list.
+        own: registered metrics by name `NAME@K`, with bound parameters.
     """
     metrics = {
         name: interval_of_share(*ratio)
@@ -195,7 +195,7 @@ def ratios_of(
     top_NK: Int32, positives: Positives, facts: LabelFacts, *, ks: list[int],
     own: Mapping[str, Metric] = MappingProxyType({}),
 ) -> dict[str, tuple[Float64, Float64]]:  # fmt: skip
-    """Compute numerators and denominators, float64 [N] each, of the metrics that are a ratio of sums over queries.
+    """Compute numerators and denominators, float64 [N] each, of metrics that are ratios of sums.
 
     `recall@K`, `precision@K`, `ndcg@K`, `mrr@K`, `hit_rate@K`: means over queries. `recall@K/BUCKET`: over the pairs
     whose label is in the bucket. `exposure@K/BUCKET`: share of list entries. `popularity@K`: mean training count of
@@ -247,7 +247,7 @@ def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> 
     """Compute 1 / p_y = 1 + C (N_y + b)^−a with C = (ln N − 1)(b + 1)^a, float64 [L] [Jain et al. 2016, §5].
 
     Args:
-        queries: N, training queries; of fewer than e, where C would be negative, C is 0.
+        queries: number N of training queries; below e, where C would be negative, C is 0.
         a, b: 0.55 and 1.5; Amazon 0.6 and 2.6; Wikipedia 0.5 and 0.4.
     """
     scale = max(float(np.log(queries)) - 1, 0.0) * (b + 1) ** a
@@ -258,7 +258,7 @@ def inverse_propensity(counts_L: Int64, *, queries: int, a: float, b: float) -> 
 def _propensity_scored(
     top_NK: Int32, hits_NK: Bools, positives: Positives, inverse_propensity_L: Float64, *, ks: list[int]
 ) -> dict[str, tuple[Float64, Float64]]:
-    """`psp@K` and `psndcg@K` as the extreme classification repository reports them (its `xclib`)."""
+    """Compute `psp@K` and `psndcg@K` like `xclib`, the code of the extreme classification repository."""
     weights = inverse_propensity_L[positives.label_rows]
     best_first = np.lexsort((-weights, positives.query_rows))
     owners = positives.query_rows[best_first]

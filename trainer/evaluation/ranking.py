@@ -27,9 +27,9 @@ from longtail.trainer.evaluation.task import Task, seen_by
 
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
-"""log p_n(y|x) of query rows [B] and every label, float32 [B, L]: what λ multiplies instead of log ν of the labels."""
+"""Returns log p_n(y|x) of query rows [B] and every label, float32 [B, L], which λ multiplies instead of log ν."""
 Watch = Callable[[Setting, Int32, Positives], None]
-"""Is shown the lists of a setting, int32 [N, K], best first, and what they should find."""
+"""Receives the lists of a setting, int32 [N, K], best first, and the positives to find."""
 
 _BLOCK_BYTES = 128 << 20
 _EMBED_BLOCK = 4096
@@ -37,11 +37,12 @@ _EMBED_BLOCK = 4096
 
 @dataclass(frozen=True)
 class LabelSide:
-    """All labels as an evaluation ranks them, as they will be served; arrays are [L] or [L, D].
+    """All labels in the form that evaluation ranks and the service serves; arrays are [L] or [L, D].
 
     Attributes:
-        log_pn, log_popularity: log ν, or log π beside a tree; log π, None where `log_pn` is it.
-        counts: training pairs.
+        log_pn: log ν; log π if the noise is a tree's.
+        log_popularity: log π; None if `log_pn` is log π.
+        counts: training pairs of every label.
     """
 
     embeddings: Float32
@@ -58,7 +59,7 @@ class LabelSide:
         cls, embeddings: Float32, bias: Float32 | None, counts: Int64, *, training_queries: int,
         temperature: float, log_pn: Float32, buckets: Buckets, log_popularity: Float32 | None = None,
     ) -> LabelSide:  # fmt: skip
-        """From what a model computes of its labels, and their training counts, [L] or [L, D] as the attributes are."""
+        """Build from a model's label outputs and training counts, in the shapes of the attributes."""
         augmentation = Augmentation.fitted(temperature, embeddings, log_pn, bias, log_popularity)
         bucket_L = buckets.assign(counts)
         return cls(embeddings, log_pn, bias, counts, training_queries, bucket_L, augmentation, log_popularity)
@@ -67,7 +68,7 @@ class LabelSide:
     def of_bundle(
         cls, labels: Labels, embeddings: Float32, augmentation: Augmentation, *, training_queries: int
     ) -> LabelSide:
-        """From the label side of a bundle, embeddings float32 [L, D]."""
+        """Build from a bundle's labels and embeddings, float32 [L, D]."""
         return cls(
             embeddings, labels.log_pn, labels.bias, labels.counts, training_queries, labels.buckets, augmentation,
             labels.log_popularity,
@@ -83,11 +84,11 @@ class LabelSide:
         )  # fmt: skip
 
     def rows(self) -> Float32:
-        """Augmented label rows, float32 [L, E]."""
+        """Return augmented label rows, float32 [L, E]."""
         return self.augmentation.rows(self.embeddings, self.log_pn, self.bias, self.log_popularity)
 
     def facts(self, config: EvaluationConfig) -> LabelFacts:
-        """Get what metrics know of the labels, with propensities if the recipe has them."""
+        """Return the label facts for metrics, with propensities if the recipe has them."""
         inverse_L, at = None, config.propensity
         if at is not None:
             inverse_L = inverse_propensity(self.counts, queries=self.training_queries, a=at.a, b=at.b)
@@ -95,7 +96,7 @@ class LabelSide:
 
 
 def buckets_for(config: EvaluationConfig, counts: Int64) -> Buckets:
-    """Head, torso, tail and new as the recipe asks, of training counts [L]."""
+    """Assign labels to head, torso, tail and new by training counts [L], following the recipe."""
     return Buckets.by_quantile(counts) if config.buckets == "quantile" else Buckets.by_count()
 
 
@@ -152,7 +153,7 @@ def rank(
     *, k: int, queries_N: Int32 | None = None, log_proposal: LogProposal | None = None,
     likely: Positives | None = None, likely_at: Collection[Setting] | None = None, never_L: Bools | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:  # fmt: skip
-    """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 where fewer labels are left.
+    """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 if fewer labels are left.
 
     Where several processes call it, with the same arguments, each ranks its share of the queries, and all return all.
 
@@ -166,7 +167,7 @@ def rank(
         never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
     augmentation, rows_LE = label_side.augmentation, label_side.rows()
-    # beside a tree the labels' one column is log π, and λ multiplies what the tree says of each query
+    # with a tree the labels' only column is log π, and λ multiplies the tree's log p_n(y|x) of each query
     of_labels = settings if log_proposal is None else [Setting(0.0, popularity) for _, popularity in settings]
     nobody_BD = np.zeros((1, label_side.embeddings.shape[1]), np.float32)
     weights_GE = np.concatenate([augmentation.queries(nobody_BD, *setting) for setting in of_labels])
@@ -217,12 +218,12 @@ def rank(
 
 
 def block_of(labels: int, *, matrices: int = 1) -> int:
-    """Return queries that are ranked at a time, so that this many matrices of their scores stay within 128 MiB."""
+    """Return the number of queries to rank at a time, so that all their score matrices fit into 128 MiB."""
     return int(np.clip(_BLOCK_BYTES // (4 * labels * matrices), 1, _EMBED_BLOCK))
 
 
 def _writer(rows_PE: Float32, queries_EB: Float32, noise_PB: Float32 | None, bias_removal: float) -> Write:
-    """T · f of labels and queries, and λ of what a tree says of each."""
+    """Return a function that writes T · f, plus λ times the tree's log p_n if there is a tree, for some labels."""
 
     def write(places: slice, values: Float32) -> None:
         np.matmul(rows_PE[places], queries_EB, out=values)

@@ -36,28 +36,28 @@ _QUERIES = 256
 _QUICK = 512
 """Values of a row up to which NumPy finds the K-th highest several times as fast for each."""
 _LOOKED_INTO = 1 << 21
-"""Nodes that are looked into at a time, unless one query has more."""
+"""Most nodes that are expanded at a time, unless one query has more."""
 _SLACK = np.float32(2.0**-20)
-"""Of a score and of what a setting adds: more than the roundings of a bound to float32, each 2⁻²⁴, together."""
+"""Relative margin of bounds, larger than the sum of their float32 roundings of 2⁻²⁴ each."""
 _LOWEST = np.finfo(np.float32).min
 
 
 @dataclass(frozen=True)
 class Values:
-    """Values of labels in their order, −inf at what must not be in a list; the highest of groups, and of theirs."""
+    """Values of labels in order, −inf for excluded labels; maxima of groups, and of groups of groups."""
 
     of_labels_PB: Float32
     of_groups_BF: Float32
     of_both_BC: Float32
 
     def below_both(self, row_n: Int64, node_n: Int64, within: int) -> Float32:
-        """Of the groups of some groups of groups, each of one query, float32 [n, within]."""
+        """Return the maxima of the groups within n groups of groups, each of one query, float32 [n, within]."""
         both_n = row_n * self.of_both_BC.shape[1] + node_n
         below_nW: Float32 = self.of_groups_BF.reshape(-1, within).take(both_n, axis=0)
         return below_nW
 
     def below_groups(self, row_n: Int64, node_n: Int64, within: int) -> Float32:
-        """Of the labels of some groups, each of one query, float32 [n, within]."""
+        """Return the values of the labels within n groups, each of one query, float32 [n, within]."""
         queries = self.of_labels_PB.shape[1]
         first_n = node_n * (within * queries) + row_n
         place_nW = first_n[:, None] + np.arange(0, within * queries, queries)
@@ -157,7 +157,7 @@ class Selection:
         return log_z_B
 
     def _each(self, work: Callable[[slice], None], count: int, step: int) -> None:
-        """Do some work on slices of `step` of `count`, in as many threads as BLAS has, each with a BLAS of one."""
+        """Run `work` on slices of `step` rows in parallel, with BLAS limited to one thread in each."""
         slices = [slice(start, min(start + step, count)) for start in range(0, count, step)]
         with self._blas.limit(limits=1), ThreadPoolExecutor(self._threads) as pool:
             list(pool.map(work, slices))

@@ -36,7 +36,7 @@ FILE = "valid_by_label.parquet"
 NAMED = {"train": "Best if labels come as in training", "uniform": "Best if all labels come alike"}
 """Priors that need no file, and what a report calls them."""
 _BELOW = (-1.0, -0.75, -0.5, -0.25)
-"""μ that is measured for priors with more of the tail, beside the recipe's grid."""
+"""Values of μ in addition to the recipe's grid, for priors with more of the tail."""
 _RESAMPLES, _SEED = 200, 0
 
 

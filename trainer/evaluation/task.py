@@ -1,4 +1,4 @@
-"""What an evaluation asks: queries, the labels each should find and has seen already; and the figures of their lists.
+"""Define an evaluation's task: queries, their labels to find and their seen labels; compute figures of lists.
 
 Legend: `N` queries, `B` a block of them, `K` list length, `L` labels.
 """
@@ -26,11 +26,11 @@ VALID_QUERIES = 10_000
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How many pairs of a split are measured, and why not all.
+    """Numbers of a split's pairs, of measured pairs, and of pairs left out.
 
     Attributes:
-        seen: of these, those that training has too, which `evaluation.exclude_seen` leaves out; 0 where it is off.
-        queries: that have such a pair, each as often as it is asked in a way of its own.
+        seen: distinct pairs that also occur in training and are left out by `evaluation.exclude_seen`; 0 if it is off.
+        queries: queries with a measured pair; a query counts once per distinct request.
     """
 
     pairs: int
@@ -90,7 +90,7 @@ class Task:
 
     Attributes:
         rows_N: rows of requests (`Pairs.request_rows`), int32 [N], ascending.
-        queries_N: query rows of these, int32 [N]; the same where a query is asked in one way alone.
+        queries_N: query rows of the requests, int32 [N]; equal to `rows_N` if every query has one request.
         seen_keys: `query row · L + label` to leave out of the lists, int64, sorted.
         ks: list lengths that the catalogue has labels for.
         own: registered metrics that the recipe names, their parameters bound.

@@ -1,1 +1,1 @@
-"""From a trained model to a bundle, and its towers to ONNX."""
+"""Convert a trained model to a bundle, and its towers to ONNX."""
