@@ -18,7 +18,7 @@ from longtail.trainer.cli import app as train_app
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/orchestrators.md").read_text()
-BUNDLE = ROOT / "tests/fixtures/releases/ivf/bundle"
+BUNDLE = ROOT / "tests/fixtures/0.1.0/releases/ivf/bundle"
 COMMANDS = {
     f"{program} {name}": {option for parameter in command.params for option in parameter.opts}
     for program, app in (("longtail-train", train_app), ("longtail-index", index_app))

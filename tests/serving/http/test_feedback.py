@@ -178,7 +178,7 @@ def test_a_share_of_the_answers_are_events(tmp_path: Path, share: float) -> None
         assert [events[name_of(app, each)]["features"] for each in (long, near)] == [None, None]
         asked = {name: value for name, value in EAST.items() if name != "features"}
         assert json.loads(told["options"]) == asked
-        assert json.loads(events[name_of(app, set_)]["options"]) == asked | options
+        assert json.loads(events[name_of(app, set_)]["options"]) == asked | options | {"candidates": 100}
         assert events[name_of(app, near)]["options"] is None
 
 
