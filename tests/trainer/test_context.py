@@ -178,7 +178,7 @@ def test_what_is_wrong_with_versions_is_said(tmp_path: Path, change: dict[str, A
         ("", '{ name = "seen", kind = "history", from = "row" }', TAIL, "neither a history nor the query's own id"),
         ("", TIER, TAIL.replace("kind", 'from = "row", kind'), "expected from = 'table', received 'row'"),
         ("", '{ name = "a", kind = "id", form = "row" }', TAIL, "expected one of name, kind, column, from,"),
-        ("", TIER, f"{TAIL}[loss]\nimpressions = 1\n", "expected data.impressions, their column"),
+        ("", TIER, f"{TAIL}[loss]\nimpressions = 1\n", "needs the column of impressions; set data.impressions"),
     ],
 )
 def test_recipes_of_contexts_that_cannot_be(tmp_path: Path, data: str, features: str, tail: str, message: str) -> None:
