@@ -87,6 +87,7 @@ def test_rows_that_lie_on_one_device_are_read_and_written_exactly() -> None:
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_a_step_moves_what_the_documentation_says() -> None:
     """2 + 4/n + 20/√B arrays of the batch's rows, and some of its ids."""
     batch, dim, on = 1024, 32, 4
@@ -113,6 +114,7 @@ def test_processes_that_share_a_ranking_have_the_lists_of_one(tmp_path: Path) ->
 
 
 @pytest.mark.process
+@pytest.mark.nightly
 def test_processes_that_read_other_data_are_refused(tmp_path: Path) -> None:
     tiny.write_job(tmp_path)
     pq.write_table(tiny.clustered(users=40, items=16, each=8, seed=1), tmp_path / "others.parquet")

@@ -193,8 +193,9 @@ def rank(
         if not len(rows_B):
             continue
         own, start = slice(at_B, at_B + len(rows_B)), process() * share + at_B
+        end = start + len(rows_B)
         queries_EB = augmentation.queries(embedded, 0.0).T
-        seen = seen_by(seen_keys, queries_N[start : start + block], labels=labels)
+        seen = seen_by(seen_keys, queries_N[start:end], labels=labels)
         noise_PB: Float32 | None = None
         if log_proposal is not None:
             noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[selection.order]
@@ -205,7 +206,7 @@ def rank(
             top_GSK[which, own] = selection.lists(values, which)
             for at in among:
                 if likely is not None and (log_p_S := log_p_GS[at]) is not None:
-                    wanted = likely.between(start, start + len(rows_B))
+                    wanted = likely.between(start, end)
                     log_p_S[own] = _log_likelihood(selection, values, at, wanted, never_L, augmentation.temperature)
     if number_of_processes() == 1:
         return top_GSK[:, : len(rows_N)], log_p_GS
