@@ -196,11 +196,11 @@ def test_an_out_of_another_batch_is_refused(shop: Path, tmp_path: Path) -> None:
 
 WRONG = {
     "a row": (Asked({}), {"user_id": ["u1", "u2"], "history": [["i1"], [None]]}, "row 1: features.hist"),
-    "exclude": (Asked({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, "row 0: exclude.0: Input"),
+    "exclude": (Asked({}, "seen"), {"user_id": ["u1"], "seen": [[1.5]]}, "row 0: exclude.0: expected an id"),
     "no feature": (Asked({}), {"user": ["u1"]}, "expected columns of the features user_id, joined, likes, history, fo"),
     "no column": (Asked({}, "seen"), {"user_id": ["u1"]}, "expected a column 'seen', found user_id"),
     "a name": (Asked({}), {"user_id": ["u1"], "scores": [1]}, "column 'scores': expected other names"),
-    "an option": (Asked({"k": 0}), {"user_id": ["u1"]}, "--options: k: Input should be greater than or equal to 1"),
+    "an option": (Asked({"k": 0}), {"user_id": ["u1"]}, "--options: k: expected at least 1"),
     "a feature": (
         Asked({"vector": [1]}),
         {"user_id": ["u1"]},

@@ -212,5 +212,5 @@ def test_staged_and_experiments_come_along(shop: Shop) -> None:
 
 
 def test_releases_at_urls_need_a_state_of_their_own(shop: Shop) -> None:
-    with pytest.raises(ValueError, match="where releases are at a URL, received none"):
+    with pytest.raises(ValueError, match="releases at a URL, received none: use --state"):
         Settings(releases=shop.url)
