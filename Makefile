@@ -51,6 +51,7 @@ format: $(VENV)/.installed
 	$(VENV)/bin/ruff check --fix .
 
 docs: $(DOCS_VENV)/.installed  ## The site, into build/docs: warnings are errors, every link inside it is checked.
+	rm -rf build/docs  # pages of an earlier build would be checked as well
 	$(DOCS_VENV)/bin/sphinx-build --fail-on-warning --keep-going --fresh-env --quiet -b html docs build/docs
 	$(DOCS_VENV)/bin/python docs/check_links.py build/docs
 
