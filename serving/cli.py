@@ -272,7 +272,9 @@ def batch(
         list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
     ] = None,
     release: Annotated[str | None, typer.Option(metavar="NAME", help="Which one answers (default: CURRENT).")] = None,
-    shard: Annotated[str, typer.Option(metavar="I/N", help="Which share of the files, from 0, of how many.")] = "0/1",
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Answer the I-th of N shares of the rows, from 0, also of one file.")
+    ] = "0/1",
     state: StateOption = None,
 ) -> None:
     """Answer a table of queries offline, into Parquet files. Run again to resume."""
