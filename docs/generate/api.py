@@ -1,7 +1,8 @@
 """The API reference as Markdown, from sources that griffe reads without importing them.
 
-So it needs neither TensorFlow nor FAISS. What a module's `__all__` names is shown, wherever it is defined; of a module
-without one, what is defined there and does not begin with `_`. Docstrings are Markdown with Google's sections.
+The reference therefore needs neither TensorFlow nor FAISS. It shows the names in a module's `__all__`, also those that
+another module defines; of a module without `__all__`, it shows what is defined there and does not begin with `_`.
+Docstrings are Markdown with Google's sections.
 """
 
 from __future__ import annotations

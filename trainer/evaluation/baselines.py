@@ -94,7 +94,7 @@ class SameForAll:
     scores_L: Float32
 
     def __call__(self, rows_B: Int32) -> Float32:
-        """As `Scores`."""
+        """Return the same scores for every query row, float32 [B, L]."""
         return np.tile(self.scores_L, (len(rows_B), 1))
 
 
