@@ -17,7 +17,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from longtail.bundle.arrays import Bools, Float32, Int32, Int64
+from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.index.manifests import Effort, Kind
 from longtail.index.search.candidates import NO_ROW, kth_best, no_results, top_k
 from longtail.index.search.eligible import Eligible
@@ -58,11 +58,11 @@ class Head:
     def __len__(self) -> int:
         return len(self.rows_H)
 
-    def holds(self, rows_BC: Int64, size: int) -> Bools:
-        """Compute whether each row is among the first `size` labels of the head, bool [B, C]."""
-        at_BC = np.minimum(np.searchsorted(self._ascending_H, rows_BC), len(self) - 1)
-        held_BC: Bools = (self._ascending_H[at_BC] == rows_BC) & (self._order_H[at_BC] < size)
-        return held_BC
+    def _places(self, rows: Int64) -> Int64:
+        """Find the place of each row in the head; the head's length for other rows."""
+        at = np.minimum(np.searchsorted(self._ascending_H, rows), len(self) - 1)
+        places: Int64 = np.where(self._ascending_H[at] == rows, self._order_H[at], len(self))
+        return places
 
     def best(self, queries_BE: Float32, k: int, eligible: Eligible) -> tuple[Float32, Int64]:
         """Get the k best eligible labels of the head: float32 and int64 [B, k]; −inf and −1 beyond."""
@@ -88,7 +88,7 @@ class Head:
         least_B = kth_best(scores_BC, k)
         least_B -= _TOLERANCE * (1 + np.abs(least_B))
         # The index holds the head's labels too: only their exact score from the head counts.
-        scores_BC[self.holds(rows_BC, size)] = -np.inf
+        scores_BC[self._places(rows_BC) < size] = -np.inf
         ruled_out_H = None if eligible.whole else ~eligible.in_head(self.rows_H)[:size]
         found_B, found_H, found = [], [], []
         step = max(1, _SCORES_AT_ONCE // max(1, size))
@@ -119,16 +119,16 @@ class Head:
         scores_H = self.vectors_HE[:size] @ query_E
         if not eligible.whole:
             scores_H[~eligible.in_head(self.rows_H)[:size]] = -np.inf
-        least = float(kth_best(scores_1C, k)[0])
-        if least > -np.inf:
-            least -= _TOLERANCE * (1 + abs(least))
-        elif size > k:
+        rows_C, least = rows_1C[0], float(kth_best(scores_1C, k)[0])
+        # Head labels that the index found already count once, with the index's score.
+        places_C = self._places(rows_C)
+        scores_H[places_C[places_C < size]] = -np.inf
+        if least == -np.inf and size > k:
             least = float(np.partition(scores_H, -k)[-k])
-        at, found = (scores_H >= least).nonzero()[0], set(rows_1C[0].tolist())
-        new = [place for place, row in zip(at.tolist(), self.rows_H[at].tolist(), strict=True) if row not in found]
-        if new:
+        new = (scores_H >= least).nonzero()[0]
+        if new.size:
             scores_1C = np.concatenate([scores_1C[0], scores_H[new]])[None]
-            rows_1C = np.concatenate([rows_1C[0], self.rows_H[new]])[None]
+            rows_1C = np.concatenate([rows_C, self.rows_H[new]])[None]
         return top_k([scores_1C], [rows_1C], k)
 
 
