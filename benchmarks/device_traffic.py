@@ -49,7 +49,7 @@ def moved(traffic: dict[str, int], devices: int) -> float:
 
 
 def compiled_step(*, devices: int, batch: int, dim: int, rows: int) -> str:
-    """Return the program of a step, compiled for so many devices by a process of its own."""
+    """Compile a training step for a number of devices, in a new process, and return the program."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--xla_force_host_platform_device_count={devices} --xla_dump_to={folder} --xla_dump_hlo_as_text"
         subprocess.run(

@@ -24,7 +24,7 @@ MAX_PRIORS = 8
 """Most priors. Each costs four bytes per label and a coordinate of every search, and multiplies the places where
 recall is measured."""
 _TERMS = 2 * MAX_PRIORS
-"""Bound on the terms of a score: the sum of so many terms of the largest size must not overflow."""
+"""Terms assumed by the overflow check of a score; a real score has fewer."""
 
 
 class Prior(Record):

@@ -32,7 +32,7 @@ class Refused:
     """One refused value."""
 
     where: str
-    """Dotted path, such as `evaluation.floor.tail`; empty for the whole."""
+    """Dotted path of a key, such as `evaluation.floor.tail`; empty if the error concerns the whole input."""
     wrong: str
     """What is wrong, such as `expected a whole number`."""
     received: object = None

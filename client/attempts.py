@@ -35,7 +35,7 @@ class LongtailError(Exception):
     Args:
         message: what was expected and what was received.
         status: HTTP status of the answer; None if no answer came.
-        type: stable name of the kind of error, such as `invalid_request`; `http_STATUS` for a gateway's answer.
+        type: name of the error, such as `invalid_request`, or `http_STATUS` if a gateway answered.
         field: dotted path of the wrong part of the request, such as `queries.0.k`.
         request_id: id of the request in the service's log.
     """

@@ -112,7 +112,7 @@ class Feedback:
         answer_id: id of the result; None: organic, and `features` are those of the query before the choice.
         labels: ids of the chosen labels.
         features: features of the query, for training on the choice; None: the choice only counts in the figures.
-        event: type of the event, such as `purchase`; None: the service's default, `click`.
+        event: type of the event, such as `purchase`. The service takes None for `click`.
         weight: weight in training; None: the service's default, 1.
         bias_removal, popularity: for an organic choice: λ and μ at which the service is measured.
         exclude: for an organic choice: ids that the answer would not have contained.

@@ -18,22 +18,22 @@ _OTHERS = {"faiss": "index", "jax": "jax"}
 
 
 def trainer() -> None:
-    """Run `longtail-train`; exits with 2 and one line if the extra `train` is not installed."""
+    """Run `longtail-train`. If the extra `train` is missing, say so and exit with code 2."""
     _run("longtail-train", "trainer", extra="train")
 
 
 def audit() -> None:
-    """Run `longtail-audit`; exits with 2 and one line if the extra `audit` is not installed."""
+    """Run `longtail-audit`. If the extra `audit` is missing, say so and exit with code 2."""
     _run("longtail-audit", "trainer.audit", extra="audit")
 
 
 def index() -> None:
-    """Run `longtail-index`; exits with 2 and one line if neither the extra `index` nor `gpu` is installed."""
+    """Run `longtail-index`. If the extras `index` and `gpu` are both missing, say so and exit with code 2."""
     _run("longtail-index", "index", extra="index")
 
 
 def serving() -> None:
-    """Run `longtail-serve`; exits with 2 and one line without the extras `serve`, and `index` or `gpu`."""
+    """Run `longtail-serve`. If a necessary extra is missing, say so and exit with code 2."""
     _run("longtail-serve", "serving", extra="serve")
 
 

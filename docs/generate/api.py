@@ -1,7 +1,7 @@
 """The API reference as Markdown, from sources that griffe reads without importing them.
 
-The reference therefore needs neither TensorFlow nor FAISS. It shows the names in a module's `__all__`, also those that
-another module defines; of a module without `__all__`, it shows what is defined there and does not begin with `_`.
+Building the reference therefore needs neither TensorFlow nor FAISS. The reference of a module lists the names in
+`__all__`. For a module without `__all__`, it lists the public names that the module defines.
 Docstrings are Markdown with Google's sections.
 """
 
@@ -26,7 +26,7 @@ _OPTIONS: dict[str, Any] = {"warnings": True, "warn_missing_types": False, "warn
 _DOCTEST = re.compile(r"(?m)^>>> (?:.+(?:\n|\Z))+")
 
 _QUOTED = re.compile(r"'([^'\"\\]*)'")
-"""Strings as `ast` writes them; `make check` formats code in pages, too."""
+"""Strings in the quotes of `ast`; pages show them in double quotes, like formatted code."""
 
 _RAISES = re.compile(r"(?ms)^([ ]*)Raises:\n(?:\1    .*?(?:\n|\Z))+")
 _UNNAMED = re.compile(r"(?m)^( *)(?=as `)")

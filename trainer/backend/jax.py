@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from longtail.bundle.arrays import Array
 from longtail.trainer.backend import mesh as on_mesh
-from longtail.trainer.backend.mesh import AXIS, Asked, Owned, by_rows, mesh_in_use
+from longtail.trainer.backend.mesh import AXIS, Owned, Requested, by_rows, mesh_in_use
 from longtail.trainer.backend.tensors import BlockLoss, Step, Tensor, Tensors
 
 _Beside = TypeVar("_Beside")
@@ -52,9 +52,9 @@ def rows_variable(rows: int, width: int, *, name: str, initializer: Any = "zeros
     return variable
 
 
-def gather(table: keras.Variable, ids: jax.Array | Asked | Owned) -> jax.Array:
-    """Return rows of a variable, shape [*ids.shape, D]; for `Asked` or `Owned` ids each device gets its own rows."""
-    if isinstance(ids, Asked):
+def gather(table: keras.Variable, ids: jax.Array | Requested | Owned) -> jax.Array:
+    """Return rows of a variable, shape [*ids.shape, D]; each device gets its own for `Requested` and `Owned` ids."""
+    if isinstance(ids, Requested):
         return on_mesh.fetch_of(table.rows, table.value, ids)
     if isinstance(ids, Owned):
         return on_mesh.read_of(table.rows, table.value, ids)
@@ -105,7 +105,7 @@ def unique(ids_N: jax.Array, limit: int) -> tuple[jax.Array, jax.Array]:
 
 def distinct(
     ids: Sequence[jax.Array], limit: int, *, shared: bool = False
-) -> tuple[jax.Array | Asked, list[jax.Array]]:
+) -> tuple[jax.Array | Requested, list[jax.Array]]:
     """Return the distinct ids of several arrays, [U], and the positions of each array's, shaped as it is.
 
     On a mesh they are of each device's parts of the arrays if they are not `shared`; ids are for `gather` and `sums`
@@ -130,7 +130,7 @@ def sums(
 ) -> tuple[Any, jax.Array, jax.Array]:
     """Return the distinct ids that were read together, [U], their rows, and the sums of their gradients, [U, D]."""
     ids = [ids_U for ids_U, _ in read]
-    if isinstance(ids[0], Asked):
+    if isinstance(ids[0], Requested):
         owned, sums_UD = on_mesh.sums_of(table.rows, table.value, ids, gradients)
         return owned, gather(table, owned), sums_UD
     if len(read) == 1:

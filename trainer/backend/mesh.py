@@ -3,7 +3,7 @@
 Only JAX has a mesh; the rest of the trainer uses it through `trainer.devices`.
 
 A table is split over the devices in equal parts of its rows. In a step each device fetches the distinct rows that its
-share of the batch reads from their owners (`Asked`), and sends the gradients back to the owners (`Owned`), both by
+share of the batch reads from their owners (`Requested`), and sends the gradients back to the owners (`Owned`), both by
 all-to-all.
 
 Legend: `N` ids, `U` distinct ids, `D` dimensions, `R` rows of a device's part.
@@ -81,7 +81,7 @@ def by_rows(columns: Mapping[str, Any]) -> dict[str, Any]:
     return {name: placed(column) for name, column in columns.items()}
 
 
-class Asked(NamedTuple):
+class Requested(NamedTuple):
     """Distinct rows that each device reads, an equal share of `ids_U` for each; past a table's end there is none."""
 
     mesh: Mesh
@@ -148,7 +148,7 @@ def gather_of(mesh: Mesh, rows: int) -> Callable[..., jax.Array]:
     return jax.jit(jax.shard_map(rows_of, mesh=mesh, in_specs=(parts, whole), out_specs=whole))
 
 
-def distinct_of(mesh: Mesh, ids: Sequence[jax.Array], limit: int) -> tuple[Asked, list[jax.Array]]:
+def distinct_of(mesh: Mesh, ids: Sequence[jax.Array], limit: int) -> tuple[Requested, list[jax.Array]]:
     """Return the distinct ids of each device's parts of arrays, and each element's position among its device's ids."""
 
     def found(*parts: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
@@ -159,7 +159,7 @@ def distinct_of(mesh: Mesh, ids: Sequence[jax.Array], limit: int) -> tuple[Asked
         return ids_U, [at.reshape(part.shape) for at, part in zip(jnp.split(at_N, ends), parts, strict=True)]
 
     ids_U, positions = _on_parts(mesh, found)(*(lengthened(each, mesh.size, limit) for each in ids))
-    return Asked(mesh, ids_U), [at[: len(each)] for at, each in zip(positions, ids, strict=True)]
+    return Requested(mesh, ids_U), [at[: len(each)] for at, each in zip(positions, ids, strict=True)]
 
 
 def take_of(mesh: Mesh, rows_UD: jax.Array, positions: jax.Array) -> jax.Array:
@@ -177,14 +177,14 @@ class _Rounds:
     """
 
     def __init__(self, ids_U: jax.Array, rows: int, part_rows: int, shards: int) -> None:
-        asked, share = len(ids_U), -(-len(ids_U) // shards)
-        self.width = min(asked, part_rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
+        requested, share = len(ids_U), -(-len(ids_U) // shards)
+        self.width = min(requested, part_rows, share + math.ceil(_DEVIATIONS * math.sqrt(share)))
         self.part_rows, self.shards = part_rows, shards
         places_U = jnp.where(ids_U < rows, places_of(ids_U, rows), shards * part_rows)
         self.owner_U, self.place_U = places_U // part_rows, places_U % part_rows
         order_U = jnp.argsort(self.owner_U)
         first_U = jnp.searchsorted(self.owner_U[order_U], self.owner_U)
-        self.rank_U = jnp.zeros_like(order_U).at[order_U].set(jnp.arange(asked)) - first_U
+        self.rank_U = jnp.zeros_like(order_U).at[order_U].set(jnp.arange(requested)) - first_U
         fullest = jnp.max(jnp.where(self.owner_U < shards, self.rank_U // self.width + 1, 0))
         self.number = jax.lax.pmax(fullest, AXIS)
 
@@ -192,7 +192,7 @@ class _Rounds:
         """Return every id's owner and column in a round; columns of other rounds' ids are out of bounds."""
         return self.owner_U, jnp.where(self.rank_U // self.width == number, self.rank_U % self.width, self.width)
 
-    def asked(self, number: jax.Array) -> jax.Array:
+    def requested(self, number: jax.Array) -> jax.Array:
         """Return the places of this device's rows that every device needs in a round, int32 [shards, width]."""
         none = jnp.full((self.shards, self.width), self.part_rows, self.place_U.dtype)
         return exchanged(none.at[self.at(number)].set(self.place_U, mode="drop"))
@@ -209,31 +209,31 @@ def exchanged(sent: jax.Array) -> jax.Array:
     return received
 
 
-def fetch_of(rows: int, table_RD: jax.Array, asked: Asked) -> jax.Array:
+def fetch_of(rows: int, table_RD: jax.Array, requested: Requested) -> jax.Array:
     """Return the rows that each device requested, float32 [U, D]."""
 
     def fetched(part_RD: jax.Array, ids_U: jax.Array) -> jax.Array:
-        rounds = _Rounds(ids_U, rows, len(part_RD), asked.mesh.size)
+        rounds = _Rounds(ids_U, rows, len(part_RD), requested.mesh.size)
 
         def once(number: jax.Array, rows_UD: jax.Array) -> jax.Array:
-            found = part_RD.at[rounds.asked(number)].get(mode="fill", fill_value=0)
+            found = part_RD.at[rounds.requested(number)].get(mode="fill", fill_value=0)
             return rows_UD + exchanged(found).at[rounds.at(number)].get(mode="fill", fill_value=0)
 
         return rounds.run(once, jnp.zeros((len(ids_U), part_RD.shape[1]), part_RD.dtype))
 
-    made: jax.Array = _on_parts(asked.mesh, fetched)(table_RD, asked.ids_U)
+    made: jax.Array = _on_parts(requested.mesh, fetched)(table_RD, requested.ids_U)
     return made
 
 
 def sums_of(
-    rows: int, table_RD: jax.Array, asked: Sequence[Asked], gradients: Sequence[jax.Array]
+    rows: int, table_RD: jax.Array, requested: Sequence[Requested], gradients: Sequence[jax.Array]
 ) -> tuple[Owned, jax.Array]:
     """Return the distinct requested rows of all devices, on their owners, and the sums of their gradients."""
-    mesh = asked[0].mesh
+    mesh = requested[0].mesh
     part_rows = len(table_RD) // mesh.size
 
     def summed(*arguments: jax.Array) -> tuple[jax.Array, jax.Array]:
-        ids, parts = arguments[: len(asked)], arguments[len(asked) :]
+        ids, parts = arguments[: len(requested)], arguments[len(requested) :]
         all_N = jax.lax.all_gather(jnp.concatenate(ids), AXIS, tiled=True)
         own_N = _own_places(all_N, rows, part_rows)
         size = min(len(all_N), part_rows)
@@ -243,7 +243,7 @@ def sums_of(
             rounds = _Rounds(ids_U, rows, part_rows, mesh.size)
 
             def once(number: jax.Array, sums_UD: jax.Array, rounds: _Rounds = rounds, part_UD: Any = part_UD) -> Any:
-                places = rounds.asked(number)
+                places = rounds.requested(number)
                 sent = jnp.zeros((mesh.size, rounds.width, part_UD.shape[1]), part_UD.dtype)
                 received = exchanged(sent.at[rounds.at(number)].set(part_UD, mode="drop"))
                 at = jnp.where(places < part_rows, jnp.searchsorted(own_U, places), size)
@@ -252,7 +252,7 @@ def sums_of(
             sums_UD = rounds.run(once, sums_UD)
         return jnp.where(own_U < part_rows, all_N[at_N], rows), sums_UD
 
-    ids_U, sums_UD = _on_parts(mesh, summed)(*(each.ids_U for each in asked), *gradients)
+    ids_U, sums_UD = _on_parts(mesh, summed)(*(each.ids_U for each in requested), *gradients)
     return Owned(mesh, ids_U), sums_UD
 
 

@@ -1,6 +1,6 @@
 """Export of a trained model as a bundle: towers, labels, the curve of the dials, reports.
 
-Legend: `C` calibration queries, `D` dimensions, `P` pairs that queries have seen, `N` of them those of `C`.
+Legend: `C` calibration queries, `D` dimensions, `N` labels that their queries have seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.evaluation.task import seen_pairs
+from longtail.trainer.evaluation.task import seen_by, seen_pairs
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
@@ -53,7 +53,7 @@ def to_bundle(
     exclude_history = recipe.evaluation.exclude_seen and any(
         feature.kind == "history" for feature in trained.encoding.query_features
     )
-    seen_N2 = _seen_by(rows_C[embedded], seen, dataset) if exclude_history else None
+    seen_N2 = _seen_labels(rows_C[embedded], seen, dataset) if exclude_history else None
     towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
     if "label" in towers:
@@ -124,17 +124,11 @@ def to_bundle(
     )
 
 
-def _seen_by(rows_C: Int32, seen: Pairs, dataset: Dataset) -> Int32:
+def _seen_labels(rows_C: Int32, seen: Pairs, dataset: Dataset) -> Int32:
     """Get pairs of a place in `rows_C` and a label that its query has seen, int32 [N, 2], ascending."""
     queries_C = rows_C if dataset.request_queries is None else dataset.request_queries[rows_C]
-    labels = len(dataset.label_ids)
-    keys_P = seen_pairs(seen, labels=labels, exclude_seen=True)
-    begins_C, ends_C = (np.searchsorted(keys_P, (queries_C.astype(np.int64) + more) * labels) for more in (0, 1))
-    counts_C = ends_C - begins_C
-    of_N = np.repeat(np.arange(len(rows_C)), counts_C)
-    within_N = np.arange(len(of_N)) - np.repeat(np.cumsum(counts_C) - counts_C, counts_C)
-    labels_N = keys_P[begins_C[of_N] + within_N] % labels
-    return np.stack([of_N, labels_N], axis=1).astype(np.int32)
+    labels, of_these = len(dataset.label_ids), seen.take(np.isin(seen.queries, queries_C))
+    return seen_by(seen_pairs(of_these, labels=labels, exclude_seen=True), queries_C, labels=labels).astype(np.int32)
 
 
 def _newest(dataset: Dataset) -> dict[str, str | int]:
