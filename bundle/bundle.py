@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.bundle.augment import Augmentation
+from longtail.bundle.cooccurrence import FILES, REMEMBERED, REMEMBERED_IDS, Cooccurrence, Remembered
 from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
 from longtail.bundle.forecast import Forecast
@@ -39,7 +40,9 @@ FORECAST = "forecast.arrow"
 VOCABULARIES = "vocabularies"
 TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
-CONTRACT_FILES = (*_REQUIRED, CALIBRATION_SEEN, LABEL_TOWER, PROPOSAL, FORECAST)
+CONTRACT_FILES = (
+    *_REQUIRED, CALIBRATION_SEEN, LABEL_TOWER, PROPOSAL, FORECAST, *FILES, REMEMBERED, REMEMBERED_IDS,
+)  # fmt: skip
 """Contract files, in addition to manifest, vocabularies, tables and label vectors; other files are reports."""
 
 UNIT_NORM_TOLERANCE = 1e-3
@@ -64,6 +67,8 @@ class Bundle:
             refer to them as `tables/NAME.npy`.
         proposal: the tree p_n(y|x) of a model trained against adversarial negatives, or None.
         forecast: forecast behind the labels' log π, if that is of a later period than training; None without one.
+        cooccurrence: the term of co-occurrence; None without one.
+        remembered: the last labels of every query of training; None if requests must give their history.
         reports: further files kept with the model (report.html, metrics.json), by name.
         priors: priors of the release that serves the bundle; the release stores them, `write` does not. None without.
         path: directory of the bundle; None before it is written.
@@ -80,6 +85,8 @@ class Bundle:
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
     forecast: Forecast | None = None
+    cooccurrence: Cooccurrence | None = None
+    remembered: Remembered | None = None
     reports: Mapping[str, bytes] = field(default_factory=dict)
     priors: Priors | None = None
     path: Path | None = None
@@ -152,6 +159,10 @@ class Bundle:
                 self.proposal.write(working / PROPOSAL)
             if self.forecast is not None:
                 self.forecast.write(working / FORECAST)
+            if self.cooccurrence is not None:
+                self.cooccurrence.write(working)
+            if self.remembered is not None:
+                self.remembered.write(working)
             if self.vocabularies:
                 (working / VOCABULARIES).mkdir()
             for name, vocabulary in self.vocabularies.items():
@@ -203,6 +214,8 @@ class Bundle:
             },
             proposal=Proposal.read(path / PROPOSAL) if PROPOSAL in manifest.files else None,
             forecast=Forecast.read(path / FORECAST, verify=verify) if FORECAST in manifest.files else None,
+            cooccurrence=None if manifest.cooccurrence is None else Cooccurrence.read(path, manifest.cooccurrence),
+            remembered=Remembered.read(path, verify=verify) if REMEMBERED in manifest.files else None,
             path=path,
         )
         if verify:
@@ -297,6 +310,13 @@ def _check(bundle: Bundle) -> None:
             "forecast.arrow has a row per label", rows == manifest.labels, f"{manifest.labels} rows", f"{rows} rows"
         )
         require("labels.arrow has a log_popularity column when forecast.arrow exists", served, "a column", "none")
+    settings = None if bundle.cooccurrence is None else bundle.cooccurrence.settings
+    invariant = "the manifest describes the term of co-occurrence, if there is one"
+    require(invariant, settings == manifest.cooccurrence, settings, manifest.cooccurrence)
+    if bundle.cooccurrence is not None:
+        bundle.cooccurrence.check(manifest.labels)
+    if bundle.remembered is not None:
+        bundle.remembered.check(manifest.labels)
     _check_features(bundle)
     _check_tables(bundle)
     if bundle.proposal is not None:

@@ -26,7 +26,7 @@ from longtail.bundle.dates import seconds_of
 from longtail.bundle.errors import BundleCorruptError
 from longtail.bundle.frequency import log_frequencies
 from longtail.bundle.ids import id_text
-from longtail.bundle.manifest import Record
+from longtail.bundle.manifest import LogColumns
 from longtail.bundle.mapped_table import map_table, write_table
 from longtail.bundle.values import number_of
 
@@ -41,7 +41,7 @@ _SUMS, _FIRST, SINCE = "pair sums", "first pair", "there since"
 _ABOUT, _MODEL = b"forecast", b"xgboost"
 
 
-class ForecastSettings(Record):
+class ForecastSettings(LogColumns):
     """Settings with which a forecast was fitted."""
 
     kind: Literal["decayed", "forecast"]
@@ -65,15 +65,6 @@ class ForecastSettings(Record):
     """Column with the date since which a label exists."""
     since_feature: str | None = None
     """Label feature that reads this column, if there is one."""
-    query_id: str = "query_id"
-    """Column of query ids in a log of later pairs; the other columns of the log follow."""
-    label_id: str = "label_id"
-    timestamp: str = "time"
-    ticks: float = Field(default=1.0, gt=0)
-    """Units of a numeric `timestamp` per second."""
-    event: str | None = None
-    ignored: list[str] = Field(default_factory=list)
-    """Types of events that do not count."""
     nats: dict[str, float] = Field(default_factory=dict)
     """Mean log-probability of the pairs of a held-out last period, by kind of prior."""
 

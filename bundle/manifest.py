@@ -148,13 +148,14 @@ class Interval(Record):
 
 
 class CurvePoint(Record):
-    """Offline metrics at one λ and μ.
+    """Offline metrics at one λ, μ and ω.
 
     `metrics` names are `METRIC@K` over all queries, or `METRIC@K/BUCKET`.
     """
 
     bias_removal: float
     popularity: float = 0.0
+    cooccurrence: float = 0.0
     metrics: dict[str, Interval]
 
 
@@ -187,6 +188,49 @@ class BiasRemoval(Popularity):
     curve_split: str = "none"
     """Split that the curve was measured on."""
     curve: list[CurvePoint] = []
+
+
+class LogColumns(Record):
+    """Columns of a log of later pairs, and its types of events."""
+
+    query_id: str = "query_id"
+    label_id: str = "label_id"
+    timestamp: str = "time"
+    ticks: float = Field(default=1.0, gt=0)
+    """Units of a numeric `timestamp` per second."""
+    event: str | None = None
+    ignored: list[str] = Field(default_factory=list)
+    """Types of events that do not count."""
+
+
+class CooccurrenceSettings(Popularity):
+    """The dial ω: default weight of c, its limits, and how W and c are made [METHODS §13]."""
+
+    default: float
+    minimum: float = 0.0
+    maximum: float = Field(gt=0)
+    kind: Literal["walk", "cosine", "next"]
+    power: float = Field(default=0.0, ge=0)
+    """β, the power of a neighbour's degree that divides W; `cosine` has ½."""
+    steps: int = Field(default=5, ge=1)
+    """Steps within which a label follows another, for `next`."""
+    step_decay: float = Field(default=0.6, gt=0, le=1)
+    """δ, the factor of every further step, for `next`."""
+    neighbours: int = Field(default=20, ge=1)
+    """N, the most neighbours of a label."""
+    last: int = Field(ge=1)
+    """R, the last entries of a history that count."""
+    decay: float = Field(gt=0, le=1)
+    """γ, the factor of every older entry."""
+    mean: bool = False
+    """Whether c is divided by the sum of the entries' factors."""
+    scale: float = Field(default=1.0, gt=0)
+    """Factor of W, so that ω is of the order of 1."""
+    until: float | None = None
+    """Time of the last pair in W, in seconds since 1970; null without times."""
+    log: LogColumns = LogColumns()
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Weights of pairs by type of event, where types differ."""
 
 
 class FileRecord(Record):
@@ -224,6 +268,8 @@ class Manifest(Record):
     buckets: Buckets
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()
+    cooccurrence: CooccurrenceSettings | None = None
+    """The term of co-occurrence; null without one."""
     training_data: dict[str, str | int]
     software: dict[str, str]
     files: dict[str, FileRecord] = {}
@@ -247,9 +293,10 @@ class Manifest(Record):
         return self
 
 
-def dial_words(bias_removal: float, popularity: float) -> str:
-    """Describe a place on both dials, such as `λ = 0.5`, or `λ = 0.5, μ = -1` if μ is not 0."""
-    return f"λ = {bias_removal:g}" + (f", μ = {popularity:g}" if popularity else "")
+def dial_words(bias_removal: float, popularity: float, cooccurrence: float = 0.0) -> str:
+    """Describe a place on the dials, such as `λ = 0.5`, or `λ = 0.5, μ = -1, ω = 0.2`; μ and ω only if not 0."""
+    others = {"μ": popularity, "ω": cooccurrence}
+    return f"λ = {bias_removal:g}" + "".join(f", {name} = {value:g}" for name, value in others.items() if value)
 
 
 def utc(at: datetime) -> datetime:
