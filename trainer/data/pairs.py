@@ -102,8 +102,11 @@ class Pairs:
         """Sort pairs by query, then time, stably."""
         return self.take(np.lexsort((self.queries,) if self.times is None else (self.times, self.queries)))
 
-    def followed_by(self, later: Pairs) -> Pairs:
-        """Merge two sorted sets of pairs; `later` comes after if times are equal or absent."""
+    def places_of(self, later: Pairs) -> Int64:
+        """Return the place among these pairs before which each later pair belongs, int64 [n]; both sets are sorted.
+
+        A later pair comes after the pairs of its query with an equal time, or after all of them without times.
+        """
         # The range of each later pair's query among these pairs; the pair goes to the end, or by time.
         low_n = np.searchsorted(self.queries, later.queries, side="left")
         at_n = np.searchsorted(self.queries, later.queries, side="right")
@@ -113,7 +116,11 @@ class Pairs:
                 before_n = self.times.take(middle_n, mode="clip") <= later.times
                 low_n = np.where(open_n & before_n, middle_n + 1, low_n)
                 at_n = np.where(open_n & ~before_n, middle_n, at_n)
-        others = later.columns()
+        return at_n
+
+    def followed_by(self, later: Pairs) -> Pairs:
+        """Merge two sorted sets of pairs; `later` comes after if times are equal or absent."""
+        at_n, others = self.places_of(later), later.columns()
         return Pairs(
             **{name: np.insert(own, at_n, others[name]) for name, own in self.columns().items() if name in others}
         )
