@@ -10,6 +10,7 @@ from longtail.trainer.config.recipe import Recipe
 from longtail.trainer.config.rows import EventsConfig, ObjectiveConfig
 from longtail.trainer.config.sections import (
     PLACES,
+    CooccurrenceConfig,
     DataConfig,
     EvaluationConfig,
     OptimizerConfig,
@@ -24,6 +25,7 @@ from longtail.trainer.config.tune import BoundConfig, RangeConfig, TuneConfig
 __all__ = [
     "PLACES",
     "BoundConfig",
+    "CooccurrenceConfig",
     "DataConfig",
     "EvaluationConfig",
     "EventsConfig",

@@ -11,7 +11,14 @@ from longtail.trainer import register
 from longtail.trainer.config.base import Section
 from longtail.trainer.config.loss import LossConfig
 from longtail.trainer.config.rows import ObjectiveConfig
-from longtail.trainer.config.sections import DataConfig, EvaluationConfig, OptimizerConfig, PriorConfig, TrainingConfig
+from longtail.trainer.config.sections import (
+    CooccurrenceConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    PriorConfig,
+    TrainingConfig,
+)
 from longtail.trainer.config.towers import NEIGHBOURS, OWN_ID_UNKNOWN_RATE, FeatureConfig, ModelConfig, TowerConfig
 from longtail.trainer.config.tune import TuneConfig
 from longtail.trainer.losses.families import LOSSES
@@ -48,6 +55,8 @@ class Recipe(Section):
     """Objectives by name, each with its own event types, over shared towers. Without objectives, all pairs train
     one objective [METHODS §2.4]."""
     prior: PriorConfig = PriorConfig()
+    cooccurrence: CooccurrenceConfig | None = None
+    """The term of co-occurrence; without this table the score has none."""
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

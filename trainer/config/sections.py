@@ -134,6 +134,39 @@ class PriorConfig(Section):
             yield "horizon and since: expected none with kind = 'count'"
 
 
+class CooccurrenceConfig(Section):
+    """Add what was chosen together with a query's last labels to the score [METHODS §13].
+
+    Every list holds the values among which valid chooses; one value fixes a setting. Where valid sees no gain, the model
+    gets no term. `[cooccurrence]` alone takes all defaults.
+    """
+
+    kinds: list[Literal["walk", "cosine", "next"]] = Field(default=["walk", "cosine", "next"], min_length=1)
+    """`walk` goes from a label over its queries to another label (RP3beta), `cosine` compares the queries of two labels,
+    `next` counts what follows a label within some `steps`. `next` is left out of data without an order."""
+    powers: list[Annotated[float, Field(ge=0, le=2)]] = Field(default=[0.0, 0.2, 0.4, 0.6, 0.8], min_length=1)
+    """Powers β of a neighbour's degree, which divides `walk` and `next`: larger ones favour rare labels."""
+    last: list[Annotated[int, Field(ge=1, le=1000)]] = Field(default=[3, 5, 10, 20, 50], min_length=1)
+    """Numbers R of last entries of a history that count. Data without an order use the largest alone."""
+    decay: list[Annotated[float, Field(gt=0, le=1)]] = Field(default=[0.5, 0.7, 0.8, 0.9, 1.0], min_length=1)
+    """Factors γ of every older entry; 1 for data without an order."""
+    weights: list[Annotated[float, Field(ge=0)]] = Field(
+        default=[0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0], min_length=1
+    )
+    """The grid of ω. At ω = 1 the term's standard deviation over labels is ½, in the mean over queries."""
+    neighbours: int = Field(default=20, ge=1, le=1000)
+    """Neighbours N of a label, 8 bytes each."""
+    steps: int = Field(default=5, ge=1, le=100)
+    """Steps within which `next` counts."""
+    step_decay: float = Field(default=0.6, gt=0, le=1)
+    """Factor of every further step of `next`."""
+    most: int = Field(default=500, ge=2)
+    """Last pairs of a query that count in W, so that one query costs and weighs no more than others."""
+    remember: int | None = Field(default=None, ge=0, le=1000)
+    """Last labels of every query that the bundle keeps, for requests that give a query's id alone. By default 50 if the
+    query tower reads no history, otherwise 0."""
+
+
 class OptimizerConfig(Section):
     """Choose the optimizers: sparse ones for embedding tables, those of Keras for dense parameters."""
 

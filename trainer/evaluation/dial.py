@@ -1,7 +1,8 @@
-"""Choose the points of a curve over the two dials λ and μ, and the default point of the service [METHODS §6, §9].
+"""Choose the points of a curve over the dials λ, μ and ω, and the default point of the service [METHODS §6, §9, §13].
 
-The score is `f + λ·log ν + μ·log π`. A curve is a line over λ at μ = 0 and, if log ν differs from log π, a second line
-over μ at the served λ.
+The score is `f + λ·log ν + μ·log π + ω·c`. A curve is a line over λ at μ = 0 and, if log ν differs from log π, a second
+line over μ at the served λ, both at the served ω. With a term of co-occurrence a third line is over ω, at the served λ
+and μ.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Popularity
+from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Manifest, Popularity
 from longtail.bundle.manifest import dial_words
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.config.sections import RelativeFloor
@@ -19,34 +20,47 @@ from longtail.trainer.history import best_of
 
 
 class Setting(NamedTuple):
-    """One λ (`bias_removal`) and one μ (`popularity`)."""
+    """One λ (`bias_removal`), one μ (`popularity`) and one ω (`cooccurrence`)."""
 
     bias_removal: float
     popularity: float = 0.0
+    cooccurrence: float = 0.0
 
     @classmethod
     def of(cls, point: CurvePoint) -> Setting:
         """Return the setting of a curve's point."""
-        return cls(point.bias_removal, point.popularity)
+        return cls(point.bias_removal, point.popularity, point.cooccurrence)
+
+    @property
+    def of_towers(self) -> Setting:
+        """Return the same λ and μ at ω = 0."""
+        return self._replace(cooccurrence=0.0)
 
     def __str__(self) -> str:
         return dial_words(*self)
 
 
 class Dial(NamedTuple):
-    """A manifest's entries for the two dials: λ with the curve of both, and μ."""
+    """A manifest's entries for the dials: λ with the curve of all, μ, and the default ω, 0 without the term."""
 
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()
+    cooccurrence: float = 0.0
+
+    @classmethod
+    def of_manifest(cls, manifest: Manifest) -> Dial:
+        """Return the dials of a bundle."""
+        term = manifest.cooccurrence
+        return cls(manifest.bias_removal, manifest.popularity, 0.0 if term is None else term.default)
 
     @property
     def default(self) -> Setting:
-        """Return the setting of requests without λ and μ."""
-        return Setting(self.bias_removal.default, self.popularity.default)
+        """Return the setting of requests without λ, μ and ω."""
+        return Setting(self.bias_removal.default, self.popularity.default, self.cooccurrence)
 
     @property
     def curve(self) -> list[CurvePoint]:
-        """Return both lines, λ's first."""
+        """Return all lines, λ's first."""
         return self.bias_removal.curve
 
     def measured(self, split: str, curve: list[CurvePoint]) -> Dial:
@@ -95,14 +109,32 @@ class Noise(NamedTuple):
         return [Setting(0.0, at) if of_prior else Setting(at) for at in (0.0, 0.5, 1.0)]
 
 
-def lines(config: EvaluationConfig, noise: Noise, bias_removal: float) -> list[Setting]:
-    """Return both lines of a curve, the second at a given λ."""
-    return noise.first_line(config.bias_removal) + noise.second_line(_prior_grid(config), bias_removal)
+def lines(
+    config: EvaluationConfig, noise: Noise, default: Setting, weights: Sequence[float] = ()
+) -> list[Setting]:
+    """Return the lines of a curve through the served setting.
+
+    Args:
+        weights: the grid of ω; empty without the term.
+    """
+    first = noise.first_line(config.bias_removal)
+    second = noise.second_line(_prior_grid(config), default.bias_removal)
+    settings = [setting._replace(cooccurrence=default.cooccurrence) for setting in first + second]
+    if default.popularity and default not in settings:  # the grid may lack the served μ, such as μ < 0
+        settings.append(default)
+    further = [default._replace(cooccurrence=weight) for weight in weights]
+    return list(dict.fromkeys(settings + further))
 
 
-def with_default(settings: Sequence[Setting], default: Setting) -> list[Setting]:
-    """Add the served setting to a curve's settings; the recipe's grid may lack its μ, such as μ < 0."""
-    return [*settings, *([default] if default.popularity and default not in settings else [])]
+def line_of(curve: Sequence[CurvePoint], dial: str, default: Setting) -> list[CurvePoint]:
+    """Get the points of a curve that differ from the served setting in one dial alone, by its rising values.
+
+    The line over λ is at μ = 0.
+    """
+    at = Setting.of(curve[0])._fields.index(dial) if curve else 0
+    fixed = default._replace(popularity=0.0) if dial == "bias_removal" else default
+    points = [point for point in curve if Setting.of(point)._replace(**{dial: fixed[at]}) == fixed]
+    return sorted(points, key=lambda point: Setting.of(point)[at])
 
 
 Measure = Callable[[list[Setting]], list[CurvePoint]]

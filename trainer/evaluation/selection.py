@@ -180,8 +180,8 @@ class Selection:
             kept = np.flatnonzero(value_nW >= needed_bN.reshape(-1).take(kept_n)[:, None])
             of = kept // within
             node = node_n.take(of) * within + kept % within
-            highest_bN = _padded(row_n.take(of), value_nW.reshape(-1).take(kept), queries, -np.inf)
-            node_bN = _padded(row_n.take(of), node, queries, 0)
+            highest_bN = padded(row_n.take(of), value_nW.reshape(-1).take(kept), queries, -np.inf)
+            node_bN = padded(row_n.take(of), node, queries, 0)
         columns_XbN, label_bN = self._columns_XP.take(node_bN, axis=1), self.order.take(node_bN)
         for weights_X, top_BK in zip(self._weights_GX[settings], top_GBK, strict=True):
             score_bN = (highest_bN + _weighted(weights_X, columns_XbN)).astype(np.float32)
@@ -223,11 +223,11 @@ def _kth_highest(bounds_bN: Float32, k: int) -> Float32:
     return bounds_bN[:, columns - k]
 
 
-def _padded(row_n: Int64, of_n: Array, rows: int, fill: float) -> Array:
+def padded(row_n: Int64, of_n: Array, rows: int, fill: float) -> Array:
     """Return what rows have, in the order of rows, as [rows, N]."""
     counts = np.bincount(row_n, minlength=rows)
     if len(of_n) == rows * counts.max():
-        return of_n.reshape(rows, -1)
+        return of_n.reshape(rows, counts.max())
     padded = np.full((rows, counts.max()), fill, of_n.dtype)
     padded[row_n, np.arange(len(row_n)) - np.repeat(np.cumsum(counts) - counts, counts)] = of_n
     return padded
@@ -243,7 +243,7 @@ def best(score_bN: Float32, label_bN: Int64, k: int) -> Int32:
     bits = (score_bN.reshape(-1).take(kept) + np.float32(0)).view(np.uint32)  # −0 is 0
     falling = np.where(bits >> 31, bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
     keys = falling << np.uint64(32) | label_bN.reshape(-1).take(kept).astype(np.uint64)
-    keys_bN = _padded(kept // score_bN.shape[1], keys, len(top_bK), np.iinfo(np.uint64).max)
+    keys_bN = padded(kept // score_bN.shape[1], keys, len(top_bK), np.iinfo(np.uint64).max)
     keys_bN.sort(axis=1)
     found_bN = keys_bN[:, :k].astype(np.uint32).view(np.int32)  # of the padding, −1
     top_bK[:, : found_bN.shape[1]] = found_bN

@@ -1,0 +1,206 @@
+"""Choose the term of co-occurrence on validation pairs, and make W from the log [METHODS §13].
+
+The towers' lists of validation queries are computed once. Then every W, reading of histories, λ, μ and ω is judged by
+these lists and the labels of c alone, without training anything.
+
+Legend: `N` validation queries, `K` list length, `L` labels, `S` settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from longtail.bundle import Vocabulary
+from longtail.bundle.arrays import Bools, Int32
+from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
+from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
+from longtail.bundle.sets import distinct
+from longtail.trainer.config import CooccurrenceConfig, Recipe
+from longtail.trainer.data.dataset import Dataset
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.times import UNITS
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf, TowerLists
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.task import Task
+
+_QUERIES = 2_000
+"""Most validation queries by which kind, power and reading are chosen."""
+_BEST_CELLS = 3
+"""Cells of the grid whose mean judges a W and a reading; a single cell would reward luck."""
+_SCALE = 0.5
+"""Standard deviation of c over labels, in the mean over queries."""
+_STRUCTURES = 2
+"""Kinds and powers with which every reading is tried."""
+_REMEMBERED = 50
+
+Judge = Callable[[Task, Int32], float]
+"""Returns the value that validation maximises of lists of a task, int32 [N, K]."""
+
+
+class Choice(NamedTuple):
+    """The term that is best on valid, the setting where it is, its value there, and the best of the towers alone."""
+
+    cooccurrence: Cooccurrence
+    best: Setting
+    value: float
+    towers: float
+
+
+def choose_term(
+    recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, judge: Judge, k: int
+) -> Choice | None:
+    """Choose W, the reading of histories, λ or μ, and ω; None if the towers alone are no worse.
+
+    First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials; then
+    the whole grid is measured for the best.
+
+    Args:
+        lists: the towers' lists of the task at every setting of λ or μ to consider.
+        k: length of the lists that `judge` needs.
+    """
+    config = recipe.cooccurrence or CooccurrenceConfig()
+    few_N = _some(len(task.rows_N), recipe.seed)
+    few, few_lists = task.among(few_N), lists.among(few_N)
+    alone = [judge(task, top_NK) for top_NK in lists.top_GNK[:, :, :k]]
+    weights = [weight for weight in config.weights if weight]
+    coarse = _coarse(lists.settings, alone, weights)
+
+    def worth(made: Cooccurrence) -> tuple[float, Cooccurrence]:
+        scaled = _scaled(made, entries, few.rows_N)
+        top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse, k)
+        values = sorted((judge(few, top_NK) for top_NK in top_SNK), reverse=True)
+        return float(np.mean(values[:_BEST_CELLS])), scaled
+
+    readings, first = _readings(config, ordered=dataset.ordered)
+    tried = [worth(_read(made, reading)) for made in _structures(recipe, dataset) for reading in first]
+    if not tried or not weights:
+        return None
+    tried.sort(key=lambda each: -each[0])
+    structures = list({(it.settings.kind, it.settings.power): it for _, it in reversed(tried)}.values())[::-1]
+    tried += [worth(_read(made, reading)) for made in structures[:_STRUCTURES] for reading in readings]
+    _, chosen = max(tried, key=lambda each: each[0])
+    mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
+    _, chosen = max([*tried, mean], key=lambda each: each[0])
+    settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
+    top_SNK = lists.with_term(TermOf(chosen, entries), settings, k)
+    values = [judge(task, top_NK) for top_NK in top_SNK]
+    value, best = max(zip(values, settings, strict=True), key=lambda each: each[0])
+    return Choice(chosen, best, value, max(alone)) if value > max(alone) else None
+
+
+def _some(rows: int, seed: int) -> Bools:
+    """Mask at most `_QUERIES` rows, drawn by seed, bool [rows]."""
+    few_N = np.zeros(rows, np.bool_)
+    few_N[np.random.default_rng(seed).permutation(rows)[:_QUERIES]] = True
+    return few_N
+
+
+def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Sequence[float]) -> list[Setting]:
+    """Return cells for comparisons: the towers' best, and settings nearer to 0, with some ω.
+
+    The term brings popularity of its own, so less of λ or μ is needed with it.
+    """
+    best = int(np.argmax(values))
+    size = [abs(each.bias_removal) + abs(each.popularity) for each in settings]
+    wanted = [size[best] * share for share in (1, 2 / 3, 1 / 3)]
+    towers = {settings[best]} | {settings[int(np.argmin(np.abs(np.array(size) - it)))] for it in wanted}
+    some = sorted({*weights[1::2], weights[-1]} if len(weights) > 4 else weights)
+    return [each._replace(cooccurrence=weight) for each, weight in product(sorted(towers), some)]
+
+
+def _readings(config: CooccurrenceConfig, *, ordered: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return all readings of a history, and those by which kinds and powers are compared: a short and a long one."""
+    lengths, decays = sorted(config.last), sorted(config.decay)
+    if not ordered:
+        whole = [{"last": lengths[-1], "decay": 1.0, "mean": mean} for mean in (False, True)]
+        return whole, whole
+    readings = [{"last": last, "decay": decay, "mean": False} for last, decay in product(lengths, decays)]
+    short = {"last": lengths[len(lengths) // 2], "decay": decays[len(decays) // 2], "mean": False}
+    return readings, [short, readings[-1]]
+
+
+def _read(cooccurrence: Cooccurrence, reading: dict[str, Any]) -> Cooccurrence:
+    return replace(cooccurrence, settings=cooccurrence.settings.model_copy(update=reading))
+
+
+def _structures(recipe: Recipe, dataset: Dataset) -> list[Cooccurrence]:
+    """Make W of every kind and power from the training pairs."""
+    config, made = recipe.cooccurrence or CooccurrenceConfig(), list[Cooccurrence]()
+    for kind in config.kinds:
+        if kind == "next" and not dataset.ordered:
+            continue
+        powers = [0.0] if kind == "cosine" else config.powers
+        settings = [_settings(recipe, dataset, kind, power) for power in powers]
+        made += cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), settings, most=config.most)
+    return made
+
+
+def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> CooccurrenceSettings:
+    """Return the settings of one W, before a reading is chosen."""
+    config, data = recipe.cooccurrence or CooccurrenceConfig(), recipe.data
+    weights = recipe.weighted_data.events.weights if recipe.weighted_data.events else {}
+    unit, times = dataset.report.unit, dataset.train.times
+    return CooccurrenceSettings.model_validate(
+        {
+            "default": 0.0,
+            "maximum": 2 * max(1.0, *config.weights),
+            "kind": kind,
+            "power": power,
+            "steps": config.steps,
+            "step_decay": config.step_decay,
+            "neighbours": config.neighbours,
+            "last": max(config.last),
+            "decay": 1.0,
+            "until": None if unit is None or times is None or not len(times) else float(np.nanmax(times)) / UNITS[unit],
+            "log": LogColumns(
+                query_id=data.query_id,
+                label_id=data.label_id,
+                timestamp=data.timestamp or "time",
+                ticks=UNITS[unit] if unit else 1.0,
+                event=data.events.column if data.events else None,
+                ignored=[name for name, weight in weights.items() if not weight],
+            ),
+            "weights": weights,
+        }
+    )
+
+
+def _scaled(cooccurrence: Cooccurrence, entries: HistoryEntries, rows_N: Int32) -> Cooccurrence:
+    """Scale W so that c has the standard deviation `_SCALE` over labels, in the mean over queries."""
+    c_NL = TermOf(cooccurrence, entries)(rows_N)
+    labels = c_NL.shape[1]
+    mean_N, square_N = (np.asarray(power.sum(axis=1)).ravel() / labels for power in (c_NL, c_NL.power(2)))
+    deviation = float(np.sqrt(np.maximum(square_N - mean_N**2, 0)).mean())
+    return cooccurrence.scaled(_SCALE / deviation) if deviation > 0 else cooccurrence
+
+
+def _log_pairs(pairs: Pairs) -> LogPairs:
+    return LogPairs(pairs.queries, pairs.labels, pairs.weights)
+
+
+def made_again(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> Cooccurrence:
+    """Make W of the same settings from the training pairs of another data set, such as train + valid."""
+    config, before = recipe.cooccurrence or CooccurrenceConfig(), cooccurrence.settings
+    until = _settings(recipe, dataset, before.kind, before.power).until
+    settings = before.model_copy(update={"until": until})
+    (made,) = cooccurrences(_log_pairs(dataset.train), len(cooccurrence.rows_LN), [settings], most=config.most)
+    return made.scaled(before.scale)
+
+
+def remembered(recipe: Recipe, dataset: Dataset, known: Pairs) -> Remembered | None:
+    """Keep the last labels of every query with known pairs, if the recipe wants that."""
+    config = recipe.cooccurrence or CooccurrenceConfig()
+    reads_history = any(feature.kind == "history" for feature in recipe.query.features)
+    entries = config.remember if config.remember is not None else 0 if reads_history else _REMEMBERED
+    if not entries:
+        return None
+    queries = distinct(known.queries)
+    rows_Q = np.zeros(len(dataset.query_ids), np.int32)
+    rows_Q[queries] = np.arange(1, len(queries) + 1)
+    return remember(_log_pairs(known), Vocabulary(dataset.query_ids.take(pa.array(queries))), rows_Q, entries)
