@@ -144,6 +144,8 @@ class Recipe(Section):
         lacking = [name for name in self.evaluation.groups if name not in self.context_columns]
         if lacking and not data.queries:
             yield f"evaluation.groups: expected data.queries, a table with {lacking[0]!r}, received none"
+        if self.evaluation.history == "growing" and not data.ordered:
+            yield "evaluation.history: expected data.timestamp, or a data.split by time per query, with 'growing'"
         if data.valid_from and not (data.queries and data.timestamp):
             yield "data.valid_from: expected data.queries and data.timestamp with it"
         if loss.negatives_per == "query" and data.reduction == "sample":
