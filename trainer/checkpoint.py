@@ -26,7 +26,7 @@ _VERSION = 2
 
 def identity_of(recipe: Recipe, dataset: Dataset, warm_start: str | None = None) -> str:
     """Compute the hex sha256 of a run: its recipe without paths, plug-in sources, data, and first weights."""
-    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True})
+    settings = recipe.model_dump(mode="json", exclude={"name": True, "data": True, "tune": True, "cooccurrence": True})
     for name in ("devices", "processes"):
         del settings["training"][name]
     settings |= {"reduction": recipe.data.reduction, "version": _VERSION}

@@ -9,7 +9,7 @@ Legend: `N` validation queries, `K` list length, `L` labels, `S` settings.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -77,9 +77,11 @@ def choose_term(
         values = sorted((judge(few, top_NK) for top_NK in top_SNK), reverse=True)
         return float(np.mean(values[:_BEST_CELLS])), scaled
 
+    if not weights:
+        return None
     readings, first = _readings(config, ordered=dataset.ordered)
     tried = [worth(_read(made, reading)) for made in _structures(recipe, dataset) for reading in first]
-    if not tried or not weights:
+    if not tried:
         return None
     tried.sort(key=lambda each: -each[0])
     structures = list({(it.settings.kind, it.settings.power): it for _, it in reversed(tried)}.values())[::-1]
@@ -204,3 +206,11 @@ def remembered(recipe: Recipe, dataset: Dataset, known: Pairs) -> Remembered | N
     rows_Q = np.zeros(len(dataset.query_ids), np.int32)
     rows_Q[queries] = np.arange(1, len(queries) + 1)
     return remember(_log_pairs(known), Vocabulary(dataset.query_ids.take(pa.array(queries))), rows_Q, entries)
+
+
+def in_words(settings: CooccurrenceSettings) -> str:
+    """Describe a term: kind, how a history is read, and the default ω."""
+    power = "" if settings.kind == "cosine" else f", β = {settings.power:g}"
+    mean = ", mean" if settings.mean else ""
+    read = f"last {settings.last} entries, γ = {settings.decay:g}{mean}"
+    return f"{settings.kind}{power}, {settings.neighbours} neighbours, {read}, ω = {settings.default:g}"

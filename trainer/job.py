@@ -17,10 +17,11 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from longtail.bundle import Bundle, refuse_existing
+from longtail.bundle import BUCKET_NAMES, Bundle, refuse_existing
 from longtail.bundle.sets import distinct
 from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import PLACES, EvaluationConfig, Recipe, load_recipe
+from longtail.trainer.cooccurrence import in_words, made_again
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
@@ -37,9 +38,9 @@ from longtail.trainer.devices import (
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.baselines import Interactions
 from longtail.trainer.evaluation.comparison import Comparison, compare
-from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed, with_default
+from longtail.trainer.evaluation.dial import Dial, Setting, floors_of, lines, missed
 from longtail.trainer.evaluation.groups import Group, figures_by_group, record_of
-from longtail.trainer.evaluation.ranking import log_proposal_of, rank
+from longtail.trainer.evaluation.ranking import log_proposal_of, tower_lists
 from longtail.trainer.evaluation.report import baseline_table, evaluation_table, group_table, html_report
 from longtail.trainer.evaluation.target import FILE, FoundByLabel
 from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
@@ -123,7 +124,9 @@ def fit(
             track=track,
         )
         found = found_by_label(trained)
-        dial = choose_dial(trained, dataset, found)
+        dial, term, towers = choose_dial(trained, dataset, found)
+        trained = replace(trained, cooccurrence=term)
+        say_of_term(recipe, dial, towers, reporter)
         warn_of_floor(recipe.evaluation, dial, reporter)
         say_of_grids(trained, dial, reporter)
         validated = None if len(dataset.test) else measure_default(trained, dataset, dial, "valid", reporter)
@@ -139,7 +142,9 @@ def fit(
                 reporter=reporter,
                 warm_start=weights,
             )
-        bundle = finish(trained, dataset, dial, selection, reporter, out, validated, found)
+            if term is not None:
+                trained = replace(trained, cooccurrence=made_again(term, recipe, trained.dataset))
+        bundle = finish(trained, dataset, dial, selection, reporter, out, validated, found, towers)
         for stage in ("select", "refit") if is_first() else ():
             shutil.rmtree(work / stage, ignore_errors=True)
         wait_for_all("the end")
@@ -149,7 +154,7 @@ def fit(
 
 def finish(
     trained: Trained, dataset: Dataset, dial: Dial, history: TrainingHistory, reporter: Reporter, out: Path,
-    measured: AtDefault | None = None, by_label: FoundByLabel | None = None,
+    measured: AtDefault | None = None, by_label: FoundByLabel | None = None, towers: Setting | None = None,
 ) -> Bundle:  # fmt: skip
     """Evaluate on test if it has pairs, print the tables, and write the bundle.
 
@@ -157,11 +162,14 @@ def finish(
         history: history of the validated run, for the report.
         measured: figures of the validated model at its default λ and μ, for a recipe without test.
         by_label: figures of the validated model per label on valid.
+        towers: the best setting on valid without the term of co-occurrence.
     """
     recipe, known = trained.recipe, dataset.before("test")
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
-        settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
+        weights = [0.0, *recipe.cooccurrence.weights] if recipe.cooccurrence and trained.cooccurrence else []
+        settings = lines(recipe.evaluation, trained.noise(), dial.default, weights)
+        settings += [towers] if towers is not None and towers not in settings else []
         curve = trained.curve(*dataset.with_past(dataset.test, known, recipe.evaluation.history), settings)
         dial = dial.measured("test", curve)
         measured = measure_default(trained, dataset, dial, "test", reporter)
@@ -192,6 +200,8 @@ def finish(
         nats = ", ".join(f"{kind} {value:.3f}" for kind, value in fitted.nats.items())
         facts["Prior"] = f"{fitted.kind} of {days:.3g} days; nats a pair, last period: {nats}; theory: λ = 0, μ = 1"
         reporter.say(f"Prior: {facts['Prior']}")
+    if dial.cooccurrence is not None:
+        facts["Co-occurrence"] = in_words(dial.cooccurrence)
     objectives = figures_by_objective(trained, dataset, dial)
     for name, found in objectives.items():
         facts[f"Objective {name}"] = found["in_words"]
@@ -309,10 +319,11 @@ def measure_default(
         tuning = task, learnt_from(dataset.train, past_of_valid)
     task = Task.of(held_out, past, config, labels=labels, seed=seed)
     features, label_side = trained.encoding.query.with_history(past), trained.label_side(past.known)
-    (ours_NK,), _ = rank(
-        task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
-        task.seen, [dial.default], k=task.k, log_proposal=log_proposal_of(trained.model.proposal, features),
+    lists, _ = tower_lists(
+        task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
+        [dial.default.of_towers], log_proposal=log_proposal_of(trained.model.proposal, features),
     )  # fmt: skip
+    (ours_NK,) = lists.at([dial.default], trained.term(past))
     learnt, label_facts = learnt_from(trained.dataset.train, past), label_side.facts(config)
     groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
     return AtDefault(groups, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
@@ -330,6 +341,20 @@ def say_of_grids(trained: Trained, dial: Dial, reporter: Reporter) -> None:
             "evaluation.popularity is not measured: the noise ν of training equals π, so λ and μ have the same effect, "
             "and evaluation.bias_removal is the grid of both"
         )
+
+
+def say_of_term(recipe: Recipe, dial: Dial, towers: Setting, reporter: Reporter) -> None:
+    """Report the term of co-occurrence and its gain on valid by bucket, or that valid sees none."""
+    if recipe.cooccurrence is None or not dial.curve:
+        return
+    if dial.cooccurrence is None:
+        reporter.say("Co-occurrence: left out, because valid sees no gain of the term")
+        return
+    points = {Setting.of(point): point.metrics for point in dial.curve}
+    k, before, after = recipe.evaluation.k, points[towers], points[dial.default]
+    names = [recipe.evaluation.metric, *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES[:3])]
+    gains = ", ".join(f"{name} {before[name].value:.4f} → {after[name].value:.4f}" for name in names)
+    reporter.say(f"Co-occurrence on valid: {in_words(dial.cooccurrence)}; {towers} → {dial.default}: {gains}")
 
 
 def warn_of_floor(config: EvaluationConfig, dial: Dial, reporter: Reporter) -> None:

@@ -6,24 +6,46 @@ Legend: `B` queries, `L` labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import keras
 import numpy as np
 
 from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.forecast import Forecast
 from longtail.trainer.config import Recipe
+from longtail.trainer.cooccurrence import Choice, choose_term
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by
-from longtail.trainer.evaluation.ranking import LabelSide, Watch, bias_removal_curve, buckets_for, log_proposal_of
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.dial import (
+    Dial,
+    Noise,
+    Setting,
+    best_dial,
+    best_point,
+    chosen_by,
+    floors_of,
+    lines,
+    missed,
+)
+from longtail.trainer.evaluation.ranking import (
+    LabelSide,
+    Watch,
+    bias_removal_curve,
+    buckets_for,
+    log_proposal_of,
+    tower_lists,
+)
 from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
+from longtail.trainer.evaluation.task import VALID_QUERIES, Task
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.limits import log_frequencies_of
 from longtail.trainer.losses.implied_noise import (
@@ -37,10 +59,13 @@ from longtail.trainer.model.step import TrainStep
 from longtail.trainer.model.two_tower import TwoTower
 from longtail.trainer.prior import fit_forecast
 
+_FLOOR_FIRST = 1e6
+"""Weight of a missed floor against the metric: floors come first."""
+
 
 @dataclass(frozen=True)
 class Trained:
-    """Hold a trained model with the data to evaluate and export it."""
+    """Hold a trained model with the data to evaluate and export it, and its term of co-occurrence once chosen."""
 
     recipe: Recipe
     dataset: Dataset
@@ -48,6 +73,7 @@ class Trained:
     model: TwoTower
     step: TrainStep
     history: TrainingHistory
+    cooccurrence: Cooccurrence | None = None
 
     @cached_property
     def _log_pi(self) -> Float64:
@@ -169,7 +195,13 @@ class Trained:
             calibrated_at=self.calibrated_at,
             described=self.recipe.describes_labels,
             watch=watch,
+            term=self.term(past),
         )
+
+    def term(self, past: Past) -> TermOf | None:
+        """Return what computes c of the rows of a past; None without the term."""
+        made = self.cooccurrence
+        return None if made is None else TermOf(made, HistoryEntries(past, self.recipe.history_events))
 
     def embed_queries(self, rows_B: Int32) -> Float32:
         """Embed queries given by `Pairs.request_rows`, int32 [B]; float32 [B, D]."""
@@ -188,8 +220,16 @@ def found_by_label(trained: Trained) -> FoundByLabel:
     return FoundByLabel(k, label_ids, np.exp(trained.log_visits()), len(label_ids), theory)
 
 
-def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Dial:
-    """Choose λ, and μ at this λ, by the best metric on valid; return them with the curve.
+class Chosen(NamedTuple):
+    """The dials with their curve on valid, and the term of co-occurrence; `towers` is the best setting without it."""
+
+    dial: Dial
+    cooccurrence: Cooccurrence | None
+    towers: Setting
+
+
+def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None = None) -> Chosen:
+    """Choose λ, μ at this λ, and the term of co-occurrence with its ω by the best metric on valid.
 
     With a target prior, the best recall under this prior decides, over the curve and μ < 0. Without valid, μ is 0 and λ
     is the recipe's default, or else the λ that removes the training bias in theory [METHODS §9].
@@ -199,7 +239,7 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     """
     found = found or found_by_label(trained)
     config, noise = trained.recipe.evaluation, trained.noise()
-    curve: list[CurvePoint] = []
+    curve, term = list[CurvePoint](), None
     if len(dataset.valid):
         why = chosen_by(config)
 
@@ -218,6 +258,16 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
             best, _ = found.best(config.target_prior)
             why = f"target prior {config.target_prior} and valid recall@{found.k}"
             curve += [point for point in measured if Setting.of(point) == best]
+        towers = best
+        if (of_term := trained.recipe.cooccurrence) is not None:
+            choice = _choose_term(trained, dataset, held_out, past, curve)
+            if choice is not None:
+                term, best = choice.cooccurrence, choice.best
+                trained = replace(trained, cooccurrence=term)
+                curve = measure([*lines(config, noise, best, [0.0, *of_term.weights]), towers])
+                found.keep([Setting.of(point) for point in curve])
+                if config.target_prior is None:
+                    best = Setting.of(best_point(curve, config, floors_of(curve, config)))
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
@@ -232,4 +282,37 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
         curve_split="valid" if curve else "none",
         curve=curve,
     )
-    return Dial(bias_removal, Popularity(default=best.popularity))
+    if term is not None:
+        term = term.scaled(1.0, default=best.cooccurrence)
+    dial = Dial(bias_removal, Popularity(default=best.popularity), None if term is None else term.settings)
+    return Chosen(dial, term, best if term is None else towers)
+
+
+def _choose_term(
+    trained: Trained, dataset: Dataset, held_out: Pairs, past: Past, curve: Sequence[CurvePoint]
+) -> Choice | None:
+    """Choose the term at the settings of λ or μ of a curve of the towers."""
+    recipe, label_side = trained.recipe, trained.label_side(past.known)
+    config, labels, features = recipe.evaluation, len(dataset.label_ids), trained.encoding.query.with_history(past)
+    task = Task.of(held_out, past, config, labels=labels, seed=recipe.seed, max_queries=VALID_QUERIES)
+    lists, _ = tower_lists(
+        task, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
+        [Setting.of(point) for point in curve], log_proposal=log_proposal_of(trained.model.proposal, features),
+    )  # fmt: skip
+    floors, facts = floors_of(curve, config), label_side.facts(config)
+    found = None if config.target_prior is None else found_by_label(trained)
+
+    def judge(task: Task, top_NK: Int32) -> float:
+        if found is not None and config.target_prior is not None:
+            found.found.clear()
+            found.see(Setting(0.0), top_NK, task.positives)
+            return found.best(config.target_prior)[1]
+        if not floors:
+            value_N, weight_N = task.ratio(config.metric, top_NK, facts)
+            return float(value_N.sum() / max(weight_N.sum(), 1e-300))
+        point = CurvePoint(bias_removal=0.0, metrics=task.metrics(top_NK, facts))
+        return point.metrics[config.metric].value - _FLOOR_FIRST * missed(point, floors)
+
+    k = task.k if floors else min(int(config.k), labels)
+    entries = HistoryEntries(past, recipe.history_events)
+    return choose_term(recipe, dataset, task, lists, entries, judge, k)

@@ -78,6 +78,8 @@ class Recipe(Section):
         if self.objectives:
             yield from self._problems_of_objectives(self.objectives)
         yield from self._problems_of_prior()
+        if self.cooccurrence is not None and self.evaluation.log_likelihood:
+            yield "cooccurrence: expected no table with evaluation.log_likelihood, which is that of the towers alone"
         yield from self._problems_of_batches()
         yield from self._problems_of_scores()
         if self.tune is not None:
@@ -261,6 +263,13 @@ class Recipe(Section):
             return None
         places = {event: at for at, each in enumerate(self.objectives.values()) for event in each.events}
         return [places.get(event, -1) for event in self.data.events.weights]
+
+    @property
+    def history_events(self) -> list[int] | None:
+        """Return the indices in `data.events.weights` of the types in a query's history; None for all types."""
+        events = next((feature.events for feature in self.query.features if feature.kind == "history"), [])
+        types = list(self.data.events.weights) if self.data.events else []
+        return [types.index(name) for name in events] or None
 
     @property
     def context_columns(self) -> list[str]:

@@ -137,13 +137,13 @@ class PriorConfig(Section):
 class CooccurrenceConfig(Section):
     """Add what was chosen together with a query's last labels to the score [METHODS §13].
 
-    Every list holds the values among which valid chooses; one value fixes a setting. Where valid sees no gain, the model
-    gets no term. `[cooccurrence]` alone takes all defaults.
+    Every list holds the values among which valid chooses; one value fixes a setting. Where valid sees no gain, the
+    model gets no term. `[cooccurrence]` alone takes all defaults.
     """
 
     kinds: list[Literal["walk", "cosine", "next"]] = Field(default=["walk", "cosine", "next"], min_length=1)
-    """`walk` goes from a label over its queries to another label (RP3beta), `cosine` compares the queries of two labels,
-    `next` counts what follows a label within some `steps`. `next` is left out of data without an order."""
+    """`walk` goes from a label over its queries to another label (RP3beta), `cosine` compares the queries of two
+    labels, `next` counts what follows a label within some `steps`. `next` is left out of data without an order."""
     powers: list[Annotated[float, Field(ge=0, le=2)]] = Field(default=[0.0, 0.2, 0.4, 0.6, 0.8], min_length=1)
     """Powers β of a neighbour's degree, which divides `walk` and `next`: larger ones favour rare labels."""
     last: list[Annotated[int, Field(ge=1, le=1000)]] = Field(default=[3, 5, 10, 20, 50], min_length=1)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Interval, Labels, Popularity, log_frequencies, onnx_session
 from longtail.bundle.arrays import Int32
+from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.trainer.config import EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
@@ -23,7 +24,8 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.data.times import UNITS
 from longtail.trainer.errors import DataError, RecipeError
-from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing, with_default
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.dial import Dial, Noise, Setting, lines, removes_nothing
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, log_proposal_of
 
 
@@ -35,11 +37,12 @@ class EvaluationResult:
     metric: str
     bias_removal: BiasRemoval
     popularity: Popularity
+    cooccurrence: CooccurrenceSettings | None = None
 
     @property
     def dial(self) -> Dial:
-        """Return both dials in the form that tables take."""
-        return Dial(self.bias_removal, self.popularity)
+        """Return the dials in the form that tables take."""
+        return Dial(self.bias_removal, self.popularity, self.cooccurrence)
 
     @property
     def curve(self) -> list[CurvePoint]:
@@ -47,15 +50,21 @@ class EvaluationResult:
         return self.bias_removal.curve
 
     def value(
-        self, metric: str | None = None, *, bias_removal: float | None = None, popularity: float | None = None
+        self,
+        metric: str | None = None,
+        *,
+        bias_removal: float | None = None,
+        popularity: float | None = None,
+        cooccurrence: float | None = None,
     ) -> float:
-        """Return the value of one metric at one λ and μ.
+        """Return the value of one metric at one λ, μ and ω.
 
         Args:
             metric: such as `recall@20` or `recall@20/tail`; by default the metric that chose the model.
             bias_removal: a λ of the grid; by default the bundle's default. If ν is the same for every label, any λ
                 gives the value at λ = 0.
             popularity: μ; by default 0 if λ is given, as in the curve over λ, otherwise the bundle's default.
+            cooccurrence: ω; by default the bundle's default.
         """
         at = {Setting.of(point): point.metrics for point in self.curve}
         if popularity is None:
@@ -64,7 +73,9 @@ class EvaluationResult:
             bias_removal = self.bias_removal.default
         elif removes_nothing(self.bias_removal.noise) and {setting.bias_removal for setting in at} == {0.0}:
             bias_removal = 0.0
-        chosen = Setting(bias_removal, popularity)
+        chosen = Setting(
+            bias_removal, popularity, self.dial.default.cooccurrence if cooccurrence is None else cooccurrence
+        )
         name = metric or self.metric
         if chosen not in at:
             raise KeyError(f"bias_removal, popularity: expected one of {', '.join(map(str, at))}, received {chosen}")
@@ -114,7 +125,7 @@ def evaluate(
         bundle = Bundle.load(Path(bundle))
     name, stored = bundle.manifest.name, bundle.manifest.bias_removal
     if recipe is None:
-        return EvaluationResult(name, _metric_of(stored), stored, bundle.manifest.popularity)
+        return EvaluationResult(name, _metric_of(stored), stored, *Dial.of_manifest(bundle.manifest)[1:])
     data = "the recipe" if isinstance(recipe, Recipe) else str(recipe)
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(recipe, overrides)
@@ -125,7 +136,7 @@ def evaluate(
         )
     curve = _measure(bundle, recipe, split, nothing=f"{data}: expected {split} pairs of labels in {where}, found none")
     measured = stored.model_copy(update={"curve": curve, "curve_split": split})
-    return EvaluationResult(name, recipe.evaluation.metric, measured, bundle.manifest.popularity)
+    return EvaluationResult(name, recipe.evaluation.metric, measured, *Dial.of_manifest(bundle.manifest)[1:])
 
 
 class RollingFigures(NamedTuple):
@@ -164,7 +175,7 @@ def evaluate_rolling(
     if test.times is None or unit is None or known.times is None:
         raise DataError("rolling: expected dates in data.timestamp, found numbers or none")
     count = log_frequencies(bundle.labels.counts)
-    default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
+    default = Dial.of_manifest(bundle.manifest).default
     figures, forecast = list[RollingFigures](), bundle.forecast
     ends = np.linspace(np.nextafter(test.times.min(), -np.inf), test.times.max(), periods + 1)
     for begin, end in pairwise(ends):
@@ -227,6 +238,9 @@ class _OnData:
             log_proposal=log_proposal_of(bundle.proposal, features),
             calibrated_at=0.0 if Noise.of_bundle(bundle).constant else recipe.loss.calibrated_at,
             described=recipe.describes_labels,
+            term=None
+            if bundle.cooccurrence is None
+            else TermOf(bundle.cooccurrence, HistoryEntries(past.with_labels(self.rows_L), recipe.history_events)),
         )
 
 
@@ -235,8 +249,9 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     measured, labels = _OnData.of(bundle, recipe), bundle.labels
     if bundle.forecast is not None:
         labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
-    default = Setting(bundle.manifest.bias_removal.default, bundle.manifest.popularity.default)
-    settings = with_default(lines(recipe.evaluation, Noise.of_bundle(bundle), default.bias_removal), default)
+    default = Dial.of_manifest(bundle.manifest).default
+    weights = sorted({point.cooccurrence for point in bundle.manifest.bias_removal.curve})
+    settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default, weights if bundle.cooccurrence else [])
     held_out = measured.dataset.test if split == "test" else measured.dataset.valid
     return measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
 

@@ -100,11 +100,9 @@ class Candidates(NamedTuple):
 
     def scores(self, setting: Setting) -> Float32:
         """Compute the scores without the term, float32 [n]."""
-        return (
-            self.taste_n
-            + np.float32(setting.bias_removal) * self.noise_n
-            + np.float32(setting.popularity) * self.prior_n
-        )
+        scores_n: Float32 = self.taste_n + np.float32(setting.bias_removal) * self.noise_n
+        scores_n += np.float32(setting.popularity) * self.prior_n
+        return scores_n
 
 
 @dataclass(frozen=True)
@@ -131,6 +129,12 @@ class TowerLists:
         return replace(
             self, rows_N=self.rows_N[kept_N], vectors_ND=self.vectors_ND[kept_N], top_GNK=self.top_GNK[:, kept_N]
         )
+
+    def at(self, settings: Sequence[Setting], term: TermOf | None) -> Int32:
+        """Return the exact lists at any λ and μ of `settings` and any ω, int32 [S, N, K]."""
+        if term is not None and any(setting.cooccurrence for setting in settings):
+            return self.with_term(term, settings)
+        return self.top_GNK[[self.settings.index(setting.of_towers) for setting in settings]]
 
     def with_term(self, term: TermOf, settings: Sequence[Setting], k: int | None = None) -> Int32:
         """Compute the exact lists of any λ and μ of `settings`, and any ω ≥ 0, int32 [S, N, k]."""
@@ -165,8 +169,8 @@ class TowerLists:
 
     def _candidates(self, block: slice, row_n: Int64, label_n: Int64) -> Candidates:
         side, vectors_BD = self.label_side, self.vectors_ND[block]
-        if self._products_NL is not None:
-            taste_n = self._products_NL[block][row_n, label_n]
+        if self._products is not None:
+            taste_n = self._products[block][row_n, label_n]
         else:
             taste_n = np.empty(len(row_n), np.float32)
             for start in range(0, len(row_n), _GATHERED):
@@ -182,7 +186,7 @@ class TowerLists:
         return Candidates(row_n, label_n, taste_n, noise_n, prior_L[label_n])
 
     @cached_property
-    def _products_NL(self) -> Float32 | None:
+    def _products(self) -> Float32 | None:
         """Compute u·v of all labels, float32 [N, L]; None if there are too many."""
         if len(self.rows_N) * len(self.label_side.counts) > _WHOLE:
             return None

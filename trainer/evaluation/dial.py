@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from longtail.bundle import BiasRemoval, Bundle, CurvePoint, Manifest, Popularity
-from longtail.bundle.manifest import dial_words
+from longtail.bundle.manifest import CooccurrenceSettings, dial_words
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.config.sections import RelativeFloor
 from longtail.trainer.history import best_of
@@ -41,22 +41,22 @@ class Setting(NamedTuple):
 
 
 class Dial(NamedTuple):
-    """A manifest's entries for the dials: λ with the curve of all, μ, and the default ω, 0 without the term."""
+    """A manifest's entries for the dials: λ with the curve of all, μ, and ω if there is a term."""
 
     bias_removal: BiasRemoval
     popularity: Popularity = Popularity()
-    cooccurrence: float = 0.0
+    cooccurrence: CooccurrenceSettings | None = None
 
     @classmethod
     def of_manifest(cls, manifest: Manifest) -> Dial:
         """Return the dials of a bundle."""
-        term = manifest.cooccurrence
-        return cls(manifest.bias_removal, manifest.popularity, 0.0 if term is None else term.default)
+        return cls(manifest.bias_removal, manifest.popularity, manifest.cooccurrence)
 
     @property
     def default(self) -> Setting:
         """Return the setting of requests without λ, μ and ω."""
-        return Setting(self.bias_removal.default, self.popularity.default, self.cooccurrence)
+        weight = 0.0 if self.cooccurrence is None else self.cooccurrence.default
+        return Setting(self.bias_removal.default, self.popularity.default, weight)
 
     @property
     def curve(self) -> list[CurvePoint]:
@@ -109,16 +109,14 @@ class Noise(NamedTuple):
         return [Setting(0.0, at) if of_prior else Setting(at) for at in (0.0, 0.5, 1.0)]
 
 
-def lines(
-    config: EvaluationConfig, noise: Noise, default: Setting, weights: Sequence[float] = ()
-) -> list[Setting]:
+def lines(config: EvaluationConfig, noise: Noise, default: Setting, weights: Sequence[float] = ()) -> list[Setting]:
     """Return the lines of a curve through the served setting.
 
     Args:
         weights: the grid of ω; empty without the term.
     """
     first = noise.first_line(config.bias_removal)
-    second = noise.second_line(_prior_grid(config), default.bias_removal)
+    second = noise.second_line(prior_grid(config), default.bias_removal)
     settings = [setting._replace(cooccurrence=default.cooccurrence) for setting in first + second]
     if default.popularity and default not in settings:  # the grid may lack the served μ, such as μ < 0
         settings.append(default)
@@ -149,12 +147,12 @@ def best_dial(measure: Measure, config: EvaluationConfig, noise: Noise) -> tuple
     """
     curve = measure(noise.first_line(config.bias_removal))
     floors = floors_of(curve, config)
-    bias_removal = 0.0 if noise.ahead else _best(curve, config, floors).bias_removal
-    if second := noise.second_line(_prior_grid(config), bias_removal):
+    bias_removal = 0.0 if noise.ahead else best_point(curve, config, floors).bias_removal
+    if second := noise.second_line(prior_grid(config), bias_removal):
         curve = curve + measure(second)
-    if noise.ahead and (popularity := _best(curve, config, floors).popularity):
+    if noise.ahead and (popularity := best_point(curve, config, floors).popularity):
         curve = curve + measure([Setting(at, popularity) for at in config.bias_removal if at])
-    best = Setting.of(_best(curve, config, floors))
+    best = Setting.of(best_point(curve, config, floors))
     return best, [point for point in curve if not point.popularity or point.bias_removal == best.bias_removal]
 
 
@@ -182,12 +180,13 @@ def chosen_by(config: EvaluationConfig) -> str:
     return f"{f'the floor {floor} and ' if floor else ''}valid {config.metric}"
 
 
-def _best(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
+def best_point(curve: Sequence[CurvePoint], config: EvaluationConfig, floors: Mapping[str, float]) -> CurvePoint:
     """Return the best of the points with the least total shortfall from the floors."""
     missing = [missed(point, floors) for point in curve]
     nearest = [point for point, total in zip(curve, missing, strict=True) if total <= min(missing) + 1e-12]
     return best_of(nearest, config.metric)
 
 
-def _prior_grid(config: EvaluationConfig) -> list[float]:
+def prior_grid(config: EvaluationConfig) -> list[float]:
+    """Return the grid of μ."""
     return config.bias_removal if config.popularity is None else config.popularity

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.devices import number_of_processes, of_all, process
+from longtail.trainer.evaluation.cooccurrence import TermOf, TowerLists
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import LabelFacts, Positives, inverse_propensity
 from longtail.trainer.evaluation.selection import Selection, Values, Write
@@ -113,38 +115,56 @@ def bias_removal_curve(
     held_out: Pairs, past: Past, embed_queries: EmbedQueries, label_side: LabelSide, config: EvaluationConfig, *,
     seed: int, max_queries: int | None = None, settings: Sequence[Setting] | None = None,
     log_proposal: LogProposal | None = None, calibrated_at: float = 1.0, described: bool = False,
-    watch: Watch | None = None,
+    watch: Watch | None = None, term: TermOf | None = None,
 ) -> list[CurvePoint]:  # fmt: skip
-    """Compute every metric at every setting of λ and μ.
+    """Compute every metric at every setting of λ, μ and ω.
 
     Args:
         held_out: pairs to find; their `request_rows` are rows of the past.
         past: histories; their labels are out of each row's ranking if `exclude_seen`, and then no positives.
         embed_queries: rows of the past, int32 [B] → float32 [B, D].
         seed: of the bootstrap and of the choice of rows, `max_queries` at most.
-        settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
+        settings: of λ, μ and ω; by default the recipe's grid of λ, at μ = ω = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
         calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
         described: labels without training pairs were no negatives, so that their scores have no optimum: neither they
             nor held-out pairs of them are in the likelihood.
+        term: computes c; needed for settings with ω > 0, which have no likelihood.
     """
     task = Task.of(held_out, past, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries)
     settings = [*map(Setting, config.bias_removal)] if settings is None else settings
     never_L = label_side.counts == 0 if described else None
     likely = (task.positives if never_L is None else task.positives.among(~never_L)) if config.log_likelihood else None
-    ranked = rank(
-        task.rows_N, embed_queries, label_side, task.seen, settings, k=task.k, log_proposal=log_proposal,
-        likely=likely, likely_at=[Setting(calibrated_at)], never_L=never_L,
+    towers = list(dict.fromkeys(setting.of_towers for setting in settings))
+    lists, log_p = tower_lists(
+        task, embed_queries, label_side, towers, log_proposal=log_proposal, likely=likely,
+        likely_at=[Setting(calibrated_at)], never_L=never_L,
     )  # fmt: skip
-    facts, curve = label_side.facts(config), []
-    for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True):
+    log_p_of, facts, curve = dict(zip(towers, log_p, strict=True)), label_side.facts(config), []
+    for setting, top_NK in zip(settings, lists.at(settings, term), strict=True):
+        log_p_N = log_p_of.get(setting)
         if watch is not None:
             watch(setting, top_NK, task.positives)
         metrics = task.metrics(top_NK, facts)
         if log_p_N is not None and likely is not None:
             metrics["log_likelihood"] = task.bootstrap.interval(log_p_N, likely.weight_per_query)
-        curve.append(CurvePoint(bias_removal=setting[0], popularity=setting[1], metrics=metrics))
+        curve.append(CurvePoint(**setting._asdict(), metrics=metrics))
     return curve
+
+
+def tower_lists(
+    task: Task, embed_queries: EmbedQueries, label_side: LabelSide, settings: Sequence[Setting], *,
+    log_proposal: LogProposal | None = None, **likelihood: Any,
+) -> tuple[TowerLists, list[Float64 | None]]:  # fmt: skip
+    """Rank a task's rows at settings of λ and μ; `rank` has the arguments and the log-likelihoods returned."""
+    vectors_ND = np.concatenate(
+        [embed_queries(task.rows_N[start : start + _EMBED_BLOCK]) for start in range(0, len(task.rows_N), _EMBED_BLOCK)]
+    )
+    top_GNK, log_p = rank(
+        task.rows_N, lambda rows_B: vectors_ND[np.searchsorted(task.rows_N, rows_B)], label_side, task.seen, settings,
+        k=task.k, log_proposal=log_proposal, **likelihood,
+    )  # fmt: skip
+    return TowerLists(task.rows_N, vectors_ND, label_side, task.seen, settings, top_GNK, log_proposal), log_p
 
 
 def rank(
@@ -166,9 +186,11 @@ def rank(
     """
     augmentation, rows_LE = label_side.augmentation, label_side.rows()
     # with a tree the labels' only column is log π, and λ multiplies the tree's log p_n(y|x) of each query
-    of_labels = settings if log_proposal is None else [Setting(0.0, popularity) for _, popularity in settings]
+    of_labels = settings if log_proposal is None else [setting._replace(bias_removal=0.0) for setting in settings]
     nobody_BD = np.zeros((1, label_side.embeddings.shape[1]), np.float32)
-    weights_GE = np.concatenate([augmentation.queries(nobody_BD, *setting) for setting in of_labels])
+    weights_GE = np.concatenate(
+        [augmentation.queries(nobody_BD, setting.bias_removal, setting.popularity) for setting in of_labels]
+    )
     weights_GE = weights_GE.astype(np.float64) - augmentation.queries(nobody_BD, 0.0)
     moved = np.flatnonzero(weights_GE.any(axis=0)) if weights_GE.any() else [nobody_BD.shape[1]]
     selection = Selection(rows_LE[:, moved].astype(np.float64), weights_GE[:, moved], k)

@@ -18,13 +18,14 @@ from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scro
 from longtail.trainer.config import Recipe
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
-from longtail.trainer.evaluation.dial import Dial, Setting, removes_nothing
+from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
 from longtail.trainer.evaluation.groups import Group
 from longtail.trainer.evaluation.target import FoundByLabel
 from longtail.trainer.history import TrainingHistory
 from longtail.trainer.metric_registry import k_of
 
 _COLOURS = {"overall": INK, "head": BLUE, "torso": AMBER, "tail": GREEN, "new": "#9333ea"}
+_SYMBOLS = ("λ", "μ", "ω")
 _POWER_OF_PI = re.compile(r"π(\^\d[\d.e-]*)?(, of all objectives' pairs)?")
 """Noises that frequent labels have more of: λ, as μ, goes from the tail to the head."""
 
@@ -43,8 +44,10 @@ def evaluation_table(title: str, dial: Dial, metric: str) -> Table:
     k, chosen_by = k_of(metric), dial.bias_removal.chosen_by
     recall_of = "head, torso, tail, new: recall of pairs whose label is there"
     caption = f"▶ default λ, by {chosen_by}; {recall_of}"
-    if _two_lines(dial):
-        caption = f"λ {_removes(dial)}, μ adds π as a prior; ▶ default of both, by {chosen_by}; {recall_of}"
+    if len(_dials(dial)) > 1:
+        adds = {"μ": ", μ adds π as a prior", "ω": ", ω adds co-occurrence"}
+        words = "".join(adds.get(symbol, "") for symbol in _dials(dial))
+        caption = f"λ {_removes(dial)}{words}; ▶ default, by {chosen_by}; {recall_of}"
     names = [f"recall@{k}", f"ndcg@{k}", *(f"recall@{k}/{bucket}" for bucket in BUCKET_NAMES), f"coverage@{k}"]
     rows = ((_at(dial, point), _values(point.metrics, names), _is_default(dial, point)) for point in dial.curve)
     headings = [*_dials(dial), "recall", "nDCG", *BUCKET_NAMES, "coverage"]
@@ -57,10 +60,11 @@ def target_table(found: FoundByLabel, prior: str) -> Table:
     best = max(recalls, key=lambda measured: measured.recall.value)
     says = f"theory: {found.theory[prior]}; " if prior in found.theory else ""
     caption = f"▶ best; {says}{covered:.0%} of the prior is on labels with valid pairs, which stand for the rest"
-    dials = ("λ", "μ") if len({setting.popularity for setting, _ in recalls}) > 1 else ("λ",)
+    moving = [len({setting[at] for setting, _ in recalls}) > 1 for at in range(1, 3)]
+    dials = {symbol: at for at, symbol in enumerate(_SYMBOLS) if at == 0 or moving[at - 1]}
     rows = (
         (
-            [f"{number:g}" for number in measured.setting[: len(dials)]],
+            [f"{measured.setting[at]:g}" for at in dials.values()],
             [f"{measured.recall.value:.4f}", f"{measured.recall.low:.4f} – {measured.recall.high:.4f}"],
             measured is best,
         )
@@ -147,20 +151,20 @@ def html_report(
     """Write report.html: facts, plots over each dial that moves and of the training, and the whole table."""
     metric = recipe.evaluation.metric
     k, names = k_of(metric), shown_metrics(metric)
-    prior = sorted(
-        (point for point in dial.curve if point.bias_removal == dial.default.bias_removal),
-        key=lambda point: point.popularity,
-    )
+    prior, term = (line_of(dial.curve, name, dial.default) for name in ("popularity", "cooccurrence"))
     ends = "  (left: tail, right: head)"
     ends_of_lambda = ends if _POWER_OF_PI.fullmatch(dial.bias_removal.noise) else ""
     plots = _line_plots("λ", f"bias removal λ{ends_of_lambda}", _lambdas(dial), dial.default, k)
     plots += _line_plots("μ", f"popularity μ{ends}", prior, dial.default, k)
+    plots += _line_plots("ω", "co-occurrence ω", term, dial.default, k)
     plots += [plot(lambda axes: _losses(axes, history, metric), "Training loss and validation metric by epoch")]
     rows = [(_at(dial, point), _cells(point.metrics, names), _is_default(dial, point)) for point in dial.curve]
     split, chosen_by = html.escape(dial.bias_removal.curve_split), html.escape(dial.bias_removal.chosen_by)
     default = f"Default λ = {dial.default.bias_removal:g}"
-    if _two_lines(dial):
+    if "μ" in _dials(dial):
         default += f" ({html.escape(_removes(dial))}), μ = {dial.default.popularity:g}"
+    if "ω" in _dials(dial):
+        default += f", ω = {dial.default.cooccurrence:g}"
     intro = f"Two-tower retrieval, evaluated over the full catalogue on {split}. {default}, chosen by {chosen_by}."
     body = (
         f"{baselines_html(compared, names)}{groups_html(groups, names)}{price_html(dial, k)}\n"
@@ -259,17 +263,17 @@ def _cells(metrics: Mapping[str, Interval], names: Iterable[str], *, signed: boo
     return "".join(cell(metrics.get(name)) for name in names)
 
 
-def _two_lines(dial: Dial) -> bool:
-    return any(point.popularity for point in dial.curve)
-
-
-def _dials(dial: Dial) -> tuple[str, ...]:
-    """Return the dials of a table, `λ` or `λ` and `μ`."""
-    return ("λ", "μ") if _two_lines(dial) else ("λ",)
+def _dials(dial: Dial) -> dict[str, int]:
+    """Return the dials of a table with their places in a setting: λ, and μ and ω where the curve has them."""
+    return {
+        symbol: at
+        for at, symbol in enumerate(_SYMBOLS)
+        if at == 0 or any(Setting.of(point)[at] for point in dial.curve)
+    }
 
 
 def _at(dial: Dial, point: CurvePoint) -> list[str]:
-    return [f"{number:g}" for number in Setting.of(point)[: len(_dials(dial))]]
+    return [f"{Setting.of(point)[at]:g}" for at in _dials(dial).values()]
 
 
 def _is_default(dial: Dial, point: CurvePoint) -> bool:
@@ -277,15 +281,15 @@ def _is_default(dial: Dial, point: CurvePoint) -> bool:
 
 
 def _lambdas(dial: Dial) -> list[CurvePoint]:
-    """Get the points at μ = 0 by rising λ."""
-    return sorted((point for point in dial.curve if not point.popularity), key=lambda point: point.bias_removal)
+    """Get the points at μ = 0 and the served ω, by rising λ."""
+    return line_of(dial.curve, "bias_removal", dial.default)
 
 
 def _line_plots(symbol: str, words: str, points: list[CurvePoint], default: Setting, k: str) -> list[str]:
     """Plot recall and exposure over one dial; nothing of a line of one point."""
     if len(points) < 2:
         return []
-    at = 0 if symbol == "λ" else 1
+    at = _SYMBOLS.index(symbol)
     grid = [Setting.of(point)[at] for point in points]
     return [
         plot(
@@ -305,7 +309,7 @@ def plot_dial(bundle: Bundle, k: int = 20) -> Figure:
     Raises:
         ValueError: the curve has no figures for k results, or fewer than two points.
     """
-    dial = Dial(bundle.manifest.bias_removal, bundle.manifest.popularity)
+    dial = Dial.of_manifest(bundle.manifest)
     points, coverage = _lambdas(dial), f"coverage@{k}"
     if len(points) < 2 or coverage not in points[0].metrics:
         measured = sorted(points[0].metrics) if points else "nothing"

@@ -17,6 +17,7 @@ import pyarrow as pa
 from longtail.bundle import SCHEMA_VERSION, Bundle, Labels, Loss, Manifest
 from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
+from longtail.trainer.cooccurrence import remembered
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
@@ -50,8 +51,8 @@ def to_bundle(
     inputs = trained.encoding.query.with_history(past).of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0  # a zero vector ranks no label above another
-    exclude_history = recipe.evaluation.exclude_seen and any(
-        feature.kind == "history" for feature in trained.encoding.query_features
+    exclude_history = recipe.evaluation.exclude_seen and (
+        trained.cooccurrence is not None or any(each.kind == "history" for each in trained.encoding.query_features)
     )
     seen_N2 = past.seen(rows_C[embedded]).astype(np.int32) if exclude_history else None
     towers, tables = export_towers(trained, folder)
@@ -86,6 +87,7 @@ def to_bundle(
         buckets=buckets,
         bias_removal=dial.bias_removal,
         popularity=dial.popularity,
+        cooccurrence=dial.cooccurrence,
         training_data={
             "fingerprint": dataset.fingerprint,
             "read_at": dataset.read_at.isoformat(),
@@ -120,6 +122,8 @@ def to_bundle(
         vocabularies=trained.encoding.vocabularies,
         proposal=model.proposal,
         forecast=trained.forecast(known),
+        cooccurrence=trained.cooccurrence,
+        remembered=None if trained.cooccurrence is None else remembered(recipe, dataset, past.known),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
 

@@ -89,7 +89,7 @@ def measured(
         best, curve = best_dial(measure, config, noise)
     else:
         why, best = BY_THE_CALLER, Setting(bias_removal)
-        curve = measure(lines(config, noise, bias_removal))
+        curve = measure(lines(config, noise, best))
     dial = Dial(
         BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=why, curve_split="valid", curve=curve),
         Popularity(default=best.popularity),

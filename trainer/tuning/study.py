@@ -216,7 +216,7 @@ class _Search:
         trained = train(recipe, dataset, epochs=recipe.training.epochs, work=work, logs=logs, reporter=self._reporter,
                         judge=judge)  # fmt: skip
         judge(trained.history, ends=False)
-        dial = choose_dial(trained, dataset)
+        dial = choose_dial(trained, dataset).dial
         point = next(point for point in dial.curve if Setting.of(point) == dial.default)
         seconds, epochs = time.perf_counter() - began, trained.history.best_epoch
         metrics = {name: interval.value for name, interval in point.metrics.items()}

@@ -1,0 +1,196 @@
+"""The term of co-occurrence: exact lists by brute force, histories, its choice on valid, and a whole job."""
+
+from __future__ import annotations
+
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from longtail.bundle import Augmentation
+from longtail.bundle.cooccurrence import LogPairs, cooccurrences
+from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.trainer import evaluate, fit
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
+from longtail.trainer.evaluation.dial import Setting
+from longtail.trainer.evaluation.ranking import LabelSide, tower_lists
+from longtail.trainer.evaluation.task import Task
+from longtail.trainer.progress import Reporter
+from tests.trainer import tiny
+
+SETTINGS = CooccurrenceSettings(default=1, maximum=4, kind="walk", power=0.3, last=4, decay=0.7, neighbours=5)
+
+
+class World:
+    """Random towers, known pairs and one held-out pair per query."""
+
+    def __init__(self, queries: int = 30, labels: int = 40, *, bias: bool = False, seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        known = tiny.pairs(*zip(np.repeat(np.arange(queries), 7), rng.integers(0, labels, 7 * queries), strict=True))
+        self.labels, self.config = labels, tiny.recipe(evaluation={"ks": [3, 8], "metric": "recall@3"}).evaluation
+        self.past = Past.of(known, queries=queries)
+        held_out = tiny.pairs(*zip(range(queries), rng.integers(0, labels, queries), strict=True))
+        self.task = Task.of(held_out, self.past, self.config, labels=labels, seed=0)
+        self.vectors = rng.normal(size=(queries, 4)).astype(np.float32)
+        log_nu, log_pi = (np.log(rng.dirichlet(np.ones(labels))).astype(np.float32) for _ in range(2))
+        self.side = LabelSide(
+            embeddings=rng.normal(size=(labels, 4)).astype(np.float32), log_pn=log_nu,
+            bias=rng.normal(size=labels).astype(np.float32) if bias else None, counts=np.ones(labels, np.int64),
+            training_queries=queries, buckets=np.zeros(labels, np.int8), log_popularity=log_pi,
+            augmentation=Augmentation(0.5, 1.0, 1.0 if bias else None, 1.0),
+        )  # fmt: skip
+        (made,) = cooccurrences(LogPairs(known.queries, known.labels), labels, [SETTINGS])
+        self.made = made.scaled(20)
+
+    def brute(self, setting: Setting, k: int) -> list[list[int]]:
+        """The k best labels of every row by all scores."""
+        weights, side = self.made.matrix().toarray(), self.side
+        scores = self.vectors @ side.embeddings.T / 0.5 + setting.bias_removal * side.log_pn
+        scores += setting.popularity * side.log_popularity + (0 if side.bias is None else side.bias)
+        best = []
+        for place, row in enumerate(self.task.rows_N.tolist()):
+            history = self.past.pairs.labels[7 * row : 7 * row + 7]
+            c = sum(0.7**age * weights[label] for age, label in enumerate(history[::-1][:4]))
+            of_row = scores[row] + setting.cooccurrence * c
+            of_row[history] = -np.inf
+            best.append(np.argsort(-of_row, kind="stable")[:k].tolist())
+            assert place == len(best) - 1
+        return best
+
+
+GRID = [
+    Setting(bias_removal, popularity, weight)
+    for bias_removal, popularity in ((0.0, 0.0), (1.0, 0.0), (0.3, -0.5))
+    for weight in (0.0, 0.5, 20.0)
+]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["without bias", "with bias"])
+@pytest.mark.parametrize("whole", [True, False], ids=["all products", "gathered"])
+def test_lists_with_the_term_are_those_of_all_scores(bias: bool, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(bias=bias)
+    if not whole:
+        monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._WHOLE", 0)
+        monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._GATHERED", 7)
+        monkeypatch.setattr("longtail.trainer.evaluation.cooccurrence._QUERIES", 4)
+    towers = list(dict.fromkeys(setting.of_towers for setting in GRID))
+    lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
+    term = TermOf(world.made, HistoryEntries(world.past))
+    top_SNK = lists.at(GRID, term)
+    changed = 0
+    for setting, top_NK in zip(GRID, top_SNK, strict=True):
+        assert top_NK.tolist() == world.brute(setting, 8), setting
+        changed += top_NK.tolist() != world.brute(setting.of_towers, 8)
+    assert changed == 6  # every ω > 0 moves some list
+    assert lists.with_term(term, GRID, 2).tolist() == top_SNK[:, :, :2].tolist()
+
+
+def test_entries_are_the_last_of_their_types() -> None:
+    pairs = Pairs(np.int32([0, 0, 0, 0, 1]), np.int32([5, -1, 6, 7, 8]), events=np.int32([0, 0, 1, 0, 1]))
+    past = Past.of(pairs, queries=3)
+    rows = np.int32([1, 0, 2])
+    every = HistoryEntries(past)
+    assert every.padded(rows, 2).tolist() == [[-1, 8], [6, 7], [-1, -1]]
+    labels, begins = every.last(rows, 9)
+    assert (labels.tolist(), begins.tolist()) == ([8, 5, 6, 7], [0, 1, 4, 4])
+    assert HistoryEntries(past, [0]).padded(rows, 2).tolist() == [[-1, -1], [5, 7], [-1, -1]]
+
+
+def test_c_of_rows_is_the_term_of_their_histories() -> None:
+    world = World()
+    term, entries = TermOf(world.made, HistoryEntries(world.past)), HistoryEntries(world.past)
+    rows = np.int32([3, 0, 9])
+    c_BL = term(rows).toarray()
+    for place, history in enumerate(entries.padded(rows, 4)):
+        expected = np.zeros(world.labels, np.float32)
+        labels, values = world.made.term(history)
+        expected[labels] = values
+        np.testing.assert_allclose(c_BL[place], expected, rtol=1e-5)
+
+
+def test_a_growing_past_is_read_event_by_event() -> None:
+    known, held_out = tiny.pairs((0, 1)), tiny.pairs((0, 2), (0, 3))
+    past = Past.growing(known, held_out, queries=1)
+    assert HistoryEntries(past).padded(np.int32([0, 1]), 3).tolist() == [[-1, -1, 1], [-1, 1, 2]]
+
+
+CHAIN = tiny.RECIPE.replace('"recall@5"', '"recall@3"') + "\n[cooccurrence]\n"
+
+
+def write_chain(folder: Path, recipe: str = CHAIN) -> Path:
+    """A log in which every user walks around a circle of 16 items: the last item says what is next."""
+    recipe_path = tiny.write_job(folder, recipe=recipe)
+    user, step = np.repeat(np.arange(60), 7), np.tile(np.arange(7), 60)
+    item = (user * 5 + step * 3) % 16
+    table = pa.table({"user_id": user, "item_id": item, "timestamp": np.arange(len(user))})
+    pq.write_table(table, folder / "interactions.parquet")
+    return recipe_path
+
+
+def test_a_job_chooses_the_term_and_serves_what_it_measured(tmp_path: Path) -> None:
+    console = Console(record=True, width=200, file=StringIO())
+    bundle = fit(write_chain(tmp_path), tmp_path / "model", Reporter(console), overrides=["training.refit=true"])
+    term = bundle.manifest.cooccurrence
+    assert term is not None
+    assert bundle.cooccurrence is not None
+    assert (term.kind, term.neighbours, term.maximum) == ("next", 20, 6)
+    assert term.default > 0
+    assert term.until is None  # the log has numbers, not dates
+    text = console.export_text()
+    assert "Co-occurrence on valid: next, β = " in text
+    stored = evaluate(tmp_path / "model")
+    again = evaluate(tmp_path / "model", tmp_path / "recipe.toml")
+    assert [Setting.of(point) for point in again.curve] == [Setting.of(point) for point in stored.curve]
+    for one, other in zip(stored.curve, again.curve, strict=True):
+        assert one.metrics == other.metrics, Setting.of(one)
+    assert stored.value("recall@3") > 0.9 > stored.value("recall@3", bias_removal=1.0, cooccurrence=0.0)
+    weights = {point.cooccurrence for point in stored.curve}
+    assert weights >= {0.0, 0.05, 0.5, 3.0}
+    metrics = json.loads((tmp_path / "model" / "metrics.json").read_text())
+    assert {point["cooccurrence"] for point in metrics["curve"]} == weights
+    assert b"Co-occurrence" in (tmp_path / "model" / "report.html").read_bytes()
+
+
+def test_a_job_without_gain_has_no_term(tmp_path: Path) -> None:
+    console = Console(record=True, width=200, file=StringIO())
+    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE + "\n[cooccurrence]\nweights = [0]\n")
+    bundle = fit(recipe, tmp_path / "model", Reporter(console))
+    assert bundle.manifest.cooccurrence is None
+    assert bundle.cooccurrence is None
+    assert "Co-occurrence: left out, because valid sees no gain of the term" in console.export_text()
+
+
+def test_queries_without_history_feature_are_remembered(tmp_path: Path) -> None:
+    alone = CHAIN.replace(
+        '    { name = "history", kind = "history", table = "item_id", dim = 4, max_length = 8 },\n', ""
+    )
+    bundle = fit(write_chain(tmp_path, alone), tmp_path / "model", overrides=["cooccurrence.remember=3"])
+    assert bundle.remembered is not None
+    assert bundle.manifest.exclude_history
+    ids = bundle.labels.ids.to_pylist()
+    last = [ids[row] for row in bundle.remembered.history("2")]
+    assert last == [str((10 + step * 3) % 16) for step in (3, 4, 5)]  # its last pair is test's
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("kinds = []", "cooccurrence.kinds: expected at least 1"),
+        ('kinds = ["lift"]', "cooccurrence.kinds.0: expected one of 'walk', 'cosine' or 'next'"),
+        ("decay = [0.0]", "cooccurrence.decay.0: expected a number > 0"),
+        ("weights = [-1]", "cooccurrence.weights.0: expected a number >= 0"),
+        ("betas = [1]", "cooccurrence.betas"),
+    ],
+)
+def test_wrong_keys_are_refused(section: str, message: str, tmp_path: Path) -> None:
+    recipe = tiny.write_job(tmp_path, recipe=tiny.RECIPE + f"\n[cooccurrence]\n{section}\n")
+    with pytest.raises(Exception, match="cooccurrence") as refused:
+        fit(recipe, tmp_path / "model")
+    assert message.split(":")[0] in str(refused.value)
