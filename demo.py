@@ -100,21 +100,25 @@ def wait_until_ready(url: str, service: subprocess.Popen[bytes]) -> None:
 
 
 def show_dial() -> None:
-    """Print what each bucket gets along the dial, from the bundle's own evaluation."""
+    """Print what each bucket gets along the dials, from the bundle's own evaluation."""
     manifest = json.loads((RUN / "manifest.json").read_text(encoding="utf-8"))
-    points = {point["bias_removal"]: point["metrics"] for point in manifest["bias_removal"]["curve"]}
-    split = manifest["bias_removal"]["curve_split"]
-    columns = ["λ", "recall@20", "torso", "tail", "slots of the tail", "films ever shown"]
-    table = Table(*(Column(name, justify="right") for name in columns), title=f"What each bucket gets ({split})")
-    for dial, metrics in sorted(points.items()):
-        if dial not in (0.0, 0.5, 1.0):
+    dial, term = manifest["bias_removal"], manifest["cooccurrence"]
+    default = dial["default"], term["default"] if term else 0.0
+    points = {(point["bias_removal"], point["cooccurrence"]): point["metrics"] for point in dial["curve"]}
+    columns = ["λ", "ω", "recall@20", "torso", "tail", "slots of the tail", "films ever shown"]
+    title = f"What each bucket gets ({dial['curve_split']})"
+    table = Table(*(Column(name, justify="right") for name in columns), title=title)
+    for setting, metrics in sorted(points.items(), key=lambda point: (point[0][1], point[0][0])):
+        if setting != default and (setting[0] not in (0.0, 0.5, 1.0) or setting[1] not in (0.0, default[1])):
             continue
         values = [metrics[name]["value"] for name in ("recall@20", "recall@20/torso", "recall@20/tail")]
         shares = [metrics[name]["value"] for name in ("exposure@20/tail", "coverage@20")]
-        table.add_row(f"{dial:g}", *(f"{value:.3f}" for value in values), *(f"{share:.0%}" for share in shares))
+        cells = [*(f"{value:g}" for value in setting), *(f"{value:.3f}" for value in values)]
+        table.add_row(*cells, *(f"{share:.0%}" for share in shares), style="bold" if setting == default else None)
     console.print()
     console.print(table)
-    console.print("One model, one index: every request turns λ between the tail and the head.")
+    console.print("One model, one index: every request turns λ between the tail and the head, and ω, the weight of what was")
+    console.print("chosen together; the bold line is what a request gets that names neither.")
 
 
 def show_queries(url: str) -> None:

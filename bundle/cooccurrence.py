@@ -9,6 +9,7 @@ summed weights of j's pairs:
 | `walk` | Σ_x X_xj X_xy / n_x, a walk over queries (RP3beta with α = 1, Christoffel et al. 2015) | 1, β |
 | `cosine` | Σ_x X_xj X_xy | ½, ½ |
 | `next` | Σ δ^(g−1) over places where y follows j by g ≤ G steps | 1, β |
+| `mixed` | that of `walk` + (1 − δ) / (1 − δ^G) of `next`: about equal masses | 1, β |
 
 X_xj is the root of the weight of x's pair with j, n_x the sum of x's weights. Of every query only its last `most` pairs
 count.
@@ -23,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,10 +42,10 @@ FILES = ("cooccurrence.rows.npy", "cooccurrence.weights.npy", "cooccurrence.degr
 """Files of a bundle with `rows_LN`, `weights_LN` and `degrees_L`."""
 REMEMBERED, REMEMBERED_IDS = "remembered.npy", "remembered.arrow"
 
-Kind = Literal["walk", "cosine", "next"]
 NO_ENTRY = -1
 MOST = 500
 """Last pairs of a query that count, so that no query costs or weighs more."""
+_LABELS = 1 << 16
 _PRODUCTS = 1 << 24
 """Products of pairs in a block of labels, unless one label has more: some 400 MB."""
 
@@ -282,10 +283,12 @@ def _sums(
     """Yield C by blocks of labels: the first label, and float64 or float32 [b, L]."""
     from scipy.sparse import csr_matrix, diags
 
+    following_LL = None
+    if settings.kind in ("next", "mixed"):
+        following_LL = _following(pairs, weights_P, labels, settings)
     if settings.kind == "next":
-        sums_LL = _following(pairs, weights_P, labels, settings)
-        for start in range(0, labels, 1 << 16):
-            yield start, sums_LL[start : start + (1 << 16)]
+        for start in range(0, labels, _LABELS):
+            yield start, following_LL[start : start + _LABELS]  # type: ignore[index]
         return
     number_P = np.cumsum(np.append(False, pairs.queries[1:] != pairs.queries[:-1])) if len(pairs.queries) else None
     queries = 0 if number_P is None else int(number_P[-1]) + 1
@@ -298,14 +301,22 @@ def _sums(
     chosen_QL = csr_matrix((np.sqrt(weights_P[first_P]), places), shape, dtype=np.float32)
     per_query_Q = np.diff(chosen_QL.indptr)
     weighed_QL = chosen_QL
-    if settings.kind == "walk":
+    if settings.kind in ("walk", "mixed"):
         total_Q = np.asarray(chosen_QL.power(2).sum(axis=1)).ravel()
         weighed_QL = (diags(1 / np.where(total_Q > 0, total_Q, 1)) @ chosen_QL).tocsr()
     chosen_LQ = chosen_QL.T.tocsr()
     products_L = np.zeros(labels, np.int64)
     np.add.at(products_L, chosen_QL.indices, np.repeat(per_query_Q, per_query_Q))
     for start, end in _blocks(products_L):
-        yield start, chosen_LQ[start:end] @ weighed_QL
+        sums_bL = chosen_LQ[start:end] @ weighed_QL
+        if following_LL is not None:
+            sums_bL = sums_bL + np.float32(_share_of_steps(settings)) * following_LL[start:end]
+        yield start, sums_bL.tocsr()
+
+
+def _share_of_steps(settings: CooccurrenceSettings) -> float:
+    """Return the factor by which the weights of all steps sum to 1."""
+    return 1 / sum(settings.step_decay**step for step in range(settings.steps))
 
 
 def _blocks(products_L: Int64) -> Iterator[tuple[int, int]]:

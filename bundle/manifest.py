@@ -209,7 +209,7 @@ class CooccurrenceSettings(Popularity):
     default: float
     minimum: float = 0.0
     maximum: float = Field(gt=0)
-    kind: Literal["walk", "cosine", "next"]
+    kind: Literal["walk", "cosine", "next", "mixed"]
     power: float = Field(default=0.0, ge=0)
     """β, the power of a neighbour's degree that divides W; `cosine` has ½."""
     steps: int = Field(default=5, ge=1)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
 from longtail.bundle.arrays import Bools, Int32
@@ -33,36 +34,40 @@ _QUERIES = 2_000
 """Most validation queries by which kind, power and reading are chosen."""
 _BEST_CELLS = 3
 """Cells of the grid whose mean judges a W and a reading; a single cell would reward luck."""
+_MARGIN = 0.01
+"""Share by which another kind must be better than `mixed`, which has both memories and is less a matter of chance."""
 _SCALE = 0.5
 """Standard deviation of c over labels, in the mean over queries."""
 _STRUCTURES = 2
 """Kinds and powers with which every reading is tried."""
 _REMEMBERED = 50
 
-Judge = Callable[[Task, Int32], float]
-"""Returns the value that validation maximises of lists of a task, int32 [N, K]."""
+Value = Callable[[Task, Int32], float]
+"""Returns the value of lists of a task, int32 [N, K]."""
 
 
 class Choice(NamedTuple):
-    """The term that is best on valid, the setting where it is, its value there, and the best of the towers alone."""
+    """The term that is best on valid, and the setting at which it is."""
 
     cooccurrence: Cooccurrence
     best: Setting
-    value: float
-    towers: float
 
 
 def choose_term(
-    recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, judge: Judge, k: int
-) -> Choice | None:
+    recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
+    metric: Value, judge: Value, k: int,
+) -> Choice | None:  # fmt: skip
     """Choose W, the reading of histories, λ or μ, and ω; None if the towers alone are no worse.
 
-    First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials; then
-    the whole grid is measured for the best.
+    First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
+    the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
+    measured for the best, by the mean of `judge` over a cell and its neighbours.
 
     Args:
         lists: the towers' lists of the task at every setting of λ or μ to consider.
-        k: length of the lists that `judge` needs.
+        metric: the recipe's metric.
+        judge: the metric, less what misses a floor.
+        k: length of the lists that both need.
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
     few_N = _some(len(task.rows_N), recipe.seed)
@@ -71,11 +76,16 @@ def choose_term(
     weights = [weight for weight in config.weights if weight]
     coarse = _coarse(lists.settings, alone, weights)
 
+    def values(top_NK: Int32) -> tuple[float, float]:
+        return metric(few, top_NK[:, :k]), _gain(few, top_NK)
+
+    highest = [max(column) or 1.0 for column in zip(*map(values, few_lists.top_GNK), strict=True)]
+
     def worth(made: Cooccurrence) -> tuple[float, Cooccurrence]:
         scaled = _scaled(made, entries, few.rows_N)
-        top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse, k)
-        values = sorted((judge(few, top_NK) for top_NK in top_SNK), reverse=True)
-        return float(np.mean(values[:_BEST_CELLS])), scaled
+        top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse)
+        cells = sorted((np.divide(values(top_NK), highest).sum() for top_NK in top_SNK), reverse=True)
+        return float(np.mean(cells[:_BEST_CELLS])) * (1 if made.settings.kind == "mixed" else 1 - _MARGIN), scaled
 
     if not weights:
         return None
@@ -91,9 +101,9 @@ def choose_term(
     _, chosen = max([*tried, mean], key=lambda each: each[0])
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(TermOf(chosen, entries), settings, k)
-    values = [judge(task, top_NK) for top_NK in top_SNK]
-    value, best = max(zip(values, settings, strict=True), key=lambda each: each[0])
-    return Choice(chosen, best, value, max(alone)) if value > max(alone) else None
+    judged_GW = np.array([judge(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
+    best = int(uniform_filter(judged_GW, 3, mode="nearest").argmax())
+    return Choice(chosen, settings[best]) if judged_GW.ravel()[best] > max(alone) else None
 
 
 def _some(rows: int, seed: int) -> Bools:
@@ -101,6 +111,11 @@ def _some(rows: int, seed: int) -> Bools:
     few_N = np.zeros(rows, np.bool_)
     few_N[np.random.default_rng(seed).permutation(rows)[:_QUERIES]] = True
     return few_N
+
+
+def _gain(task: Task, top_NK: Int32) -> float:
+    """Sum 1 / log2(rank + 1) over the positives in the lists, which varies less by chance than a short list's hits."""
+    return float((task.positives.hits(top_NK) / np.log2(np.arange(top_NK.shape[1]) + 2)).sum())
 
 
 def _coarse(settings: Sequence[Setting], values: Sequence[float], weights: Sequence[float]) -> list[Setting]:
@@ -135,7 +150,7 @@ def _structures(recipe: Recipe, dataset: Dataset) -> list[Cooccurrence]:
     """Make W of every kind and power from the training pairs."""
     config, made = recipe.cooccurrence or CooccurrenceConfig(), list[Cooccurrence]()
     for kind in config.kinds:
-        if kind == "next" and not dataset.ordered:
+        if kind in ("next", "mixed") and not dataset.ordered:
             continue
         powers = [0.0] if kind == "cosine" else config.powers
         settings = [_settings(recipe, dataset, kind, power) for power in powers]
@@ -184,6 +199,34 @@ def _scaled(cooccurrence: Cooccurrence, entries: HistoryEntries, rows_N: Int32) 
 
 def _log_pairs(pairs: Pairs) -> LogPairs:
     return LogPairs(pairs.queries, pairs.labels, pairs.weights)
+
+
+def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]:
+    """Measure recall of unseen validation pairs in k places by c alone, and by popularity alone; ties are misses.
+
+    c is `mixed`, or `walk` without an order in time, with β = .4, over the last 10 entries with γ = .8.
+    """
+    kind = "mixed" if dataset.ordered else "walk"
+    settings = _settings(recipe, dataset, kind, 0.4).model_copy(update={"last": 10, "decay": 0.8})
+    (made,) = cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), [settings])
+    held_out, past = dataset.with_past(dataset.valid, dataset.train)
+    config = recipe.evaluation.model_copy(update={"ks": [1], "metric": "recall@1"})
+    task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
+    c_NL = TermOf(made, HistoryEntries(past, recipe.history_events))(task.rows_N)
+    counts_L, seen_n2 = dataset.label_counts(), past.seen(task.rows_N)
+    seen = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))
+    hits = np.zeros(2)
+    for row, label in zip(task.positives.query_rows.tolist(), task.positives.label_rows.tolist(), strict=True):
+        others = seen[row]
+        c_n, label_n = (part[c_NL.indptr[row] : c_NL.indptr[row + 1]] for part in (c_NL.data, c_NL.indices))
+        own = c_n[label_n == label]
+        if len(own):
+            hits[0] += np.count_nonzero((c_n >= own[0]) & ~np.isin(label_n, others)) <= k
+        hits[1] += (
+            np.count_nonzero(counts_L >= counts_L[label]) - np.count_nonzero(counts_L[others] >= counts_L[label]) <= k
+        )
+    by_term, by_popularity = hits / max(len(task.positives.keys), 1)
+    return float(by_term), float(by_popularity)
 
 
 def made_again(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> Cooccurrence:

@@ -33,6 +33,7 @@ from longtail.trainer.evaluation.dial import (
     best_point,
     chosen_by,
     floors_of,
+    line_of,
     lines,
     missed,
 )
@@ -266,8 +267,9 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
                 trained = replace(trained, cooccurrence=term)
                 curve = measure([*lines(config, noise, best, [0.0, *of_term.weights]), towers])
                 found.keep([Setting.of(point) for point in curve])
-                if config.target_prior is None:
-                    best = Setting.of(best_point(curve, config, floors_of(curve, config)))
+                if noise.apart and not noise.ahead and config.target_prior is None:
+                    over_popularity = line_of(curve, "popularity", best)
+                    best = Setting.of(best_point(over_popularity, config, floors_of(curve, config)))
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
@@ -302,17 +304,20 @@ def _choose_term(
     floors, facts = floors_of(curve, config), label_side.facts(config)
     found = None if config.target_prior is None else found_by_label(trained)
 
-    def judge(task: Task, top_NK: Int32) -> float:
+    def metric(task: Task, top_NK: Int32) -> float:
         if found is not None and config.target_prior is not None:
             found.found.clear()
             found.see(Setting(0.0), top_NK, task.positives)
             return found.best(config.target_prior)[1]
+        value_N, weight_N = task.ratio(config.metric, top_NK, facts)
+        return float(value_N.sum() / max(weight_N.sum(), 1e-300))
+
+    def judge(task: Task, top_NK: Int32) -> float:
         if not floors:
-            value_N, weight_N = task.ratio(config.metric, top_NK, facts)
-            return float(value_N.sum() / max(weight_N.sum(), 1e-300))
+            return metric(task, top_NK)
         point = CurvePoint(bias_removal=0.0, metrics=task.metrics(top_NK, facts))
         return point.metrics[config.metric].value - _FLOOR_FIRST * missed(point, floors)
 
     k = task.k if floors else min(int(config.k), labels)
     entries = HistoryEntries(past, recipe.history_events)
-    return choose_term(recipe, dataset, task, lists, entries, judge, k)
+    return choose_term(recipe, dataset, task, lists, entries, metric=metric, judge=judge, k=k)

@@ -43,6 +43,13 @@ def test_next() -> None:
     np.testing.assert_allclose(dense(made), [[0, 1, 1 / 8], [0, 0, 2 / 3], [0, 0, 0]], rtol=1e-6)
 
 
+def test_mixed() -> None:
+    (made,) = cooccurrences(PAIRS, 3, [settings(kind="mixed", steps=2, step_decay=0.25)])
+    # a → b: the walk's 5/6, and 2 steps of one, weighed by 1 / (1 + .25); by d_a = 2
+    np.testing.assert_allclose(dense(made)[0], [0, (5 / 6 + 2 / 1.25) / 2, (1 / 3 + 0.25 / 1.25) / 2], rtol=1e-6)
+    np.testing.assert_allclose(dense(made)[2], [1 / 6, (1 / 3 + 1 / 2) / 2, 0], rtol=1e-6)
+
+
 def test_several_powers_from_one_pass() -> None:
     both = cooccurrences(PAIRS, 3, [settings(power=0.0), settings(power=1.0)])
     np.testing.assert_allclose(np.array(dense(both[0])) / [2, 3, 2], dense(both[1]), rtol=1e-6)

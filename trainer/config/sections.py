@@ -1,4 +1,4 @@
-"""The recipe tables `[data]`, `[prior]`, `[optimizer]`, `[training]` and `[evaluation]`."""
+"""The recipe tables `[data]`, `[prior]`, `[cooccurrence]`, `[optimizer]`, `[training]` and `[evaluation]`."""
 
 from __future__ import annotations
 
@@ -141,9 +141,10 @@ class CooccurrenceConfig(Section):
     model gets no term. `[cooccurrence]` alone takes all defaults.
     """
 
-    kinds: list[Literal["walk", "cosine", "next"]] = Field(default=["walk", "cosine", "next"], min_length=1)
+    kinds: list[Literal["walk", "cosine", "next", "mixed"]] = Field(default=["walk", "next", "mixed"], min_length=1)
     """`walk` goes from a label over its queries to another label (RP3beta), `cosine` compares the queries of two
-    labels, `next` counts what follows a label within some `steps`. `next` is left out of data without an order."""
+    labels, `next` counts what follows a label within some `steps`, `mixed` adds `walk` and `next`. Another kind than
+    `mixed` must be 1 % better. Data without an order have neither of the last two."""
     powers: list[Annotated[float, Field(ge=0, le=2)]] = Field(default=[0.0, 0.2, 0.4, 0.6, 0.8], min_length=1)
     """Powers β of a neighbour's degree, which divides `walk` and `next`: larger ones favour rare labels."""
     last: list[Annotated[int, Field(ge=1, le=1000)]] = Field(default=[3, 5, 10, 20, 50], min_length=1)

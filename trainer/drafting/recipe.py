@@ -23,6 +23,7 @@ from longtail.tables.engine import Opened, engine
 from longtail.tables.table import all_columns, read_table
 from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.config.rows import shown as named
+from longtail.trainer.cooccurrence import found_alone
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.ids import like_placeholders
 from longtail.trainer.data.interactions import EVENT, IMPRESSIONS, OWN, TIME, WEIGHT, is_feedback
@@ -49,6 +50,8 @@ _WIDTH = 64
 _SECONDS_A_DAY = 86_400
 _LEAST_PAIRS, _LEAST_GAIN, _MORE = 1000, 0.02, 0.01
 """Least number of pairs to measure a prior; least gain of a prior over counts, and of a forecast over decay, nats."""
+_PLACES = 20
+"""Length of the lists by which the term of co-occurrence is compared with popularity."""
 _MANY, _BAD = 0.05, 0.05
 """Share of repeated pairs from which repeats are dropped, and share of bad rows that `fit` skips by default."""
 _TITLES = {"title", "name", "brand", "headline", "label"}
@@ -235,6 +238,7 @@ sampler = "in_batch"
 weight = "unit"
 
 {_joined(draft_prior(draft, dataset))}
+{_joined(draft_cooccurrence(draft, dataset))}
 [optimizer]
 embedding_learning_rate = {0.002 if described else 0.01}
 dense_learning_rate = 0.001
@@ -353,6 +357,26 @@ def draft_prior(recipe: Recipe, dataset: Dataset) -> list[str]:
     if kind == "forecast" and recipe.prior.features:
         lines.append(f"features = {_toml(recipe.prior.features)}")
     return [*lines, ""]
+
+
+def draft_cooccurrence(recipe: Recipe, dataset: Dataset) -> list[str]:
+    """Draft the term of co-occurrence, with what it finds alone in the pairs before test; empty if it finds nothing."""
+    try:
+        by_term, by_popularity = found_alone(recipe, dataset, _PLACES)
+    except DataError:  # no query has a new label to find
+        return []
+    words = [
+        f"# In {_PLACES} places, what was chosen with a query's last labels finds {by_term:.1%} of the pairs before",
+        f"# test, popularity {by_popularity:.1%}.",
+    ]
+    if not by_term:
+        return [*words, "# So the score has no term of co-occurrence.", ""]
+    return [
+        *words,
+        "[cooccurrence]",
+        "# `fit` chooses its settings and weight on valid, and leaves it out if valid sees no gain.",
+        "",
+    ]
 
 
 def _features(looks: list[Column], id_name: str, taken: set[str]) -> tuple[list[tuple[str, Column]], list[str]]:

@@ -250,8 +250,10 @@ def _measure(bundle: Bundle, recipe: Recipe, split: str, *, nothing: str) -> lis
     if bundle.forecast is not None:
         labels = replace(labels, log_popularity=bundle.forecast.log_popularity(whole=True).astype(np.float32))
     default = Dial.of_manifest(bundle.manifest).default
-    weights = sorted({point.cooccurrence for point in bundle.manifest.bias_removal.curve})
-    settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default, weights if bundle.cooccurrence else [])
+    settings = lines(recipe.evaluation, Noise.of_bundle(bundle), default)
+    if default.cooccurrence:  # the line over ω, and the best setting of the towers alone, are the stored ones
+        stored = (Setting.of(point) for point in bundle.manifest.bias_removal.curve)
+        settings += [each for each in stored if each.cooccurrence != default.cooccurrence and each not in settings]
     held_out = measured.dataset.test if split == "test" else measured.dataset.valid
     return measured.curve(held_out, measured.dataset.before(split), labels, settings, nothing=nothing)
 

@@ -87,7 +87,7 @@ def to_bundle(
         buckets=buckets,
         bias_removal=dial.bias_removal,
         popularity=dial.popularity,
-        cooccurrence=dial.cooccurrence,
+        cooccurrence=None if trained.cooccurrence is None else trained.cooccurrence.settings,
         training_data={
             "fingerprint": dataset.fingerprint,
             "read_at": dataset.read_at.isoformat(),
