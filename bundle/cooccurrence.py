@@ -47,6 +47,8 @@ NO_ENTRY = -1
 MOST = 500
 """Last pairs of a query that count, so that no query costs or weighs more."""
 _ROWS = 1 << 16
+_ROW_BITS = np.uint64((1 << 32) - 1)
+_KEYS = 1 << 21
 _PRODUCTS = 1 << 24
 """Products of pairs in a block of labels, unless one label has more: some 400 MB."""
 
@@ -149,8 +151,8 @@ class Cooccurrence:
         before_L, divisor_L = _divisor(self.degrees_L), _divisor(degrees_L)
         # An entry whose sum stays changes by the growth of two degrees.
         own, other = powers_of(settings)
-        weights_LN = self.weights_LN * (before_L / divisor_L)[:, None] ** own
-        weights_LN *= (before_L / divisor_L)[self.rows_LN] ** other
+        factor_L = before_L / divisor_L
+        weights_LN = self.weights_LN * (factor_L**own)[:, None] * (factor_L**other)[self.rows_LN]
         order_LN = np.argsort(-weights_LN, axis=1, kind="stable")
         fresh = Cooccurrence(
             settings if until is None else settings.model_copy(update={"until": until}),
@@ -253,8 +255,9 @@ class Remembered:
         named_P = named_Q[history.queries]
         named = LogPairs(history.queries[named_P], history.labels[named_P])
         fresh = remember(named, Vocabulary(ids), rows_Q, self.rows_QR.shape[1])
-        others = np.setdiff1d(np.arange(len(self.rows_QR)), rows_Q[named_Q])
-        fresh.rows_QR[others] = self.rows_QR[others]
+        others_Q = np.ones(len(self.rows_QR), bool)
+        others_Q[rows_Q[named_Q & ~new_Q]] = False
+        fresh.rows_QR[: len(others_Q)][others_Q] = self.rows_QR[others_Q]
         return fresh
 
     def take(self, rows_n: Int64, labels: int) -> Remembered:
@@ -333,7 +336,7 @@ def _weights(sums_bL: csr_matrix, labels_b: Int64, divisor_L: Float64, settings:
     """Divide the entries of C by powers of degrees, float64 [n]; 0 on the diagonal."""
     own, other = powers_of(settings)
     label_n = np.repeat(labels_b, np.diff(sums_bL.indptr))
-    weights_n: Float64 = sums_bL.data / (divisor_L[label_n] ** own * divisor_L[sums_bL.indices] ** other)
+    weights_n: Float64 = sums_bL.data / ((divisor_L**own)[label_n] * (divisor_L**other)[sums_bL.indices])
     weights_n[label_n == sums_bL.indices] = 0
     return weights_n
 
@@ -353,18 +356,26 @@ def powers_of(settings: CooccurrenceSettings) -> tuple[float, float]:
 
 def keep_largest(indptr: Int32, rows_n: Int32, weights_n: Float64, rows_bN: Int32, weights_bN: Float32) -> None:
     """Write the largest weights above 0 of every row of a sparse matrix, descending, equal ones by label row."""
-    neighbours = rows_bN.shape[1]
-    weights_n = weights_n.astype(np.float32)
-    for place, (start, end) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
-        weights, rows = weights_n[start:end], rows_n[start:end]
-        if end - start > neighbours:
-            least = np.partition(weights, end - start - neighbours)[end - start - neighbours]
-            enough = np.flatnonzero(weights >= least)
-            weights, rows = weights[enough], rows[enough]
-        order = np.lexsort((rows, -weights))[:neighbours]
-        weights, rows = weights[order], rows[order]
-        count = int(np.count_nonzero(weights > 0))
-        rows_bN[place, :count], weights_bN[place, :count] = rows[:count], weights[:count]
+    # The bits of floats >= 0 are ordered as the floats, so one integer holds a weight and, reversed, its label row.
+    bits_n = weights_n.astype(np.float32).view(np.uint32).astype(np.uint64)
+    keys_n = bits_n << np.uint64(32) | (_ROW_BITS - rows_n.astype(np.uint64))
+    neighbours, counts_b = rows_bN.shape[1], np.diff(indptr)
+    # Rows of about the same length are padded to one matrix at a time.
+    order_b, end = np.argsort(counts_b, kind="stable"), len(counts_b)
+    while end:
+        width = max(int(counts_b[order_b[end - 1]]), neighbours)
+        begin = max(end - max(_KEYS // width, 1), 0)
+        rows_g = order_b[begin:end]
+        there_gw = np.arange(width) < counts_b[rows_g, None]
+        keys_gw = np.zeros(there_gw.shape, np.uint64)
+        keys_gw[there_gw] = keys_n[(indptr[rows_g, None] + np.arange(width))[there_gw]]
+        keys_gN = np.partition(keys_gw, width - neighbours, axis=1)[:, width - neighbours :]
+        keys_gN.sort(axis=1)
+        keys_gN = keys_gN[:, ::-1]
+        weights_gN = (keys_gN >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        rows_bN[rows_g] = np.where(weights_gN > 0, (_ROW_BITS - (keys_gN & _ROW_BITS)).astype(np.int32), NO_ENTRY)
+        weights_bN[rows_g] = weights_gN
+        end = begin
 
 
 def _last_of_each(pairs: LogPairs, most: int) -> LogPairs:
@@ -422,8 +433,8 @@ def _per_query(part_QL: csr_matrix, chosen_QL: csr_matrix) -> csr_matrix:
 
 def _products(left_QL: csr_matrix, right_QL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
     """Yield the product of a transposed matrix and another by blocks of labels: the first label, and [b, L]."""
-    products_L = np.zeros(left_QL.shape[1], np.int64)
-    np.add.at(products_L, left_QL.indices, np.repeat(np.diff(right_QL.indptr), np.diff(left_QL.indptr)))
+    products_n = np.repeat(np.diff(right_QL.indptr), np.diff(left_QL.indptr))
+    products_L = np.bincount(left_QL.indices, products_n, left_QL.shape[1]).astype(np.int64)
     left_LQ = left_QL.T.tocsr()
     for start, end in _blocks(products_L):
         yield start, left_LQ[start:end] @ right_QL
