@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from longtail.bundle.arrays import Float32, Float64, Int32, Int64
+from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
 from longtail.bundle.errors import require
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.bundle.mapped_table import read_table
@@ -45,7 +46,9 @@ REMEMBERED, REMEMBERED_IDS = "remembered.npy", "remembered.arrow"
 NO_ENTRY = -1
 MOST = 500
 """Last pairs of a query that count, so that no query costs or weighs more."""
-_LABELS = 1 << 16
+_ROWS = 1 << 16
+_ROW_BITS = np.uint64((1 << 32) - 1)
+_KEYS = 1 << 21
 _PRODUCTS = 1 << 24
 """Products of pairs in a block of labels, unless one label has more: some 400 MB."""
 
@@ -107,19 +110,80 @@ class Cooccurrence:
     def _all_factors(self) -> Float32:
         return (self.settings.decay ** np.arange(self.settings.last - 1, -1, -1.0)).astype(np.float32)
 
-    def matrix(self) -> csr_matrix:
-        """Return W as a sparse matrix, float32 [L, L]."""
+    def matrix(self, labels_M: Int64 | slice = slice(None)) -> csr_matrix:
+        """Return W, or its rows of some labels, as a sparse matrix, float32 [L, L] or [M, L]."""
         from scipy.sparse import csr_matrix
 
-        labels = len(self.rows_LN)
-        there_LN = self.rows_LN != NO_ENTRY
-        starts = np.append(0, np.cumsum(there_LN.sum(axis=1)))
-        return csr_matrix((self.weights_LN[there_LN], self.rows_LN[there_LN], starts), (labels, labels))
+        rows_MN = self.rows_LN[labels_M]
+        there_MN = rows_MN != NO_ENTRY
+        starts = np.append(0, np.cumsum(there_MN.sum(axis=1)))
+        shape = len(rows_MN), len(self.rows_LN)
+        return csr_matrix((self.weights_LN[labels_M][there_MN], rows_MN[there_MN], starts), shape)
 
     def scaled(self, factor: float, **settings: Any) -> Cooccurrence:
         """Multiply W by a factor, and replace some settings."""
         changed = self.settings.model_copy(update={"scale": self.settings.scale * factor, **settings})
         return replace(self, settings=changed, weights_LN=self.weights_LN * np.float32(factor))
+
+    def refreshed(
+        self, pairs: LogPairs, ids_Q: pa.Array, remembered: Remembered | None, until: float | None, *, most: int = MOST
+    ) -> tuple[Cooccurrence, Remembered | None]:
+        """Add the pairs of a later log to W, and to the last labels of its queries; `scale` stays.
+
+        A later pair counts with the remembered labels of its query and with the query's other later pairs. So W is that
+        of the whole log, but for four things: neighbours beyond N have lost their sums; pairs of a query before the
+        remembered ones do not count; earlier pairs of `walk` keep their 1/n_x while n_x grows; remembered pairs weigh
+        1 in n_x and C.
+
+        Args:
+            pairs: sorted by query, then time; a query is its position in `ids_Q`.
+            ids_Q: strings; null for a query that no later log can name.
+            remembered: the last labels of queries before; None where the bundle has none.
+            until: time of the last pair, in seconds since 1970; None keeps the present one.
+            most: last later pairs of a query that count.
+        """
+        settings, labels = self.settings, len(self.rows_LN)
+        rows_Q = np.zeros(len(ids_Q), np.int32) if remembered is None else remembered.queries.encode(ids_Q)
+        earlier_QR = np.empty((len(ids_Q), 0), np.int32) if remembered is None else remembered.rows_QR[rows_Q]
+        history, later_P = _after_remembered(earlier_QR, _last_of_each(pairs, most))
+        added_L, sums = _added(history, later_P, labels, settings)
+        degrees_L = self.degrees_L + added_L
+        before_L, divisor_L = _divisor(self.degrees_L), _divisor(degrees_L)
+        # An entry whose sum stays changes by the growth of two degrees.
+        own, other = powers_of(settings)
+        factor_L = before_L / divisor_L
+        weights_LN = self.weights_LN * (factor_L**own)[:, None] * (factor_L**other)[self.rows_LN]
+        order_LN = np.argsort(-weights_LN, axis=1, kind="stable")
+        fresh = Cooccurrence(
+            settings if until is None else settings.model_copy(update={"until": until}),
+            np.take_along_axis(self.rows_LN, order_LN, axis=1),
+            np.take_along_axis(weights_LN, order_LN, axis=1).astype(np.float32),
+            degrees_L,
+        )
+        for start, sums_bL in sums:
+            place_M = np.flatnonzero(np.diff(sums_bL.indptr))
+            labels_M, more_ML = start + place_M, sums_bL[place_M].astype(np.float64)
+            more_ML.data = settings.scale * _weights(more_ML, labels_M, divisor_L, settings)
+            all_ML = fresh.matrix(labels_M).astype(np.float64) + more_ML
+            rows_MN = np.full((len(labels_M), settings.neighbours), NO_ENTRY, np.int32)
+            weights_MN = np.zeros(rows_MN.shape, np.float32)
+            keep_largest(all_ML.indptr, all_ML.indices, all_ML.data, rows_MN, weights_MN)
+            fresh.rows_LN[labels_M], fresh.weights_LN[labels_M] = rows_MN, weights_MN
+        return fresh, None if remembered is None else remembered.followed_by(history, ids_Q, rows_Q)
+
+    def take(self, rows_n: Int64) -> Cooccurrence:
+        """Select labels by rows, int64 [n], in that order; −1 is a new label, without neighbours."""
+        known_n = rows_n != NO_ENTRY
+        rows_nN = np.where(known_n[:, None], _moved(self.rows_LN[rows_n], rows_n, len(self.rows_LN)), NO_ENTRY)
+        # Entries of labels that are left out go to the end; the order of the others stays.
+        order_nN = np.argsort(rows_nN == NO_ENTRY, axis=1, kind="stable")
+        weights_nN = np.where(rows_nN == NO_ENTRY, np.float32(0), self.weights_LN[rows_n])
+        return Cooccurrence(
+            self.settings,
+            np.take_along_axis(rows_nN, order_nN, axis=1),
+            np.take_along_axis(weights_nN, order_nN, axis=1),
+            np.where(known_n, self.degrees_L[rows_n], np.float32(0)),
+        )
 
     def write(self, folder: Path) -> None:
         """Write `FILES` into a folder."""
@@ -177,6 +241,31 @@ class Remembered:
         history_H: Int64 = rows_R[rows_R != NO_ENTRY].astype(np.int64)
         return history_H
 
+    def followed_by(self, history: LogPairs, ids_Q: pa.Array, rows_Q: Int32) -> Remembered:
+        """Replace the labels of the queries of a log by their last ones, and append new queries.
+
+        Args:
+            history: remembered and later pairs, sorted by query, then time.
+            ids_Q, rows_Q: ids and rows of the log's queries; null is not remembered, row 0 is a new query.
+        """
+        named_Q = np.asarray(ids_Q.is_valid())
+        new_Q = named_Q & (rows_Q == 0)
+        rows_Q = np.where(new_Q, self.queries.rows - 1 + np.cumsum(new_Q), rows_Q).astype(np.int32)
+        ids = pa.concat_arrays([self.queries.ids, ids_Q.filter(pa.array(new_Q)).cast(self.queries.ids.type)])
+        named_P = named_Q[history.queries]
+        named = LogPairs(history.queries[named_P], history.labels[named_P])
+        fresh = remember(named, Vocabulary(ids), rows_Q, self.rows_QR.shape[1])
+        others_Q = np.ones(len(self.rows_QR), bool)
+        others_Q[rows_Q[named_Q & ~new_Q]] = False
+        fresh.rows_QR[: len(others_Q)][others_Q] = self.rows_QR[others_Q]
+        return fresh
+
+    def take(self, rows_n: Int64, labels: int) -> Remembered:
+        """Renumber `labels` labels to their places in `rows_n`, and leave out the others; for −1 see `Cooccurrence`."""
+        rows_QR = _moved(self.rows_QR, rows_n, labels)
+        order_QR = np.argsort(rows_QR != NO_ENTRY, axis=1, kind="stable")
+        return replace(self, rows_QR=np.take_along_axis(rows_QR, order_QR, axis=1))
+
     def write(self, folder: Path) -> None:
         """Write both files into a folder."""
         np.save(folder / REMEMBERED, self.rows_QR, allow_pickle=False)
@@ -220,9 +309,12 @@ def cooccurrences(
     Memory grows with the pairs and with `labels · N`, not with all pairs of labels.
     """
     pairs = _last_of_each(pairs, most)
-    weights_P = np.ones(len(pairs.labels), np.float32) if pairs.weights is None else pairs.weights
-    degrees_L = np.bincount(pairs.labels, weights_P, labels).astype(np.float32)
-    divisor_L = np.where(degrees_L > 0, degrees_L, 1).astype(np.float64)
+    once, weights_P = pairs, _weights_of(pairs)
+    if settings[0].kind != "next":
+        first_P = _once_each(pairs, weights_P, labels)
+        once = LogPairs(pairs.queries[first_P], pairs.labels[first_P], weights_P[first_P])
+    degrees_L = np.bincount(once.labels, _weights_of(once), labels).astype(np.float32)
+    divisor_L = _divisor(degrees_L)
     made = [
         Cooccurrence(
             each.model_copy(update={"scale": 1.0}),
@@ -232,15 +324,29 @@ def cooccurrences(
         )
         for each in settings
     ]
-    for start, sums_bL in _sums(pairs, weights_P, labels, settings[0]):
-        label_n = np.repeat(np.arange(start, start + sums_bL.shape[0]), np.diff(sums_bL.indptr))
+    for start, sums_bL in _sums(pairs, once, labels, settings[0]):
+        end = start + sums_bL.shape[0]
         for one in made:
-            own, other = powers_of(one.settings)
-            weight_n = sums_bL.data / (divisor_L[label_n] ** own * divisor_L[sums_bL.indices] ** other)
-            weight_n[label_n == sums_bL.indices] = 0
-            end = start + sums_bL.shape[0]
-            keep_largest(sums_bL.indptr, sums_bL.indices, weight_n, one.rows_LN[start:end], one.weights_LN[start:end])
+            weights_n = _weights(sums_bL, np.arange(start, end), divisor_L, one.settings)
+            keep_largest(sums_bL.indptr, sums_bL.indices, weights_n, one.rows_LN[start:end], one.weights_LN[start:end])
     return made
+
+
+def _weights(sums_bL: csr_matrix, labels_b: Int64, divisor_L: Float64, settings: CooccurrenceSettings) -> Float64:
+    """Divide the entries of C by powers of degrees, float64 [n]; 0 on the diagonal."""
+    own, other = powers_of(settings)
+    label_n = np.repeat(labels_b, np.diff(sums_bL.indptr))
+    weights_n: Float64 = sums_bL.data / ((divisor_L**own)[label_n] * (divisor_L**other)[sums_bL.indices])
+    weights_n[label_n == sums_bL.indices] = 0
+    return weights_n
+
+
+def _divisor(degrees_L: Float32) -> Float64:
+    return np.where(degrees_L > 0, degrees_L, 1).astype(np.float64)
+
+
+def _weights_of(pairs: LogPairs) -> Float32:
+    return np.ones(len(pairs.labels), np.float32) if pairs.weights is None else pairs.weights
 
 
 def powers_of(settings: CooccurrenceSettings) -> tuple[float, float]:
@@ -250,18 +356,26 @@ def powers_of(settings: CooccurrenceSettings) -> tuple[float, float]:
 
 def keep_largest(indptr: Int32, rows_n: Int32, weights_n: Float64, rows_bN: Int32, weights_bN: Float32) -> None:
     """Write the largest weights above 0 of every row of a sparse matrix, descending, equal ones by label row."""
-    neighbours = rows_bN.shape[1]
-    weights_n = weights_n.astype(np.float32)
-    for place, (start, end) in enumerate(zip(indptr[:-1].tolist(), indptr[1:].tolist(), strict=True)):
-        weights, rows = weights_n[start:end], rows_n[start:end]
-        if end - start > neighbours:
-            least = np.partition(weights, end - start - neighbours)[end - start - neighbours]
-            enough = np.flatnonzero(weights >= least)
-            weights, rows = weights[enough], rows[enough]
-        order = np.lexsort((rows, -weights))[:neighbours]
-        weights, rows = weights[order], rows[order]
-        count = int(np.count_nonzero(weights > 0))
-        rows_bN[place, :count], weights_bN[place, :count] = rows[:count], weights[:count]
+    # The bits of floats >= 0 are ordered as the floats, so one integer holds a weight and, reversed, its label row.
+    bits_n = weights_n.astype(np.float32).view(np.uint32).astype(np.uint64)
+    keys_n = bits_n << np.uint64(32) | (_ROW_BITS - rows_n.astype(np.uint64))
+    neighbours, counts_b = rows_bN.shape[1], np.diff(indptr)
+    # Rows of about the same length are padded to one matrix at a time.
+    order_b, end = np.argsort(counts_b, kind="stable"), len(counts_b)
+    while end:
+        width = max(int(counts_b[order_b[end - 1]]), neighbours)
+        begin = max(end - max(_KEYS // width, 1), 0)
+        rows_g = order_b[begin:end]
+        there_gw = np.arange(width) < counts_b[rows_g, None]
+        keys_gw = np.zeros(there_gw.shape, np.uint64)
+        keys_gw[there_gw] = keys_n[(indptr[rows_g, None] + np.arange(width))[there_gw]]
+        keys_gN = np.partition(keys_gw, width - neighbours, axis=1)[:, width - neighbours :]
+        keys_gN.sort(axis=1)
+        keys_gN = keys_gN[:, ::-1]
+        weights_gN = (keys_gN >> np.uint64(32)).astype(np.uint32).view(np.float32)
+        rows_bN[rows_g] = np.where(weights_gN > 0, (_ROW_BITS - (keys_gN & _ROW_BITS)).astype(np.int32), NO_ENTRY)
+        weights_bN[rows_g] = weights_gN
+        end = begin
 
 
 def _last_of_each(pairs: LogPairs, most: int) -> LogPairs:
@@ -278,45 +392,66 @@ def _last_of_each(pairs: LogPairs, most: int) -> LogPairs:
 
 
 def _sums(
-    pairs: LogPairs, weights_P: Float32, labels: int, settings: CooccurrenceSettings
+    pairs: LogPairs, once: LogPairs, labels: int, settings: CooccurrenceSettings
 ) -> Iterator[tuple[int, csr_matrix]]:
-    """Yield C by blocks of labels: the first label, and float64 or float32 [b, L]."""
-    from scipy.sparse import csr_matrix, diags
+    """Yield C by blocks of labels: the first label, and float64 or float32 [b, L].
 
-    following_LL = None
-    if settings.kind in ("next", "mixed"):
-        following_LL = _following(pairs, weights_P, labels, settings)
+    Args:
+        once: the pairs without repeats.
+    """
     if settings.kind == "next":
-        for start in range(0, labels, _LABELS):
-            yield start, following_LL[start : start + _LABELS]  # type: ignore[index]
+        yield from _in_blocks(_following(pairs, labels, settings))
         return
-    number_P = np.cumsum(np.append(False, pairs.queries[1:] != pairs.queries[:-1])) if len(pairs.queries) else None
-    queries = 0 if number_P is None else int(number_P[-1]) + 1
-    # The largest weight of a repeated pair counts, once.
-    key_P = (np.zeros(0, np.int64) if number_P is None else number_P) * labels + pairs.labels
-    order_P = np.lexsort((-weights_P, key_P))
-    first_P = order_P[np.append(True, np.diff(key_P[order_P]) > 0)] if len(key_P) else order_P
-    shape = queries, labels
-    places = (key_P[first_P] // labels, key_P[first_P] % labels)
-    chosen_QL = csr_matrix((np.sqrt(weights_P[first_P]), places), shape, dtype=np.float32)
-    per_query_Q = np.diff(chosen_QL.indptr)
-    weighed_QL = chosen_QL
-    if settings.kind in ("walk", "mixed"):
-        total_Q = np.asarray(chosen_QL.power(2).sum(axis=1)).ravel()
-        weighed_QL = (diags(1 / np.where(total_Q > 0, total_Q, 1)) @ chosen_QL).tocsr()
-    chosen_LQ = chosen_QL.T.tocsr()
-    products_L = np.zeros(labels, np.int64)
-    np.add.at(products_L, chosen_QL.indices, np.repeat(per_query_Q, per_query_Q))
+    chosen_QL = _chosen(once, _weights_of(once), labels)
+    sums = _products(chosen_QL, chosen_QL if settings.kind == "cosine" else _per_query(chosen_QL, chosen_QL))
+    yield from sums if settings.kind != "mixed" else _plus(sums, _following(pairs, labels, settings), settings)
+
+
+def _plus(
+    sums: Iterator[tuple[int, csr_matrix]], following_LL: csr_matrix, settings: CooccurrenceSettings
+) -> Iterator[tuple[int, csr_matrix]]:
+    """Add what follows to C, with weights of the steps that sum to 1."""
+    share = np.float32(1 / sum(settings.step_decay**step for step in range(settings.steps)))
+    for start, sums_bL in sums:
+        yield start, (sums_bL + share * following_LL[start : start + sums_bL.shape[0]]).tocsr()
+
+
+def _once_each(pairs: LogPairs, weights_P: Float32, labels: int) -> Int64:
+    """Select the pair of the largest weight of every query and label: rows, sorted by query, then label."""
+    keys_P = _numbers(pairs.queries) * labels + pairs.labels
+    order_P: Int64 = np.lexsort((-weights_P, keys_P))
+    return order_P[np.diff(keys_P[order_P], prepend=-1) > 0]
+
+
+def _numbers(queries_P: npt.NDArray[np.integer]) -> Int64:
+    """Number sorted queries from 0, int64 [P]."""
+    return np.cumsum(np.append(False, queries_P[1:] != queries_P[:-1])[: len(queries_P)])
+
+
+def _chosen(pairs: LogPairs, weights_P: Float32, labels: int) -> csr_matrix:
+    """Return X, the roots of the weights of distinct pairs, float32 [Q, L]."""
+    from scipy.sparse import csr_matrix
+
+    number_P = _numbers(pairs.queries)
+    shape = int(number_P.max(initial=-1)) + 1, labels
+    return csr_matrix((np.sqrt(weights_P), (number_P, pairs.labels)), shape, dtype=np.float32)
+
+
+def _per_query(part_QL: csr_matrix, chosen_QL: csr_matrix) -> csr_matrix:
+    """Divide the rows of a part of X by n, the sums of the weights of X."""
+    from scipy.sparse import diags
+
+    total_Q = np.asarray(chosen_QL.power(2).sum(axis=1)).ravel()
+    return (diags(1 / np.where(total_Q > 0, total_Q, 1)) @ part_QL).tocsr()
+
+
+def _products(left_QL: csr_matrix, right_QL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
+    """Yield the product of a transposed matrix and another by blocks of labels: the first label, and [b, L]."""
+    products_n = np.repeat(np.diff(right_QL.indptr), np.diff(left_QL.indptr))
+    products_L = np.bincount(left_QL.indices, products_n, left_QL.shape[1]).astype(np.int64)
+    left_LQ = left_QL.T.tocsr()
     for start, end in _blocks(products_L):
-        sums_bL = chosen_LQ[start:end] @ weighed_QL
-        if following_LL is not None:
-            sums_bL = sums_bL + np.float32(_share_of_steps(settings)) * following_LL[start:end]
-        yield start, sums_bL.tocsr()
-
-
-def _share_of_steps(settings: CooccurrenceSettings) -> float:
-    """Return the factor by which the weights of all steps sum to 1."""
-    return 1 / sum(settings.step_decay**step for step in range(settings.steps))
+        yield start, left_LQ[start:end] @ right_QL
 
 
 def _blocks(products_L: Int64) -> Iterator[tuple[int, int]]:
@@ -329,17 +464,75 @@ def _blocks(products_L: Int64) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _following(pairs: LogPairs, weights_P: Float32, labels: int, settings: CooccurrenceSettings) -> csr_matrix:
-    """Sum what follows each label within some steps, float32 [L, L]."""
+def _in_blocks(sums_LL: csr_matrix) -> Iterator[tuple[int, csr_matrix]]:
+    for start in range(0, sums_LL.shape[0], _ROWS):
+        yield start, sums_LL[start : start + _ROWS]
+
+
+def _following(
+    pairs: LogPairs, labels: int, settings: CooccurrenceSettings, later_P: Bools | None = None
+) -> csr_matrix:
+    """Sum what follows each label within some steps, float32 [L, L]; only followers in `later_P`, if given."""
     from scipy.sparse import csr_matrix
 
-    root_P, sums_LL = np.sqrt(weights_P), csr_matrix((labels, labels), dtype=np.float32)
+    root_P, sums_LL = np.sqrt(_weights_of(pairs)), csr_matrix((labels, labels), dtype=np.float32)
     for step in range(1, settings.steps + 1):
         within = pairs.queries[step:] == pairs.queries[:-step]
+        within = within if later_P is None else within & later_P[step:]
         earlier, later = pairs.labels[:-step][within], pairs.labels[step:][within]
         values = root_P[:-step][within] * root_P[step:][within] * np.float32(settings.step_decay ** (step - 1))
         sums_LL = sums_LL + csr_matrix((values, (earlier, later)), (labels, labels), dtype=np.float32)
     return sums_LL
+
+
+def _after_remembered(earlier_QR: Int32, pairs: LogPairs) -> tuple[LogPairs, Bools]:
+    """Put the remembered labels of every query before its pairs; returns both, and which are of the pairs."""
+    query_n, place_n = np.nonzero(earlier_QR != NO_ENTRY)
+    queries_P = np.concatenate([query_n, pairs.queries])
+    order_P = np.argsort(queries_P, kind="stable")
+    labels_P = np.concatenate([earlier_QR[query_n, place_n], pairs.labels])
+    weights_P = np.concatenate([np.ones(len(query_n), np.float32), _weights_of(pairs)])
+    return LogPairs(queries_P[order_P], labels_P[order_P], weights_P[order_P]), order_P >= len(query_n)
+
+
+def _added(
+    history: LogPairs, later_P: Bools, labels: int, settings: CooccurrenceSettings
+) -> tuple[Float32, Iterator[tuple[int, csr_matrix]]]:
+    """Compute what later pairs add to the degrees, float32 [L], and to C, by blocks as `_sums`."""
+    from scipy.sparse import vstack
+
+    weights_P = _weights_of(history)
+    following_LL = None
+    if settings.kind in ("next", "mixed"):
+        following_LL = _following(history, labels, settings, later_P)
+    if settings.kind == "next":
+        sums = _in_blocks(following_LL)
+    else:
+        # A pair that is remembered has been counted, whatever it weighs now.
+        first_P = _once_each(history, np.where(later_P, weights_P, np.inf).astype(np.float32), labels)
+        history = LogPairs(history.queries[first_P], history.labels[first_P])
+        weights_P, later_P = weights_P[first_P], later_P[first_P]
+        chosen_QL, later_QL, earlier_QL = (
+            _chosen(history, weights_P * part_P, labels) for part_P in (np.float32(1), later_P, ~later_P)
+        )
+        later_QL.eliminate_zeros()
+        earlier_QL.eliminate_zeros()
+        rights = [chosen_QL, later_QL]
+        if settings.kind != "cosine":
+            rights = [_per_query(part_QL, chosen_QL) for part_QL in rights]
+        # X'X of all pairs less that of the earlier ones.
+        sums = _products(vstack([later_QL, earlier_QL]).tocsr(), vstack(rights).tocsr())
+        sums = sums if following_LL is None else _plus(sums, following_LL, settings)
+    added_L = np.bincount(history.labels[later_P], weights_P[later_P], labels).astype(np.float32)
+    return added_L, sums
+
+
+def _moved(rows_X: Int32, rows_n: Int64, labels: int) -> Int32:
+    """Replace rows of labels by the places of the rows in `rows_n`; −1 of others, and of −1."""
+    known_n = rows_n != NO_ENTRY
+    place_L = np.full(labels + 1, NO_ENTRY, np.int32)  # the last is that of −1
+    place_L[rows_n[known_n]] = np.flatnonzero(known_n)
+    return place_L[rows_X]
 
 
 def remember(pairs: LogPairs, queries: Vocabulary, query_rows_Q: Int32, entries: int) -> Remembered:

@@ -26,7 +26,7 @@ from longtail.index.errors import (
 )
 from longtail.index.manifests import RecallAt, ReleaseManifest
 from longtail.index.release.bucket_floors import BucketFloors, Report
-from longtail.index.release.building import build, refresh_priors
+from longtail.index.release.building import build, refresh, refresh_priors
 from longtail.index.release.compatibility import losses, refused_features, refused_priors
 from longtail.index.release.merge import MergeReport, merge_labels
 from longtail.index.release.release import Release
@@ -74,6 +74,7 @@ __all__ = [
     "merge_labels",
     "no_results",
     "publish",
+    "refresh",
     "refresh_priors",
     "refused_features",
     "refused_priors",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.table import Table
 
-from longtail.bundle import BundleError
+from longtail.bundle import BundleError, LabelChanges
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
@@ -25,7 +25,7 @@ from longtail.index.release.bucket_floors import BucketFloors
 from longtail.index.release.building import source_of
 from longtail.index.release.merge import merge_labels
 from longtail.index.release.releases import Releases
-from longtail.state import StoreError
+from longtail.state import StoreError, read_label_changes
 from longtail.tables import as_place
 
 app = typer.Typer(
@@ -159,40 +159,60 @@ def from_vectors(
         _publish(releases, manifest.name, floors)
 
 
-@app.command(epilog="Example: longtail-index priors releases --events clicks.parquet --publish")
+@app.command(epilog="Example: longtail-index priors releases margins.parquet --publish")
 def priors(
     releases: ReleasesArgument,
-    table: Annotated[
-        str | None, typer.Argument(metavar="[TABLE]", help="Path or URL of the named priors of the release.")
-    ] = None,
-    events: Annotated[
-        str | None,
-        typer.Option(metavar="PLACE", help="Log since the release's forecast of popularity, which it refreshes."),
-    ] = None,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Path or URL of the named priors of the release.")],
     source: SourceOption = None,
     name: NameOption = None,
     prior: PriorOption = None,
     missing: MissingOption = None,
     publish: PublishOption = False,
 ) -> None:
-    """Write a release with other priors, without training.
-
-    TABLE holds new named priors; --events refreshes the forecast of popularity.
-    """
-    if (table is None) == (events is None):
-        raise LongtailIndexError("priors: expected a TABLE or --events, one of them")
-    if events is not None and (prior or missing):
-        raise LongtailIndexError("--prior and --missing: expected a TABLE with them, received --events")
+    """Write a release with other named priors, without training."""
     notes: list[str] = []
     with Console(stderr=True).status("load and verify the release") as status:
         progress = _progress(status, notes)
-        if events is not None:
-            manifest = building.refresh_forecast(
-                releases, as_place(events), source=source, name=name, progress=progress
-            )
-        else:
-            given = _prior_table(str(table), prior, missing)
-            manifest = building.refresh_priors(releases, given, source=source, name=name, progress=progress)
+        given = _prior_table(table, prior, missing)
+        manifest = building.refresh_priors(releases, given, source=source, name=name, progress=progress)
+    _report(releases, manifest, notes)
+    if publish:
+        _publish(releases, manifest.name)
+
+
+@app.command(epilog="Example: longtail-index refresh releases clicks.parquet --publish")
+def refresh(
+    releases: ReleasesArgument,
+    log: Annotated[
+        str, typer.Argument(metavar="LOG", help="Pairs since the release was trained or refreshed: path or URL.")
+    ],
+    whole: Annotated[
+        bool, typer.Option("--whole", help="LOG is the whole log: make co-occurrence from it, exactly.")
+    ] = False,
+    labels: Annotated[
+        str | None,
+        typer.Option(metavar="STATE", help="Take in labels added to this service: its state, or postgresql://…."),
+    ] = None,
+    source: SourceOption = None,
+    name: NameOption = None,
+    publish: PublishOption = False,
+) -> None:
+    """Write a release that knows later pairs.
+
+    Its forecast of popularity and its co-occurrence take them in, without training.
+    """
+    if publish and Releases(releases).pointers().held:
+        raise LongtailIndexError(
+            f"{releases}: expected a release that was published, found one after a rollback, which holds until "
+            "`longtail-index publish`; refresh without --publish"
+        )
+    notes: list[str] = []
+    with Console(stderr=True).status("load and verify the release") as status:
+        changes = None if labels is None else _label_changes(labels)
+        manifest = building.refresh(
+            releases, as_place(log), whole=whole, changes=changes, source=source, name=name,
+            progress=_progress(status, notes),
+        )  # fmt: skip
     _report(releases, manifest, notes)
     if publish:
         _publish(releases, manifest.name)
@@ -322,6 +342,13 @@ def _publish(releases: str, name: str, floors: BucketFloors | None = None, *, fo
     print(f"published: {name}")
 
 
+def _label_changes(state: str) -> LabelChanges:
+    try:
+        return read_label_changes(state)
+    except FileNotFoundError as error:
+        raise LongtailIndexError(str(error)) from None
+
+
 def _table_of(path: str | None, priors: list[str] | None, missing: str | None) -> PriorTable | None:
     if path is not None:
         return _prior_table(path, priors, missing)
@@ -346,7 +373,7 @@ def _progress(status: Status, notes: list[str]) -> Progress:
 
     def tell(line: str) -> None:
         status.update(line)
-        if line.startswith(("priors: ", "queries: ")):
+        if line.startswith(("priors: ", "queries: ", "pairs: ", "labels: ")):
             notes.append(line)
 
     return tell

@@ -93,8 +93,8 @@ def run(
     search_threads: Annotated[
         int | None, typer.Option(help="Searches at once in a process, one core each (default: 1).")
     ] = None,
-    refresh_prior: Annotated[
-        str | None, typer.Option(metavar="SPAN", help="Refresh the forecast of popularity so often, such as 1h.")
+    refresh: Annotated[
+        str | None, typer.Option(metavar="SPAN", help="Refresh forecast and co-occurrence so often, such as 1h.")
     ] = None,
     insecure: Annotated[bool | None, typer.Option("--insecure", help="Bind beyond loopback without API keys.")] = None,
     settings_file: Annotated[Path | None, typer.Option("--settings", help="TOML file of settings.")] = None,
@@ -114,7 +114,7 @@ def run(
         state=state,
         workers=workers,
         search_threads=search_threads,
-        refresh_prior=refresh_prior,
+        refresh=refresh,
         insecure=insecure,
         settings_file=settings_file,
     )

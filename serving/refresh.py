@@ -1,7 +1,8 @@
-"""Refresh the served forecast of popularity from the service's own events.
+"""Refresh the served forecast of popularity and co-occurrence from the service's own events.
 
 A separate process builds a release from CURRENT and publishes it; workers follow CURRENT. A failure is logged and
-retried an interval later; the present release stays in service.
+retried an interval later; the present release stays in service. After a rollback nothing is refreshed until somebody
+publishes.
 """
 
 from __future__ import annotations
@@ -10,38 +11,40 @@ import logging
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Event, Thread
 
 import pyarrow as pa
 
-from longtail.bundle import Bundle, BundleError
-from longtail.bundle.forecast import Forecast, ForecastSettings
+from longtail.bundle import BundleError
+from longtail.bundle.manifest import LogColumns
 from longtail.index import LongtailIndexError
-from longtail.index.construct.pairs import NewPairs, known_pairs
-from longtail.index.release.building import refresh_forecast
+from longtail.index.release import building
 from longtail.index.release.releases import Releases
 from longtail.serving import logs
 from longtail.serving.errors import ServingError
 from longtail.serving.events.reader import ONCE, events_of
 from longtail.serving.settings import Settings
+from longtail.state import StoreError, read_label_changes
 
 logger = logging.getLogger(__name__)
 
-_OF_PRIOR = ".prior-"
+_REFRESHED = ".refreshed-"
 """Part of the names of refreshed releases, before the time."""
 _KEEP = 2
 """Refreshed releases that are kept; the second newest is the target of `rollback`."""
-_NOT_REFRESHED = "forecast of popularity not refreshed, and the one before serves on"
+_NOT_REFRESHED = "release not refreshed, and the one before serves on"
+_HELD = "release not refreshed after a rollback, until `longtail-index publish`"
 _UNDER_WAY_SECONDS = 5
 """Age after which every accepted event is on disk."""
 _CHOSEN = f"""
 WITH once AS ({ONCE})
 SELECT
-    (hash(coalesce(json_extract_string(features, '$."' || $query_id || '"'), features, answer)) >> 1)::BIGINT query,
-    unnest(labels) AS label, epoch_us(time) / 1e6 AS time
+    json_extract_string(features, '$."' || $query_id || '"') AS id,
+    (hash(coalesce(id, features, answer)) >> 1)::BIGINT AS query,
+    unnest(labels) AS label, epoch_us(time) / 1e6 AS time, event
 FROM once
 WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
     AND NOT list_contains($ignored, coalesce(event, ''))
@@ -50,8 +53,8 @@ WHERE kind IN ('choice', 'organic') AND coalesce(features, answer) IS NOT NULL
 
 @contextmanager
 def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
-    """Refresh the forecast every `settings.refresh_prior` inside the block."""
-    if settings.refresh_prior is None:
+    """Refresh the served release every `settings.refresh` inside the block."""
+    if settings.refresh is None:
         yield
         return
     stopped = Event()
@@ -65,40 +68,47 @@ def refreshing(settings: Settings, log_level: str) -> Iterator[None]:
 
 
 def refresh(settings: Settings) -> str:
-    """Publish a release whose forecast includes the events up to now; returns its name.
+    """Publish a release that knows the events up to now, and the labels that were added; returns its name.
 
     Raises:
-        LongtailIndexError: there is no release with a forecast, or no later event; or another release was published.
-        ServingError, BundleError, OSError: events cannot be read, or a release cannot be written.
+        LongtailIndexError: there is no release with a forecast or co-occurrence, or no later event; or another release
+            was published.
+        StoreError, ServingError, BundleError, OSError: label changes or events cannot be read, or a release cannot be
+            written.
     """
     releases, until = Releases(settings.releases), time.time() - _UNDER_WAY_SECONDS
     current = releases.current()
     if current is None:
         raise LongtailIndexError(f"{releases}: expected a published release, found none")
-    name = f"{current.split(_OF_PRIOR)[0]}{_OF_PRIOR}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    name = f"{current.split(_REFRESHED)[0]}{_REFRESHED}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    changes = None
+    with suppress(FileNotFoundError):  # no label was changed yet
+        changes = read_label_changes(settings.place)
 
-    def chosen(bundle: Bundle, forecast: Forecast) -> NewPairs:
-        return known_pairs(_chosen(settings, forecast.settings, until), bundle)
+    def chosen(columns: LogColumns, begin: float) -> pa.Table:
+        with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
+            given = {"since": begin, "until": until, "query_id": columns.query_id, "ignored": columns.ignored}
+            return connection.sql(_CHOSEN, params=given).to_arrow_table()
 
-    refresh_forecast(settings.releases, chosen, source=current, name=name, until=until)
+    building.refresh(
+        settings.releases, chosen, changes=changes, source=current, name=name, until=until, progress=logger.info
+    )
     try:
         releases.publish(name, instead_of=current)
     finally:  # releases that could not be published are pruned too
-        releases.prune(_KEEP, among=[each for each in releases.names() if _OF_PRIOR in each])
+        releases.prune(_KEEP, among=[each for each in releases.names() if _REFRESHED in each])
     return name
-
-
-def _chosen(settings: Settings, forecast: ForecastSettings, until: float) -> pa.Table:
-    """Read the choices since the forecast: a number per query, label ids, and seconds since 1970."""
-    since = forecast.until - forecast.once_in
-    with events_of(Path(settings.events or settings.state_directory / "events")) as connection:
-        given = {"since": since, "until": until, "query_id": forecast.query_id, "ignored": forecast.ignored}
-        return connection.sql(_CHOSEN, params=given).to_arrow_table()
 
 
 def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
     """Refresh after every interval, each time in a new process, until an event is set."""
-    while not stopped.wait(settings.refresh_prior):
+    held = False
+    while not stopped.wait(settings.refresh):
+        before, held = held, _is_held(settings)
+        if held and not before:
+            logger.warning(_HELD)
+        if held:
+            continue
         process = get_context("spawn").Process(target=_refresh_once, args=(settings, log_level), daemon=True)
         try:
             process.start()
@@ -114,12 +124,20 @@ def _refresh_until(stopped: Event, settings: Settings, log_level: str) -> None:
             logger.warning("%s: its process ended with %s", _NOT_REFRESHED, process.exitcode)
 
 
+def _is_held(settings: Settings) -> bool:
+    """Return whether the served release was chosen by a rollback; False where it cannot be read."""
+    try:
+        return Releases(settings.releases).pointers().held
+    except (LongtailIndexError, OSError):  # the refresh reports it
+        return False
+
+
 def _refresh_once(settings: Settings, log_level: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
     logs.configure(log_level)
     try:
-        logger.info("forecast of popularity refreshed: %s", refresh(settings))
-    except (LongtailIndexError, BundleError, ServingError, OSError) as error:
+        logger.info("release refreshed: %s", refresh(settings))
+    except (LongtailIndexError, BundleError, ServingError, StoreError, OSError) as error:
         logger.warning("%s: %s", _NOT_REFRESHED, error)
     except Exception:
         logger.exception(_NOT_REFRESHED)

@@ -140,9 +140,9 @@ class Settings(BaseSettings):
     """Interval for reading CURRENT; loading of a published release starts at most this much later."""
     keep_releases: int = Field(default=1, ge=0)
     """Number of previous releases that stay loaded, for requests that name them in `release`."""
-    refresh_prior: Annotated[float, BeforeValidator(_read_span)] | None = None
-    """Interval for refreshing the forecast of popularity from the service's own events, such as `1h`; set it for one
-    replica alone. By default never."""
+    refresh: Annotated[float, BeforeValidator(_read_span)] | None = None
+    """Interval for refreshing the forecast of popularity and co-occurrence from the service's own events, such as `1h`;
+    set it for one replica alone. By default never."""
     groups: Annotated[
         dict[str, Annotated[tuple[str, ...], Field(max_length=50), AfterValidator(_refuse_own_values)]],
         NoDecode,
@@ -276,14 +276,14 @@ class Settings(BaseSettings):
                 "expected a directory for state, which must outlive the cache of releases at a URL, received none: use "
                 "--state or LONGTAIL_STATE, such as /var/lib/longtail"
             )
-        if self.refresh_prior is not None and str(self.events).startswith("kafka:"):
+        if self.refresh is not None and str(self.events).startswith("kafka:"):
             raise ValueError(
-                "expected events in a folder with refresh_prior, received a topic: export them, and run "
-                "`longtail-index priors RELEASES --events PLACE --publish`"
+                "expected events in a folder with refresh, received a topic: export them, and run "
+                "`longtail-index refresh RELEASES LOG --publish`"
             )
-        if self.refresh_prior is not None and not self.record_features:
+        if self.refresh is not None and not self.record_features:
             raise ValueError(
-                "record_features = false is not allowed with refresh_prior, because repeated events of a client are "
+                "record_features = false is not allowed with refresh, because repeated events of a client are "
                 "recognised by their features; use record_features = true"
             )
         if self.queue_limit < self.max_queries:

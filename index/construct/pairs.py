@@ -1,6 +1,6 @@
-"""Read pairs of a log for a forecast: a number per query, label rows, and seconds since 1970.
+"""Read later pairs of a log: queries, label rows, seconds since 1970 and types of events.
 
-Legend: `N` pairs.
+Legend: `N` pairs, `P` pairs sorted by query, `Q` queries.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float64, Int64
-from longtail.bundle.forecast import ForecastSettings
+from longtail.bundle.cooccurrence import LogPairs
+from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
@@ -28,17 +29,47 @@ _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
 
 
 class NewPairs(NamedTuple):
-    """Pairs with labels of a bundle: query numbers and label rows, int64 [N], and seconds since 1970 [N]."""
+    """Pairs with labels of a bundle.
+
+    Attributes:
+        queries: a number for each query, int64 [N].
+        labels: label rows, int64 [N].
+        times: seconds since 1970, float64 [N].
+        ids: ids of the queries, string [N]; null for a query without one.
+        events: types of events, string [N]; null where the log has none.
+    """
 
     queries: Int64
     labels: Int64
     times: Float64
+    ids: pa.Array
+    events: pa.Array
+
+    def by_query(self, settings: CooccurrenceSettings, since: float, until: float) -> tuple[LogPairs, pa.Array]:
+        """Sort the pairs of a time by query, then time; returns them, and the ids of their queries, string [Q].
+
+        Args:
+            since, until: seconds since 1970; a pair at `since` is left out, one at `until` is not.
+        """
+        order_P = np.lexsort((self.times, self.queries))
+        order_P = order_P[(self.times[order_P] > since) & (self.times[order_P] <= until)]
+        _, first_Q, queries_P = np.unique(self.queries[order_P], return_index=True, return_inverse=True)
+        weights_P = None
+        if settings.weights:
+            types = self.events.dictionary_encode()
+            weights = [settings.weights.get(type_, 1.0) for type_ in types.dictionary.to_pylist()]
+            weights_P = np.array([*weights, 1.0], np.float32)[np.asarray(types.indices.fill_null(len(weights)))][
+                order_P
+            ]
+        return LogPairs(queries_P, self.labels[order_P], weights_P), self.ids.take(order_P[first_Q])
 
 
-def read_pairs(
-    place: Path | str, bundle: Bundle, settings: ForecastSettings, progress: Callable[[str], None]
-) -> NewPairs:
-    """Read the pairs of a log or an export of feedback by training's column names; raises PriorsError."""
+def read_pairs(place: Path | str, settings: LogColumns, progress: Callable[[str], None]) -> pa.Table:
+    """Read the pairs of a log or an export of feedback by training's column names; raises PriorsError.
+
+    The table has `query` (a number for each query), `id` (of the query), `label` (an id), `time` (seconds since 1970)
+    and `event` (null where types do not matter).
+    """
 
     def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
         found: dict[str, tuple[str, str]] = {}
@@ -58,20 +89,20 @@ def read_pairs(
             table = read_table(duck, find_files(place), columns, str(place))
             table.refuse_rejected()
             table.find_types(["timestamp"])
-            cell, kind = table.column("timestamp"), table.kinds["timestamp"]
+            cell, kind, id_ = table.column("timestamp"), table.kinds["timestamp"], table.column("query_id")
             micros, number = micros_of(cell, kind), number_of(cell, kind)
             if micros is None and number is None:
                 raise PriorsError(f"{place}, column {settings.timestamp!r}: expected times, found {kind}")
             seconds = f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
             ignored = ", ".join(map(literal, settings.ignored)) or "''"
             # Queries only need distinct numbers: a hash, shifted so that an unsigned 64-bit value fits BIGINT.
-            query, label = f"(hash({table.column('query_id')}) >> 1)::BIGINT", table.column("label_id")
-            given = f"{table.column('query_id')} IS NOT NULL AND {is_plausible(seconds, time.time())}"
+            query, label = f"(hash({id_}) >> 1)::BIGINT", table.column("label_id")
+            given = f"{id_} IS NOT NULL AND {is_plausible(seconds, time.time())}"
             known = f"coalesce({given}, false)"
             counted = f"coalesce({table.column('event')} NOT IN ({ignored}), true)"
             rows = duck.arrow(
-                f"SELECT {query} AS query, {label} AS label, {seconds} AS time FROM {table.name} "
-                f"WHERE {known} AND {counted}"
+                f"SELECT {query} AS query, {id_} AS id, {label} AS label, {seconds} AS time, "
+                f"{table.column('event')} AS event FROM {table.name} WHERE {known} AND {counted}"
             )
             (odd,) = duck.row(f"SELECT count(*) FROM {table.name} WHERE NOT {known}")
             skipped = table.rows - len(rows)
@@ -82,19 +113,23 @@ def read_pairs(
                 )
     except DataError as error:
         raise PriorsError(str(error)) from error
-    pairs = known_pairs(rows, bundle)
-    if (unknown := len(rows) - len(pairs.labels)) or skipped:
+    if skipped:
         progress(
-            f"priors: {skipped:,} of {table.rows:,} rows left out, without an id or a time since 1990, or of types "
-            f"that do not count, and {unknown:,} of labels that the release lacks"
+            f"pairs: {skipped:,} of {table.rows:,} rows left out, without an id or a time since 1990, or of types that "
+            "do not count"
         )
-    return pairs
+    return rows
 
 
-def known_pairs(rows: pa.Table, bundle: Bundle) -> NewPairs:
-    """Select the rows whose `label` is in a bundle; columns `query`, `label` (ids) and `time` (seconds)."""
+def known_pairs(rows: pa.Table, bundle: Bundle, progress: Callable[[str], None]) -> NewPairs:
+    """Select the rows of `read_pairs` whose label is in a bundle."""
     labels = pc.index_in(rows["label"].cast(bundle.labels.ids.type), bundle.labels.ids)
+    if labels.null_count:
+        progress(f"pairs: {labels.null_count:,} of {len(rows):,} left out, of labels that the release lacks")
     rows = rows.filter(labels.is_valid())
     return NewPairs(
-        np.asarray(rows["query"]), np.asarray(labels.drop_null()).astype(np.int64), np.asarray(rows["time"], np.float64)
+        np.asarray(rows["query"]),
+        np.asarray(labels.drop_null()).astype(np.int64),
+        np.asarray(rows["time"], np.float64),
+        *(rows[name].cast(pa.string()).combine_chunks() for name in ("id", "event")),
     )

@@ -10,23 +10,34 @@ NAME/
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import faiss
 import numpy as np
+import pyarrow as pa
 
-from longtail.bundle import Bundle, atomic_directory, sha256_of, working_directory
+from longtail.bundle import (
+    Bundle,
+    LabelChanges,
+    Vocabulary,
+    atomic_directory,
+    remove_stale,
+    sha256_of,
+    working_directory,
+)
+from longtail.bundle.cooccurrence import Cooccurrence, cooccurrences, remember
 from longtail.bundle.filterable import check_filterable
 from longtail.bundle.forecast import Forecast
 from longtail.bundle.integrity import MANIFEST, MANIFEST_SHA256
+from longtail.bundle.manifest import LogColumns
 from longtail.bundle.registry import RegisteredVersion, download_version, is_registered
 from longtail.bundle.remote import local_bundle
 from longtail.bundle.store import link_or_copy
 from longtail.index.construct.collection import tune_collection
-from longtail.index.construct.pairs import NewPairs, read_pairs
+from longtail.index.construct.pairs import NewPairs, known_pairs, read_pairs
 from longtail.index.construct.priors import PriorTable
 from longtail.index.construct.recall import Progress
 from longtail.index.construct.spec import IndexSpec
@@ -35,6 +46,7 @@ from longtail.index.construct.vectors import VectorFiles
 from longtail.index.errors import LongtailIndexError, PriorsError, ReleaseNotFoundError, SpecError
 from longtail.index.manifests import Device, ReleaseManifest
 from longtail.index.release.index_files import write_index
+from longtail.index.release.merge import with_changes
 from longtail.index.release.release import BUNDLE, BUNDLE_MANIFEST, RELEASE_MANIFEST, Release, check_name
 from longtail.index.release.releases import Releases
 from longtail.index.search.collection import CollectionSearcher
@@ -153,45 +165,107 @@ def refresh_priors(
     return _again(there, before, replace(before.bundle, priors=table), name, progress)
 
 
-def refresh_forecast(
+def refresh(
     releases: str | Path,
-    events: str | Path | Callable[[Bundle, Forecast], NewPairs],
+    log: str | Path | Callable[[LogColumns, float], pa.Table],
     *,
+    whole: bool = False,
+    changes: LabelChanges | None = None,
     source: str | None = None,
     name: str | None = None,
     until: float | None = None,
     progress: Progress = lambda _: None,
 ) -> ReleaseManifest:
-    """Write a new release from an existing one, with π* forecast after later pairs; trains nothing.
+    """Write a new release from an existing one, with forecast and co-occurrence after later pairs; trains nothing.
+
+    Where only co-occurrence changes, the index stays as it is.
 
     Args:
-        events: a log or an export of feedback with the pairs since the release's π*, or a function that reads them.
+        log: a log or an export of feedback with later pairs; or a function of columns and a begin, in seconds since
+            1970, that returns a table as `read_pairs` does.
+        whole: the log is the whole log, from which co-occurrence is made again.
+        changes: label changes of a service; labels that were added become rows of the release.
         source: name of the existing release; None: CURRENT.
         until: end of the pairs that count, in seconds since 1970; None: the time of the last pair.
 
     Raises:
-        PriorsError: the release's bundle has no forecast, or no pair is later than the forecast.
+        PriorsError: the release has neither forecast nor co-occurrence, or knows every pair.
     """
     there = Releases(releases)
+    remove_stale(there.root)  # of refreshes that were killed, whose names differ
     before = there.open(source or _current(there))
-    bundle, forecast = before.bundle, before.bundle.forecast
-    if forecast is None:
+    bundle, since, columns = before.bundle, list[float](), list[LogColumns]()
+    if (term := bundle.cooccurrence) is not None:
+        since, columns = [term.settings.until or 0.0], [term.settings.log]
+    if (forecast := bundle.forecast) is not None:
+        since, columns = [*since, forecast.settings.until], [*columns, forecast.settings]
+    if not columns:
         raise PriorsError(
-            f"{before.name}: expected a release whose bundle has a forecast ([prior] in its recipe), found none"
+            f"{before.name}: expected a release whose bundle has a forecast or co-occurrence ([prior] or "
+            "[cooccurrence] in its recipe), found neither"
         )
-    pairs = events(bundle, forecast) if callable(events) else read_pairs(events, bundle, forecast.settings, progress)
-    newest, since = float(pairs.times.max(initial=-np.inf)), forecast.settings.until
-    if newest <= since:
-        known = datetime.fromtimestamp(since, UTC)
-        raise PriorsError(f"{before.name}: expected pairs later than its forecast, {known:%Y-%m-%d %H:%M}, found none")
-    there.verify(before.name)  # reads every byte, so it runs only after there are new pairs
-    fresh = forecast.refreshed(*pairs, newest if until is None else until)
-    labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
-    changed = replace(bundle, labels=labels, forecast=fresh, reports=bundle.stored_reports())
+    # A forecast recognises repetitions of pairs that it knows.
+    begin = min([*since, *([] if forecast is None else [forecast.settings.until - forecast.settings.once_in])])
+    rows = log(columns[0], begin) if callable(log) else read_pairs(log, columns[0], progress)
+    newest = float(np.max(rows["time"].to_numpy(), initial=0.0))
+    if newest <= (0.0 if whole else min(since)):
+        raise PriorsError(
+            f"{before.name}: expected pairs later than those it knows, up to "
+            f"{datetime.fromtimestamp(min(since), UTC):%Y-%m-%d %H:%M}, found none"
+        )
+    bundle = bundle if changes is None else _with_added(bundle, changes, progress)
+    pairs, until = known_pairs(rows, bundle, progress), newest if until is None else until
+    same_rows = bundle is before.bundle and bundle.forecast is None
+    if bundle.forecast is not None:
+        bundle = _with_forecast_of(bundle, bundle.forecast, pairs, until)
+    if bundle.cooccurrence is not None:
+        bundle = _with_pairs(bundle, bundle.cooccurrence, pairs, until, whole=whole)
     name = _free_name(there, name, before.manifest.bundle)
     with working_directory(there.root / f"{name}.bundle") as working:
+        changed = replace(bundle, reports=before.bundle.stored_reports(), path=None)
         written = replace(changed.write(working / BUNDLE), priors=bundle.priors)
+        if same_rows and before.manifest.collection is None:
+            return _with_index_of(there, before, written, name, progress)
         return _again(there, before, written, name, progress)
+
+
+def _with_added(bundle: Bundle, changes: LabelChanges, progress: Progress) -> Bundle:
+    """Take label changes into a bundle, if they add labels."""
+    if bundle.proposal is not None or all(id_ in bundle.labels.row_of for id_ in changes.upserts):
+        return bundle
+    changed, report = with_changes(bundle, changes, hide=False)
+    if report.skipped:
+        progress(f"labels: {len(report.skipped):,} changes left out, the first {next(iter(report.skipped.items()))}")
+    if not report.added:
+        return bundle
+    progress(f"labels: {report.added:,} that were added while serving are rows of the release")
+    return changed
+
+
+def _with_forecast_of(bundle: Bundle, forecast: Forecast, pairs: NewPairs, until: float) -> Bundle:
+    """Add later pairs to the forecast, from which log π follows."""
+    until = max(until, forecast.settings.until)
+    fresh = forecast.refreshed(pairs.queries, pairs.labels, pairs.times, until)
+    labels = replace(bundle.labels, log_popularity=fresh.log_popularity().astype(np.float32))
+    return replace(bundle, labels=labels, forecast=fresh)
+
+
+def _with_pairs(bundle: Bundle, term: Cooccurrence, pairs: NewPairs, until: float, *, whole: bool) -> Bundle:
+    """Add later pairs to co-occurrence and to the last labels of queries, or make both again from all pairs."""
+    settings, remembered = term.settings, bundle.remembered
+    since = -np.inf if whole or settings.until is None else settings.until
+    sorted_pairs, ids_Q = pairs.by_query(settings, since, until)
+    if whole:
+        (term,) = cooccurrences(sorted_pairs, bundle.manifest.labels, [settings])
+        term = term.scaled(settings.scale, until=until)
+        if remembered is not None:
+            rows_Q = np.arange(1, len(ids_Q) + 1, dtype=np.int32)
+            remembered = remember(sorted_pairs, Vocabulary(ids_Q), rows_Q, remembered.rows_QR.shape[1])
+    else:
+        until = until if settings.until is None else max(until, settings.until)
+        term, remembered = term.refreshed(sorted_pairs, ids_Q, remembered, until)
+    manifest = bundle.manifest.model_copy(update={"cooccurrence": term.settings})
+    return replace(bundle, manifest=manifest, cooccurrence=term, remembered=remembered)
 
 
 def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, progress: Progress) -> ReleaseManifest:
@@ -202,6 +276,24 @@ def _again(there: Releases, before: Release, bundle: Bundle, name: str | None, p
     return _write(
         there, name, bundle, tuned, before.spec, manifest.filterable, progress, manifest.device, manifest.registered
     )
+
+
+def _with_index_of(there: Releases, before: Release, bundle: Bundle, name: str, progress: Progress) -> ReleaseManifest:
+    """Write a release of a bundle with the rows of the release `before`, whose index is linked."""
+    progress(f"write {name} to {there}")
+    with atomic_directory(there.root / name) as working:
+        _link_bundle(source_of(bundle)[0], bundle, working / BUNDLE)
+        _link(before.path, working, before.manifest.files)
+        manifest = before.manifest.model_copy(
+            update={
+                "name": name,
+                "created_at": datetime.now(UTC),
+                "bundle_sha256": sha256_of(working / BUNDLE_MANIFEST),
+            }
+        ).sealed()
+        (working / RELEASE_MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    there.shelf.complete(name)
+    return manifest
 
 
 def _table(priors: PriorTable | str | Path) -> PriorTable:
@@ -302,13 +394,18 @@ def source_of(bundle: Bundle | str | Path) -> tuple[Path, RegisteredVersion | No
 
 def _link_bundle(source: Path, bundle: Bundle, target: Path) -> None:
     """Hard-link the bundle's files, or copy them where the file system cannot link."""
-    for name in (MANIFEST, MANIFEST_SHA256, *bundle.manifest.files):
+    _link(source, target, (MANIFEST, MANIFEST_SHA256, *bundle.manifest.files))
+
+
+def _link(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Hard-link files of a directory, or copy them; raises LongtailIndexError."""
+    for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         try:
             link_or_copy(source / name, target / name)
         except FileNotFoundError as error:
             raise LongtailIndexError(
-                f"{source}: the bundle was deleted while its release was written, perhaps by prune; run again"
+                f"{source}: {name} was deleted while its release was written, perhaps by prune; run again"
             ) from error
 
 

@@ -22,6 +22,7 @@ from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int32, Int64
 from longtail.bundle.display import DisplayColumns
+from longtail.bundle.label_changes import LabelChanges
 from longtail.bundle.manifest import utc
 from longtail.index.errors import LongtailIndexError
 from longtail.state import read_label_changes
@@ -55,24 +56,34 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         changes = read_label_changes(log)
     except FileNotFoundError as error:
         raise LongtailIndexError(str(error)) from None
-    source = Bundle.load(bundle)
+    merged, report = with_changes(Bundle.load(bundle), changes)
+    merged.write(out)
+    return report
+
+
+def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) -> tuple[Bundle, MergeReport]:
+    """Take label changes into a bundle, without writing; raises LongtailIndexError as `merge_labels`.
+
+    Args:
+        hide: leave hidden labels out. Otherwise they keep their rows, and a service's state hides them.
+    """
     if source.proposal is not None:
         raise LongtailIndexError(
-            f"{bundle}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again with "
-            "the new labels among the data; hidden labels stay hidden by the service's state"
+            f"{source.path}: expected a bundle whose labels can change, found one with a tree p_n(y|x): train again "
+            "with the new labels among the data; hidden labels stay hidden by the service's state"
         )
     rows, adder = source.labels.row_of, LabelAdder(source)
     changed = (adder.change_of(changes, id_) for id_ in {**changes.upserts, **changes.patches})
     upserts = [one for one in changed if one is not None]
     added, skipped = adder.add(upserts)
-    removed = np.array([rows[id_] for id_ in changes.hidden if id_ in rows], np.int64)
+    removed = np.array([rows[id_] for id_ in changes.hidden if hide and id_ in rows], np.int64)
     # Positions in the bundle's rows followed by the added ones: a label that was embedded again takes its new row.
     place_L = np.arange(len(rows))
     known_M = added.catalogue_rows != NEW_LABEL
     place_L[added.catalogue_rows[known_M]] = len(rows) + np.flatnonzero(known_M)
     places = np.concatenate([np.delete(place_L, removed), len(rows) + np.flatnonzero(~known_M)])
     if not places.size:
-        raise LongtailIndexError(f"{log}: expected a label that is left, found all {len(rows)} hidden")
+        raise LongtailIndexError(f"{source.path}: expected a label that is left, found all {len(rows)} hidden")
     report = MergeReport(
         labels=len(places),
         added=int(np.count_nonzero(~known_M)),
@@ -80,9 +91,10 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         removed=len(removed),
         skipped=skipped,
     )
+    before_n = np.concatenate([np.arange(len(rows)), added.catalogue_rows])[places]
     manifest = source.manifest
     newest = max((record.at for record in changes.records()), default=adder.data_until)
-    replace(
+    merged = replace(
         source,
         manifest=manifest.model_copy(
             update={
@@ -106,10 +118,15 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
             [{**record.display, **(record.features or {})} for record in upserts if record.id not in skipped],
             [record.at.timestamp() for record in upserts if record.id not in skipped],
         ).take(places),
+        cooccurrence=source.cooccurrence and source.cooccurrence.take(before_n),
+        remembered=source.remembered and source.remembered.take(before_n, len(rows)),
+        priors=None
+        if source.priors is None or added.priors is None
+        else replace(source.priors, values_LP=np.concatenate([source.priors.values_LP, added.priors])[places]),
         reports=source.stored_reports(),
         path=None,
-    ).write(out)
-    return report
+    )
+    return merged, report
 
 
 def _labels(labels: Labels, added: AddedLabels, places: Int64, buckets: Buckets) -> Labels:

@@ -36,6 +36,8 @@ class Pointers(BaseModel):
     forced: Name | None = None
     """A release published by force or by rollback: a service loads it even if it refuses requests of present
     clients."""
+    held: bool = False
+    """Whether `rollback` chose `current`: nothing is published by itself until somebody publishes."""
     staged: Name | None = None
     """The release that gets shadow traffic."""
     deleting: tuple[Name, ...] = ()

@@ -203,7 +203,7 @@ class Releases:
                     unmet=unmet,
                 )
             self.collections.check(release)
-            update: dict[str, object] = {"current": name, "forced": name if force else None}
+            update: dict[str, object] = {"current": name, "forced": name if force else None, "held": False}
             if name != now.current:
                 update["history"] = (*now.history, name)
             if name == now.staged:
@@ -216,7 +216,8 @@ class Releases:
     def rollback(self) -> str:
         """Point CURRENT back at the last published release that still exists; returns its name.
 
-        Floors are not checked, and the release may refuse features that clients have begun to send since.
+        Floors are not checked, and the release may refuse features that clients have begun to send since. Refreshes
+        wait until somebody publishes.
         """
         with self.shelf.turn() as (now, move):
             history = self._history_before(now)
@@ -226,7 +227,8 @@ class Releases:
                 )
             self._refuse_deleted(history[-1], now)
             held = self.verify(history[-1]).manifest.collection
-            move(now.model_copy(update={"current": history[-1], "forced": history[-1], "history": tuple(history)}))
+            chosen = {"current": history[-1], "forced": history[-1], "held": True, "history": tuple(history)}
+            move(now.model_copy(update=chosen))
             self.collections.hold(history[-1], held)
             return history[-1]
 

@@ -58,8 +58,8 @@ def test_several_powers_from_one_pass() -> None:
 def test_repeats_count_once_in_walk_and_cosine() -> None:
     repeated = LogPairs(np.array([0, 0, 0]), np.array([0, 1, 1]))
     (made,) = cooccurrences(repeated, 2, [settings(kind="cosine")])
-    # one common query, by d = 1 and d = 2 pairs
-    np.testing.assert_allclose(dense(made), [[0, 0.5**0.5], [0.5**0.5, 0]], rtol=1e-6)
+    np.testing.assert_allclose(dense(made), [[0, 1], [1, 0]], rtol=1e-6)  # one common query, of one pair each
+    np.testing.assert_array_equal(made.degrees_L, [1, 1])
 
 
 def test_weights_count_as_in_degrees() -> None:

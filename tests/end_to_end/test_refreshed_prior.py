@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ import pytest
 from longtail.bundle import Bundle
 from longtail.index import Releases, build
 from longtail.index.errors import PriorsError, PublishedMeanwhileError
-from longtail.index.release.building import refresh_forecast
+from longtail.index.release.building import refresh as refresh_release
 from longtail.serving import Settings
 from longtail.serving.refresh import refresh, refreshing
 from longtail.trainer.config import recipe_toml
@@ -66,7 +67,7 @@ def share_of(folder: Path, name: str) -> float:
 
 def test_a_command_refreshes_the_prior_and_the_lists_follow(folder: Path) -> None:
     place = later(folder, [f"u{user}" for user in range(300)])
-    said = longtail("index", "priors", folder / "releases", "--events", place, "--name", "second")
+    said = longtail("index", "refresh", folder / "releases", place, "--name", "second")
 
     assert "second" in said
     assert share_of(folder, "second") > 10 * share_of(folder, first(folder))
@@ -85,7 +86,7 @@ def listed(bundle: Bundle) -> float:
 
 def test_a_thousand_events_of_one_client_are_one(folder: Path) -> None:
     for name, users in (("burst", ["u1"] * 1000), ("single", ["u1"])):
-        refresh_forecast(folder / "releases", later(folder, users), source=first(folder), name=name)
+        refresh_release(folder / "releases", later(folder, users), source=first(folder), name=name)
 
     np.testing.assert_allclose(share_of(folder, "burst"), share_of(folder, "single"), rtol=1e-3)
 
@@ -105,26 +106,26 @@ def test_labels_that_are_merged_have_a_forecast(folder: Path) -> None:
 
 
 def test_what_cannot_be_refreshed_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(PriorsError, match="expected pairs later than its forecast"):
-        refresh_forecast(folder / "releases", before_test(folder), source=first(folder))
+    with pytest.raises(PriorsError, match="expected pairs later than those it knows"):
+        refresh_release(folder / "releases", before_test(folder), source=first(folder))
     in_future = pq.read_table(later(folder, ["u1", "u2"]))
     ahead = pa.array([datetime.datetime(2086, 1, 1, tzinfo=datetime.UTC)] * 2)
     pq.write_table(in_future.set_column(2, "at", ahead), folder / "ahead.parquet")
     with pytest.raises(PriorsError, match="times between 1990 and tomorrow, in most rows, found 2 of 2 rows without"):
-        refresh_forecast(folder / "releases", folder / "ahead.parquet", source=first(folder))
+        refresh_release(folder / "releases", folder / "ahead.parquet", source=first(folder))
     with pytest.raises(PublishedMeanwhileError, match="expected another to be published still"):
         Releases(folder / "releases").publish(first(folder), instead_of="another")
     make_bundle().write(tmp_path / "plain")
     build(tmp_path / "plain", tmp_path / "releases", name="plain")
-    with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast"):
-        refresh_forecast(tmp_path / "releases", folder / "log.parquet", source="plain")
+    with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast or co-occurrence"):
+        refresh_release(tmp_path / "releases", folder / "log.parquet", source="plain")
 
 
 def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path) -> None:
     settings = Settings(releases=folder / "releases", state=tmp_path, record_features=True)
     (tmp_path / "events").mkdir()
     names = Releases(folder / "releases").names()
-    with pytest.raises(PriorsError, match="expected pairs later than its forecast"):
+    with pytest.raises(PriorsError, match="expected pairs later than those it knows"):
         refresh(settings)
     assert Releases(folder / "releases").names() == names
     assert not [path for path in (folder / "releases").iterdir() if path.name.endswith(".bundle")]
@@ -132,7 +133,7 @@ def test_a_refresh_without_events_makes_no_release(folder: Path, tmp_path: Path)
 
 @pytest.mark.process
 def test_a_refresh_whose_process_dies_is_tried_again(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    settings = Settings(releases=folder / "releases", state=folder, record_features=True, refresh_prior=0.2)
+    settings = Settings(releases=folder / "releases", state=folder, record_features=True, refresh=0.2)
 
     def one() -> int:
         until(lambda: multiprocessing.active_children(), seconds=30)
@@ -146,6 +147,28 @@ def test_a_refresh_whose_process_dies_is_tried_again(folder: Path, caplog: pytes
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.process
+def test_a_service_waits_after_a_rollback(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.copytree(folder / "releases", tmp_path / "releases")
+    there = Releases(tmp_path / "releases")
+    refresh_release(there.root, later(folder, ["u1", "u2"]), name="again", source=first(folder))
+    there.publish("again")
+    assert there.rollback() == first(folder)
+    settings = Settings(releases=there.root, state=tmp_path, refresh=0.05)
+
+    def said() -> int:
+        return caplog.text.count("release not refreshed after a rollback, until `longtail-index publish`")
+
+    with refreshing(settings, "info"):
+        until(said, seconds=10)
+        time.sleep(0.5)
+        assert not multiprocessing.active_children()
+        there.publish("again")
+        until(multiprocessing.active_children, seconds=30)
+    assert said() == 1
+    assert there.current() == "again"
+
+
 def before_test(folder: Path) -> Path:
     """Write the first half of the log."""
     log = pq.read_table(folder / "log.parquet")
@@ -156,7 +179,7 @@ def before_test(folder: Path) -> Path:
 @pytest.mark.process
 def test_a_service_refreshes_its_prior_under_load(folder: Path) -> None:
     with (
-        server(folder / "releases", folder / "server.log", refresh_prior="5s") as running,
+        server(folder / "releases", folder / "server.log", refresh="5s") as running,
         httpx.Client(base_url=running.url, timeout=30) as http,
     ):
         running.wait_until_ready()
@@ -199,4 +222,4 @@ def test_a_service_refreshes_its_prior_under_load(folder: Path) -> None:
         assert 0 < float(metrics.split("\nlongtail_prior_age_seconds ")[1].split()[0]) < 60
         assert 'longtail_prior_nats{kind="decayed"}' in metrics
         assert log_popularity("brand-new") > least + 1
-    assert 1 <= sum(".prior-" in name for name in Releases(folder / "releases").names()) <= 3
+    assert 1 <= sum(".refreshed-" in name for name in Releases(folder / "releases").names()) <= 3

@@ -1,0 +1,158 @@
+"""Later pairs are added to W by hand's sums, and where nothing was left out to what the whole log gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from longtail.bundle import Vocabulary
+from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
+from longtail.bundle.manifest import CooccurrenceSettings
+
+A, B, C, D = range(4)
+X, Y, Z = range(3)
+NAMES = pa.array(["x", "y", "z"])
+
+
+def settings(kind: str, **other: float) -> CooccurrenceSettings:
+    given = {"default": 1, "maximum": 2, "kind": kind, "last": 10, "decay": 0.9, "neighbours": 3} | other
+    return CooccurrenceSettings.model_validate(given)
+
+
+def log(*pairs: tuple[int, int]) -> LogPairs:
+    queries, labels = np.array(pairs, np.int64).reshape(-1, 2).T
+    return LogPairs(queries, labels)
+
+
+def made(pairs: LogPairs, of: CooccurrenceSettings, labels: int = 4) -> Cooccurrence:
+    return cooccurrences(pairs, labels, [of])[0]
+
+
+def known(pairs: LogPairs, names: pa.Array, entries: int = 3) -> Remembered:
+    return remember(pairs, Vocabulary(names), np.arange(1, len(names) + 1, dtype=np.int32), entries)
+
+
+def dense(of: Cooccurrence) -> np.ndarray:
+    return np.asarray(of.matrix().todense())
+
+
+def test_a_walk_is_joined_by_a_new_label_and_an_unnamed_query() -> None:
+    first = log((X, A), (X, B), (Y, B), (Y, C))
+    before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
+    # x goes on to d: n = 3. A query without a name chooses b and c, and b again: n = 2.
+    later = log((0, D), (1, B), (1, C), (1, B))
+    after, now = before.refreshed(later, pa.array(["x", None]), remembered, 7.0)
+
+    b_c = 1 / 2 + 1 / 2
+    expected = [
+        [0, 1 / 2, 0, 1 / 3],
+        [1 / 2 / 3, 0, b_c / 3, 1 / 3 / 3],
+        [0, b_c / 2, 0, 0],
+        [1 / 3, 1 / 3, 0, 0],
+    ]
+    np.testing.assert_allclose(dense(after), expected, rtol=1e-6)
+    assert after.degrees_L.tolist() == [1, 3, 2, 1]
+    assert after.rows_LN[B].tolist() == [C, A, D]
+    assert after.settings.until == 7.0
+    after.check(4)
+    assert now is not None
+    assert [now.history(name).tolist() for name in ("x", "y", "z")] == [[A, B, D], [B, C], []]
+
+
+def test_degrees_change_the_entries_of_labels_whose_pairs_did_not() -> None:
+    first = log((X, A), (X, B), (Y, A), (Y, C))
+    before = made(first, settings("walk", power=1.0))
+    np.testing.assert_allclose(before.weights_LN[A], [1 / 2 / 2, 1 / 2 / 2, 0])
+    # Three queries choose b alone: no pair of labels, but d_b = 4.
+    after, _ = before.refreshed(log((0, B), (1, B), (2, B)), pa.array([None] * 3, pa.string()), None, None)
+
+    assert after.rows_LN[A].tolist() == [C, B, -1]
+    np.testing.assert_allclose(after.weights_LN[A], [1 / 2 / 2, 1 / 2 / 2 / 4, 0])
+    np.testing.assert_allclose(after.weights_LN[B, 0], 1 / 2 / 2 / 4)
+
+
+def test_what_follows_is_counted_from_the_remembered_labels_on() -> None:
+    of = settings("next", steps=2, step_decay=0.5)
+    first = log((X, A), (X, B))
+    after, now = made(first, of).refreshed(log((0, C), (0, D)), pa.array(["x"]), known(first, NAMES[:1]), None)
+
+    expected = np.zeros((4, 4))
+    expected[A, [B, C]] = 1, 0.5
+    expected[B, [C, D]] = 1, 0.5
+    expected[C, D] = 1
+    np.testing.assert_allclose(dense(after), expected)
+    assert now is not None
+    assert now.history("x").tolist() == [B, C, D]
+
+
+def test_a_pair_that_is_repeated_or_remembered_counts_once() -> None:
+    first = log((X, A), (X, B))
+    before, remembered = made(first, settings("cosine")), known(first, NAMES[:1])
+    after, _ = before.refreshed(log((0, A), (0, B), (0, A)), pa.array(["x"]), remembered, None)
+    assert after.degrees_L.tolist() == [1, 1, 0, 0]
+    np.testing.assert_array_equal(after.weights_LN, before.weights_LN)
+
+    burst = log(*[(0, C), (0, D)] * 1000)
+    single, _ = before.refreshed(log((0, C), (0, D)), pa.array(["x"]), remembered, None)
+    often, _ = before.refreshed(burst, pa.array(["x"]), remembered, None)
+    np.testing.assert_array_equal(often.weights_LN, single.weights_LN)
+
+
+def test_weights_and_the_scale_count() -> None:
+    first = log((X, A), (X, B))
+    before = made(first, settings("cosine")).scaled(8)
+    later = LogPairs(np.array([0, 0]), np.array([C, D]), np.array([4, 1], np.float32))
+    after, _ = before.refreshed(later, pa.array([None], pa.string()), None, None)
+
+    assert after.degrees_L.tolist() == [1, 1, 4, 1]
+    np.testing.assert_allclose(dense(after)[[A, C, D], [B, D, C]], [8, 8 * 2 / 2, 8 * 2 / 2], rtol=1e-6)
+    assert after.settings.scale == 8
+
+
+@pytest.mark.parametrize("of", [settings("cosine", neighbours=29), settings("next", neighbours=29, power=0.3)])
+def test_refreshing_is_exact_where_nothing_is_left_out(of: CooccurrenceSettings) -> None:
+    rng = np.random.default_rng(1)
+    queries, labels = rng.integers(0, 40, 600), rng.integers(0, 30, 600)
+    names = pa.array([f"q{query}" for query in range(40)])
+
+    def part(begin: int, end: int) -> LogPairs:
+        order = np.argsort(queries[begin:end], kind="stable")
+        return LogPairs(queries[begin:end][order], labels[begin:end][order])
+
+    whole, first = part(0, 600), part(0, 400)
+    remembered = known(LogPairs(first.queries, first.labels), names, 100)
+    again, now = made(first, of, 30).refreshed(part(400, 600), names, remembered, None)
+
+    np.testing.assert_allclose(dense(again), dense(made(whole, of, 30)), rtol=1e-5)
+    np.testing.assert_array_equal(again.degrees_L, made(whole, of, 30).degrees_L)
+    assert now is not None
+    np.testing.assert_array_equal(now.rows_QR, known(whole, names, 100).rows_QR)
+
+
+def test_labels_are_taken_with_their_neighbours() -> None:
+    first = log((X, A), (X, B), (X, C), (Y, C), (Y, D))
+    before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
+    rows = np.array([D, C, A, -1])  # b is left out, and a label is new
+    after, now = before.take(rows), remembered.take(rows, 4)
+
+    expected = np.zeros((4, 4))
+    expected[0, 1] = 1 / 2
+    expected[1, [0, 2]] = 1 / 2 / 2, 1 / 3 / 2
+    expected[2, 1] = 1 / 3
+    np.testing.assert_allclose(dense(after), expected, rtol=1e-6)
+    assert after.degrees_L.tolist() == [1, 2, 1, 0]
+    after.check(4)
+    assert [now.history(name).tolist() for name in ("x", "y")] == [[2, 1], [1, 0]]
+    now.check(4)
+
+
+@pytest.mark.parametrize("kind", ["walk", "cosine", "next", "mixed"])
+def test_pairs_of_new_queries_make_what_the_whole_log_makes(kind: str) -> None:
+    first, later = log((X, A), (X, B), (X, C)), log((0, B), (0, C), (0, D), (0, B))
+    of = settings(kind, steps=2, step_decay=0.5)
+    whole = LogPairs(np.concatenate([first.queries, later.queries + 9]), np.concatenate([first.labels, later.labels]))
+    after, _ = made(first, of).refreshed(later, pa.array(["y"]), None, None)
+
+    np.testing.assert_allclose(dense(after), dense(made(whole, of)), rtol=1e-6)
+    np.testing.assert_array_equal(after.degrees_L, made(whole, of).degrees_L)

@@ -1,0 +1,202 @@
+"""A release is refreshed by later pairs: co-occurrence, remembered queries, added labels; and a rollback holds."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from longtail.bundle import Bundle, Hide, LabelChanges, Patch, Upsert, Vocabulary
+from longtail.bundle.cooccurrence import LogPairs, cooccurrences, remember
+from longtail.bundle.manifest import CooccurrenceSettings
+from longtail.index import PriorsError, Releases, build, refresh
+from longtail.state import LabelStore
+from tests.bundles import label_features, make_bundle
+from tests.end_to_end.killing import kill, start
+from tests.index.test_cli import run
+
+LABELS, USERS, NEW = 60, 20, "brand-new"
+BEGIN = datetime(2026, 1, 2, tzinfo=UTC).timestamp()
+RNG = np.random.default_rng(3)
+FIRST = RNG.integers(0, USERS, 300), RNG.integers(0, LABELS, 300)
+"""Users and labels of the log of W, a pair a second."""
+SETTINGS = CooccurrenceSettings(
+    default=0.5, maximum=2, kind="cosine", last=10, decay=0.9, neighbours=LABELS - 1, scale=3, until=BEGIN + 299
+)
+
+
+def write_log(folder: Path, users: list[str], labels: list[str], begin: float) -> Path:
+    times = pa.array([int(1e6 * (begin + place)) for place in range(len(users))], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"query_id": users, "label_id": labels, "time": times}), folder / "log.parquet")
+    return folder / "log.parquet"
+
+
+def with_cooccurrence(bundle: Bundle) -> Bundle:
+    order = np.argsort(FIRST[0], kind="stable")
+    pairs = LogPairs(FIRST[0][order], FIRST[1][order])
+    term = cooccurrences(pairs, LABELS, [SETTINGS])[0].scaled(3)
+    term = replace(term, settings=SETTINGS)
+    users = Vocabulary(pa.array([f"u{user}" for user in range(USERS)]))
+    remembered = remember(pairs, users, np.arange(1, USERS + 1, dtype=np.int32), 50)
+    manifest = bundle.manifest.model_copy(update={"cooccurrence": SETTINGS})
+    return replace(bundle, manifest=manifest, cooccurrence=term, remembered=remembered)
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Releases:
+    """Release `first`, published, of a bundle with co-occurrence."""
+    with_cooccurrence(make_bundle(labels=LABELS, users=USERS, label_tower=True)).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", name="first")
+    there = Releases(tmp_path / "releases")
+    there.publish("first")
+    return there
+
+
+def weight(bundle: Bundle, label: str, neighbour: str) -> float:
+    assert bundle.cooccurrence is not None
+    rows = bundle.labels.row_of
+    return float(bundle.cooccurrence.matrix()[rows[label], rows[neighbour]])
+
+
+def test_a_command_adds_later_pairs_and_links_the_index(
+    releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = [f"item-{row}" for row in (1, 2, 3)]
+    log = write_log(tmp_path, ["u1", "fresh", "fresh"], later, BEGIN + 1000)
+    assert run("refresh", releases.root, log, "--name", "second", "--publish") == 0
+
+    assert "second: flat over 60 labels" in capsys.readouterr().out
+    assert releases.current() == "second"
+    first, second = (releases.verify(name) for name in ("first", "second"))
+    for file in first.manifest.files:
+        assert (first.path / file).samefile(second.path / file)
+    assert second.manifest.recall == first.manifest.recall
+    term, remembered = second.bundle.cooccurrence, second.bundle.remembered
+    assert term is not None
+    assert remembered is not None
+    assert first.bundle.remembered is not None
+    assert term.settings == SETTINGS.model_copy(update={"until": BEGIN + 1002})
+    rows = second.bundle.labels.row_of
+    assert remembered.history("fresh").tolist() == [rows["item-2"], rows["item-3"]]
+    assert remembered.history("u1").tolist() == [*first.bundle.remembered.history("u1").tolist(), rows["item-1"]]
+    assert remembered.history("u2").tolist() == first.bundle.remembered.history("u2").tolist()
+
+    # The same pairs again are known.
+    assert run("refresh", releases.root, log) == 2
+    assert "expected pairs later than those it knows, up to 2026-01-02 00:16, found none" in capsys.readouterr().err
+
+
+def test_the_whole_log_and_the_later_pairs_give_the_same(releases: Releases, tmp_path: Path) -> None:
+    users = [f"u{user}" for user in FIRST[0]] + ["u1", "u2", "new"] * 10
+    labels = [f"item-{row}" for row in FIRST[1]] + [f"item-{row}" for row in range(30)]
+    refresh(releases.root, write_log(tmp_path, users, labels, BEGIN), name="later")
+    assert run("refresh", releases.root, tmp_path / "log.parquet", "--whole", "--name", "whole") == 0
+
+    later, whole = (releases.open(name).bundle for name in ("later", "whole"))
+    assert later.cooccurrence is not None
+    assert whole.cooccurrence is not None
+    np.testing.assert_allclose(
+        later.cooccurrence.matrix().todense(), whole.cooccurrence.matrix().todense(), rtol=1e-4, atol=1e-6
+    )
+    assert later.cooccurrence.settings == whole.cooccurrence.settings
+    assert later.remembered is not None
+    assert whole.remembered is not None
+    for name in ("u1", "u2", "u3", "new"):
+        assert later.remembered.history(name).tolist() == whole.remembered.history(name).tolist()
+
+
+def test_labels_added_while_serving_become_rows_with_neighbours(
+    releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = datetime(2026, 1, 3, tzinfo=UTC)
+    records = [
+        Upsert(id=NEW, at=at, features=label_features(3), display={"title": "Brand new"}),
+        Patch(id="item-4", at=at, display={"title": "Renamed"}),
+        Hide(id="item-5", at=at),
+    ]
+    LabelStore(tmp_path).append(records)
+    users = [user for user in ("u1", "u2", "a", "b") for _ in range(2)]
+    log = write_log(tmp_path, users, [NEW, "item-7"] * 4, BEGIN + 1000)
+
+    refresh(releases.root, log, name="without")
+    assert run("refresh", releases.root, log, "--labels", tmp_path, "--name", "with") == 0
+    assert "labels: 1 that were added while serving are rows" in capsys.readouterr().out
+    without, bundle = releases.open("without").bundle, releases.open("with").bundle
+    assert len(without.labels.ids) == LABELS
+    assert len(bundle.labels.ids) == LABELS + 1
+    assert weight(bundle, "item-7", NEW) > 0
+    assert weight(bundle, NEW, "item-7") > 0
+    rows = bundle.labels.row_of
+    assert bundle.labels.display["title"][rows["item-4"]].as_py() == "Renamed"
+    assert "item-5" in rows  # the service hides it, and may restore it
+    assert releases.open("with").searcher.labels == LABELS + 1
+    assert bundle.manifest.data_until == at
+    refresh(releases.root, log, name="again", changes=LabelChanges().after(records))
+    assert len(releases.open("again").bundle.labels.ids) == LABELS + 1
+
+
+def test_pairs_of_labels_that_the_release_lacks_are_counted(releases: Releases, tmp_path: Path) -> None:
+    log, said = write_log(tmp_path, ["u1", "u1"], [NEW, "item-7"], BEGIN + 1000), list[str]()
+    refresh(releases.root, log, name="second", progress=said.append)
+    assert "pairs: 1 of 2 left out, of labels that the release lacks" in said
+
+
+def test_types_of_events_weigh_as_in_training(releases: Releases, tmp_path: Path) -> None:
+    of = {"log": SETTINGS.log.model_copy(update={"event": "kind", "ignored": ["view"]}), "weights": {"buy": 4.0}}
+    bundle = releases.open("first").bundle
+    assert bundle.cooccurrence is not None
+    settings = SETTINGS.model_copy(update=of)
+    manifest = bundle.manifest.model_copy(update={"cooccurrence": settings})
+    changed = replace(bundle, manifest=manifest, cooccurrence=replace(bundle.cooccurrence, settings=settings))
+    build(changed.write(tmp_path / "weighed"), releases.root, name="weighed")
+    log = pq.read_table(write_log(tmp_path, ["a", "a", "a"], [f"item-{row}" for row in (1, 2, 3)], BEGIN + 1000))
+    pq.write_table(log.append_column("kind", pa.array(["buy", "click", "view"])), tmp_path / "log.parquet")
+    refresh(releases.root, tmp_path / "log.parquet", source="weighed", name="second")
+
+    term, rows = releases.open("second").bundle.cooccurrence, bundle.labels.row_of
+    assert term is not None
+    added = term.degrees_L - bundle.cooccurrence.degrees_L
+    assert [added[rows[f"item-{row}"]] for row in (1, 2, 3)] == [4, 1, 0]
+
+
+def test_a_rollback_holds_until_somebody_publishes(
+    releases: Releases, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = write_log(tmp_path, ["u1"], ["item-1"], BEGIN + 1000)
+    assert run("refresh", releases.root, log, "--name", "second", "--publish") == 0
+    assert run("rollback", releases.root) == 0
+    assert releases.pointers().held
+    assert run("refresh", releases.root, log, "--name", "third", "--publish") == 2
+    assert "found one after a rollback, which holds until `longtail-index publish`" in capsys.readouterr().err
+    assert releases.names() == ["first", "second"]
+
+    assert run("publish", releases.root, "second") == 0
+    assert not releases.pointers().held
+
+
+def test_what_has_neither_forecast_nor_cooccurrence_is_refused(tmp_path: Path) -> None:
+    make_bundle().write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", name="plain")
+    with pytest.raises(PriorsError, match="expected a release whose bundle has a forecast or co-occurrence"):
+        refresh(tmp_path / "releases", write_log(tmp_path, ["u1"], ["item-1"], BEGIN), source="plain")
+
+
+def test_killed_refreshes_leave_whole_releases_and_nothing_beside_them(releases: Releases, tmp_path: Path) -> None:
+    log = write_log(tmp_path, ["u1"] * 50, [f"item-{row}" for row in range(50)], BEGIN + 1000)
+    for turn in range(4):
+        process = start(refresh, releases.root, log)
+        assert kill(process, turn / 500, seen=lambda: [*releases.root.glob(".*.bundle.*.tmp/bundle")])
+    for name in releases.names():
+        releases.verify(name)
+    left = [*releases.root.glob(".*.tmp")]
+    refresh(releases.root, log, name="last")
+    assert left
+    assert not [*releases.root.glob(".*.tmp")]
+    assert releases.current() == "first"
+    assert os.path.samefile(releases.root / "first/index/index.faiss", releases.root / "last/index/index.faiss")
