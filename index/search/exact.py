@@ -38,6 +38,11 @@ class ExactRows:
         scores_BC[rows_BC == NO_ROW] = -np.inf
         return scores_BC
 
+    def scores(self, query_E: Float32, rows_R: Int64) -> Float32:
+        """Compute exact scores of some rows for one query, float32 [R]."""
+        scores_R: Float32 = self._bundle.rows(rows_R) @ query_E
+        return scores_R
+
     def top(self, queries_BE: Float32, rows_R: Int64, k: int) -> tuple[Float32, Int64]:
         """Find the k best of `rows_R` for every query: scores float32 [B, k] and rows int64 [B, k]."""
         scores_BK, rows_BK = no_results(len(queries_BE), k)
