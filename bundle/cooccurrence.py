@@ -86,7 +86,9 @@ class Cooccurrence:
         # A row and its weight >= 0 are the halves of one integer, because sorting integers is quicker than argsort.
         halves_M2 = np.sort(halves_HN2.view("<i8"), axis=None).view("<i4").reshape(-1, 2)
         rows_M = halves_M2[:, 1]
-        starts_C = np.flatnonzero(np.append(True, rows_M[1:] != rows_M[:-1]))
+        first_M = np.ones(len(rows_M), np.bool_)
+        np.not_equal(rows_M[1:], rows_M[:-1], out=first_M[1:])
+        starts_C = np.flatnonzero(first_M)
         values_C = np.add.reduceat(halves_M2.view("<f4")[:, 0], starts_C)
         rows_C = rows_M.take(starts_C).astype(np.int64)
         if rows_C[0] == NO_ENTRY:

@@ -188,15 +188,17 @@ class BoostingRanker:
         part = batch if len(boosts) == len(boosts_B) else batch.subset(np.array(list(boosts)))
         exact = self._dense.scores(part, [boost.rows_C for boost in boosts.values()])
         for (place, boost), exact_C in zip(boosts.items(), exact, strict=True):
-            one = slice(place, place + 1)
-            scores_K, scores_C = scores_BK[place], exact_C + boost.values_C
+            scores_C = exact_C + boost.values_C
             if boost.alone:
-                scores_K[:] = -np.inf
+                scores_BK[place] = -np.inf
                 scores_C = np.where(exact_C > -np.inf, boost.values_C, np.float32(-np.inf))
-            else:
-                scores_K[is_among(rows_BK[place], boost.rows_C)] = -np.inf
+            # A label of both sources that rounding puts below the k-th best keeps the index's score.
+            better_C = np.flatnonzero(scores_C >= scores_BK[place, -1])
+            scores_C, rows_C = scores_C[better_C], boost.rows_C[better_C]
+            scores_BK[place, is_among(rows_BK[place], rows_C)] = -np.inf
+            one = slice(place, place + 1)
             scores_BK[one], rows_BK[one] = top_k(
-                [scores_BK[one], scores_C[None]], [rows_BK[one], boost.rows_C[None]], scores_BK.shape[1]
+                [scores_BK[one], scores_C[None]], [rows_BK[one], rows_C[None]], scores_BK.shape[1]
             )
         return scores_BK, rows_BK
 

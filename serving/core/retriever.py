@@ -253,8 +253,8 @@ class Retriever:
         if not excluded:
             lists = [lists[0][-self._last :]]
         # Every list is left out, but only the first counts: others may hold what the query only saw.
-        rows = [self.catalogue.rows_in_order([id_ for id_ in map(id_text, each) if id_ is not None]) for each in lists]
-        rows_N, last_H = np.concatenate(rows), rows[0][-self._last :]
+        rows = [self.catalogue.rows_in_order(_texts(each)) for each in lists]
+        rows_N, last_H = rows[0] if len(rows) == 1 else np.concatenate(rows), rows[0][-self._last :]
         unknown = int(np.count_nonzero(rows_N < 0))
         if unknown:
             rows_N, last_H = rows_N[rows_N >= 0], last_H[last_H >= 0]
@@ -556,3 +556,10 @@ class Retriever:
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
+
+
+def _texts(ids: Sequence[Any]) -> Sequence[str]:
+    """Convert the entries of a list to ids, without entries that are none."""
+    if set(map(type, ids)) == {str}:
+        return ids
+    return [id_ for id_ in map(id_text, ids) if id_ is not None]
