@@ -124,9 +124,14 @@ class Bundle:
 
     def rows(self, rows_R: Int64 | slice = slice(None)) -> Float32:
         """Compute the augmented rows that an index stores, float32 [L, E], or those of some labels, int64 [R]."""
+        return self.augmentation.rows(self.embeddings[rows_R], *self.columns(rows_R))
+
+    def columns(
+        self, rows_R: Int64 | slice = slice(None)
+    ) -> tuple[Float32, Float32 | None, Float32 | None, Float32 | None]:
+        """Get log ν, biases, log π and priors of some labels, as `Augmentation.rows` takes them."""
         labels = self.labels
-        return self.augmentation.rows(
-            self.embeddings[rows_R],
+        return (
             labels.log_pn[rows_R],
             None if labels.bias is None else labels.bias[rows_R],
             None if labels.log_popularity is None else labels.log_popularity[rows_R],

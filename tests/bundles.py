@@ -26,6 +26,8 @@ from longtail.bundle import (
     Vocabulary,
     log_frequencies,
 )
+from longtail.bundle.cooccurrence import Cooccurrence, Remembered
+from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 
 
 def onnx_query_tower(users: np.ndarray, items: np.ndarray, *, cosine: bool) -> bytes:
@@ -182,6 +184,19 @@ def log_p_n(proposal: Proposal, z_K: np.ndarray) -> np.ndarray:
     return log_p_L
 
 
+def random_cooccurrence(labels: int, rng: np.random.Generator) -> Cooccurrence:
+    """W with up to 6 neighbours a label, none of every sixth; R = 5, γ = .8, ω = .5."""
+    settings = CooccurrenceSettings(
+        default=0.5, maximum=2.0, kind="walk", neighbours=6, last=5, decay=0.8, log=LogColumns(query_id="user_id")
+    )
+    rows = np.full((labels, 6), -1, np.int32)
+    for label, count in enumerate(rng.integers(1, 7, labels) * (np.arange(labels) % 6 > 0)):
+        others = rng.permutation(labels)
+        rows[label, :count] = others[others != label][:count]
+    weights = np.where(rows < 0, 0, -np.sort(-rng.uniform(1, 12, rows.shape), axis=1)).astype(np.float32)
+    return Cooccurrence(settings, rows, weights, rng.uniform(1, 9, labels).astype(np.float32))
+
+
 def make_bundle(
     *,
     labels: int = 60,
@@ -192,6 +207,7 @@ def make_bundle(
     proposal: bool = False,
     label_tower: bool = False,
     popularity: bool = False,
+    cooccurrence: bool = False,
     queries: int = 50,
     seed: int = 0,
 ) -> Bundle:
@@ -207,6 +223,7 @@ def make_bundle(
             a model learns f to be what its proposal does not say.
         label_tower: whether labels are embedded from features: `item_id` their own id, `label_features` the others.
         popularity: whether log π is a column of its own, beside log ν of the noise (π + 1/L) / 2.
+        cooccurrence: whether there is W, of up to 6 neighbours of five labels in six, and the last labels of each user.
         queries: to calibrate with, 50 at most: every trial of an index searches for all, at every place on the dials.
         seed: of all of it.
     """
@@ -251,6 +268,13 @@ def make_bundle(
         weights, biases_N, leaf_labels = label_tree(points, counts, sharpness=1.0)
         projection = {"user_id": of_users, "history": of_items / 2}
         tree = Proposal(projection, np.full(z_dims, 0.1, np.float32), weights, biases_N, leaf_labels)
+    together, remembered = None, None
+    if cooccurrence:
+        together = random_cooccurrence(labels, rng)
+        history_rows = np.stack([rng.permutation(labels)[:8] for _ in range(users + 1)]).astype(np.int32)
+        # Users have 0 to 7 entries, the unknown one none.
+        history_rows[np.arange(8) < 8 - np.arange(users + 1)[:, None] % 8] = -1
+        remembered = Remembered(Vocabulary(pa.array([f"u{user}" for user in range(users)])), history_rows)
     return Bundle(
         manifest=Manifest(
             schema_version=SCHEMA_VERSION,
@@ -274,6 +298,7 @@ def make_bundle(
             display=["title"],
             buckets=buckets,
             bias_removal=BiasRemoval(default=0.5, noise=noise, minimum=0.0 if proposal else -1.0),
+            cooccurrence=together and together.settings,
             training_data={"fingerprint": "0" * 64, "pairs": int(counts.sum())},
             software={"longtail": "0.1.0"},
         ),
@@ -293,4 +318,6 @@ def make_bundle(
         vocabularies={"users": Vocabulary(pa.array([f"u{user}" for user in range(users)])), "items": Vocabulary(ids)}
         | ({"genres": genres} if label_tower else {}),
         proposal=tree,
+        cooccurrence=together,
+        remembered=remembered,
     )

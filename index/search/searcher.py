@@ -159,6 +159,29 @@ class Searcher:
             scores_BK[queries], rows_BK[queries] = scores_bK, rows_bK
         return scores_BK, rows_BK
 
+    def scores(self, query_E: Float32, rows_R: Int64, filter_: Filter | None = None) -> Float32:
+        """Score some label rows exactly for one query that `search` accepts.
+
+        The cost grows with the rows and the filter's lists, not with the catalogue.
+
+        Args:
+            rows_R: int64 [R], ascending.
+
+        Returns:
+            scores float32 [R]; −inf where a row is not eligible.
+        """
+        filter_ = filter_ or NO_FILTER
+        eligible = self._eligible(filter_.buckets, filter_.selection)
+        scores_R = self._exact.scores(query_E, rows_R)
+        if not eligible.whole:
+            scores_R[~eligible.contains(rows_R)] = -np.inf
+        if filter_.allow is not None:
+            scores_R[~is_among(rows_R, np.sort(filter_.allow))] = -np.inf
+        if rows_R.size and filter_.excluded.size:
+            places = np.minimum(np.searchsorted(rows_R, filter_.excluded), len(rows_R) - 1)
+            scores_R[places[rows_R[places] == filter_.excluded]] = -np.inf
+        return scores_R
+
     def found(self, queries_BE: Float32, k: int) -> Found:
         """Search the index without filling up queries left short, to measure the index alone."""
         return self._best(queries_BE, k, self._eligible(EVERYTHING, None))

@@ -23,6 +23,7 @@ from longtail.bundle.arrays import Float32, Int8, Int64
 from longtail.bundle.display import json_ready
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
+from longtail.index import NO_ROW
 from longtail.serving.core.attributes import LabelAttributes
 from longtail.serving.core.overlay import Overlay
 from longtail.serving.core.ranking import NO_ROWS
@@ -109,13 +110,19 @@ class Catalogue:
         """Look up ids: the distinct rows, int64, ascending, and the number of unknown ids."""
         if not ids:
             return NO_ROWS, 0
+        rows_N = self.rows_in_order(ids)
+        known = rows_N[rows_N >= 0]
+        return distinct(known), len(rows_N) - len(known)
+
+    def rows_in_order(self, ids: Sequence[str | int]) -> Int64:
+        """Look up ids, int64 [N]; −1 for an unknown id."""
         if self._overlay is None or not self._overlay.row_of:
             texts = set(map(type, ids)) == {str}
             rows = self.row_of.of(cast("Sequence[str]", ids) if texts else [str(id_) for id_ in ids])
         else:
             rows = [self._row(str(id_)) for id_ in ids]
-        known = [row for row in rows if row is not None] if None in rows else cast("list[int]", rows)
-        return distinct(np.fromiter(known, np.int64, len(known))), len(rows) - len(known)
+        known = [NO_ROW if row is None else row for row in rows] if None in rows else cast("list[int]", rows)
+        return np.fromiter(known, np.int64, len(known))
 
     def embeddings(self, rows: Sequence[int]) -> Float32:
         """Get the label embeddings of some rows, float32 [N, D]."""

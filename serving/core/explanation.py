@@ -5,7 +5,11 @@ Legend: `K` answered labels, `N` places on the dial.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from heapq import nlargest
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,8 @@ from longtail.serving.core.ranking import Batch, Ranker
 
 _CELLS = 32
 """Number of cells of the dial that are examined first; a label that leaves and returns within a cell is not noticed."""
+_BECAUSE = 5
+"""Most entries of a history that are named for a label."""
 _DIGITS = 6
 """Digits of an interval's ends, as λ is a float32 in searches."""
 _HALVINGS = 7
@@ -39,6 +45,7 @@ def parts_of_scores(
         tree: whether ν is p_n(y|x) of a tree; λ·log ν is then the score minus the other parts.
     """
     taste_K = catalogue.embeddings(rows_K.tolist()) @ query.queries_BD[0] / np.float32(temperature)
+    boost_K = _boosts(query, rows_K)
     weighed_KP = np.zeros((len(rows_K), 0), np.float32)
     if priors is not None and query.priors_BP is not None:
         weighed_KP = catalogue.priors(rows_K, priors) * query.priors_BP[0]
@@ -47,13 +54,37 @@ def parts_of_scores(
         bias, popularity = np.float32(label["bias"] or 0), query.popularity_B[0] * label["log_popularity"]
         noise = query.bias_removal_B[0] * label["log_pn"]
         if tree:
-            noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum())
+            noise = scores_K[place] - (taste_K[place] + bias + popularity + weighed_KP[place].sum() + boost_K[place])
         parts = {"taste": taste_K[place], "bias": bias, "noise": noise, "popularity": popularity}
+        parts["cooccurrence"] = boost_K[place]
         part: dict[str, Any] = {name: value + np.float32(0) for name, value in parts.items()}  # −0 + 0 is 0
         if priors is not None:
             part["priors"] = dict(zip(priors.names, weighed_KP[place], strict=True))
         found.append(part)
     return found
+
+
+def _boosts(query: Batch, rows_K: Int64) -> Float32:
+    """Compute ω·c of some labels for one query, float32 [K]."""
+    boost = None if query.boosts_B is None else query.boosts_B[0]
+    if boost is None or not boost.rows_C.size:
+        return np.zeros(len(rows_K), np.float32)
+    places_K = np.minimum(np.searchsorted(boost.rows_C, rows_K), len(boost.rows_C) - 1)
+    return np.where(boost.rows_C[places_K] == rows_K, boost.values_C[places_K], np.float32(0))
+
+
+def because(entries_H: Sequence[str], parts_H: Float32) -> list[dict[str, Any]]:
+    """List the entries of a history that add most to a label's c, at most 5, with their shares of c.
+
+    An entry that is repeated stands once.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    for id_, part in zip(entries_H, parts_H.tolist(), strict=True):
+        if part > 0:
+            sums[id_] += part
+    total = sum(sums.values())
+    largest = nlargest(_BECAUSE, sums.items(), key=itemgetter(1))
+    return [{"id": id_, "share": part / total} for id_, part in largest]
 
 
 def intervals(

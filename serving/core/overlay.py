@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -100,6 +101,30 @@ class Overlay:
         """Return whether a row of the catalogue is hidden."""
         place = int(np.searchsorted(self.hidden, row))
         return place < len(self.hidden) and int(self.hidden[place]) == row
+
+    def served(self, rows_N: Int64) -> Int64:
+        """Replace the rows of catalogue labels that were embedded again by their overlay rows, int64 [N]."""
+        replaced_R, replacing_R = self._replaced
+        if not replaced_R.size:
+            return rows_N
+        places_N = np.minimum(np.searchsorted(replaced_R, rows_N), len(replaced_R) - 1)
+        return np.where(replaced_R[places_N] == rows_N, replacing_R[places_N], rows_N)
+
+    def built(self, rows_N: Int64) -> Int64:
+        """Get the catalogue rows of rows, int64 [N]; −1 for labels that the release was not built with."""
+        above_N = rows_N >= self.base
+        if not above_N.any():
+            return rows_N
+        built_N = rows_N.copy()
+        built_N[above_N] = self.added.catalogue_rows[rows_N[above_N] - self.base]
+        return built_N
+
+    @cached_property
+    def _replaced(self) -> tuple[Int64, Int64]:
+        """Return the catalogue rows that the overlay replaces, ascending, and the overlay row of each."""
+        places_R = np.flatnonzero(self.added.catalogue_rows != NEW_LABEL)
+        places_R = places_R[np.argsort(self.added.catalogue_rows[places_R])]
+        return self.added.catalogue_rows[places_R], places_R + self.base
 
     def load_tower(self) -> None:
         """Load the label tower, if there is one; raises UnservableReleaseError if it does not run."""
@@ -254,6 +279,18 @@ class OverlaySearcher:
         for query, (scores_C, rows_C) in enumerate(found):
             own_BC[query, : len(rows_C)], own_rows_BC[query, : len(rows_C)] = scores_C, rows_C
         return top_k([scores_BK, own_BC], [rows_BK, own_rows_BC], k)
+
+    def scores(self, query_E: Float32, rows_R: Int64, filter_: Filter | None = None) -> Float32:
+        """Score some rows of index and overlay exactly, like `index.Searcher.scores`."""
+        split = int(np.searchsorted(rows_R, self._first))
+        below_R = self._base.scores(query_E, rows_R[:split], filter_ and self._of_base(filter_))
+        if split == len(rows_R):
+            return below_R
+        places_R = rows_R[split:] - self._first
+        above_R = self._rows_ME[places_R] @ query_E
+        if filter_ is not None:
+            above_R[~self._of_added(filter_).mask(self._buckets_M)[places_R]] = -np.inf
+        return np.concatenate([below_R, above_R])
 
     def _of_base(self, filter_: Filter) -> Filter | None:
         """Get the part of a filter for labels of the index; None if all of them pass."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import orjson
@@ -14,12 +14,13 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from longtail.bundle import BUCKET_NAMES, Manifest, Popularity, Prior, Priors
-from longtail.bundle.arrays import Float32
+from longtail.bundle.arrays import Float32, Int64
 from longtail.bundle.errors import describe
 from longtail.bundle.sets import distinct
 from longtail.index import Filter
 from longtail.serving.core.attributes import unfilterable
 from longtail.serving.core.catalogue import Catalogue
+from longtail.serving.core.ranking import NO_ROWS
 from longtail.serving.errors import InvalidRequestError
 from longtail.serving.monitoring import ArmAnswer
 from longtail.serving.settings import MOST_QUERIES
@@ -32,7 +33,8 @@ _LEAST_POOLED, _POOLED_PER_RESULT = 100, 4
 """Default size of a pool: at least so many labels, and so many per result."""
 BucketName = Literal["head", "torso", "tail", "new"]
 ELSEWHERE = {
-    "lambda": "bias_removal", "λ": "bias_removal", "mu": "popularity", "μ": "popularity", "top_k": "k", "topk": "k",
+    "lambda": "bias_removal", "λ": "bias_removal", "mu": "popularity", "μ": "popularity", "omega": "cooccurrence",
+    "ω": "cooccurrence", "top_k": "k", "topk": "k",
     "limit": "k", "n": "k", "num_results": "k", "candidates": "allow", "exclude_ids": "exclude", "where": "filter",
     "inputs": "queries", "instances": "queries", "items": "labels", "item_id": "label_id",
 }  # fmt: skip
@@ -124,7 +126,7 @@ class RequestModel(BaseModel):
 
 
 class SearchOptions(RequestModel):
-    """Which labels may be answered, how many, and where the two dials stand."""
+    """Which labels may be answered, how many, and where the three dials stand."""
 
     k: int = Field(
         default=10,
@@ -144,6 +146,13 @@ class SearchOptions(RequestModel):
         description="μ of the same: the weight of the label frequency π as a prior, above 0 for frequent labels, below "
         "0 for rare ones. Null: the release's default (0 for /v1/similar). Where ν is π, only λ + μ counts, and must "
         "lie within the limits of `bias_removal`.",
+    )
+    cooccurrence: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="ω of `… + ω·c`, the weight of what was chosen together with the last labels of the query's "
+        "history. Null: the release's default (0 for /v1/similar). GET /v1/release gives its limits in "
+        "`cooccurrence`, null where the release has no such term.",
     )
     priors: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(
         default_factory=dict,
@@ -235,8 +244,17 @@ class Query(SearchOptions):
 
     exclude_history: bool | None = Field(
         default=None,
-        description="Whether the labels of the query's features of kind `history` are left out of its answer. Null: as "
-        "the release says in `exclude_history`.",
+        description="Whether the labels of the query's history are left out of its answer: of its features of kind "
+        "`history`, of `history`, or those that the release remembers of it. Null: as the release says in "
+        "`exclude_history`.",
+    )
+
+    history: list[LabelId] | None = Field(
+        default=None,
+        max_length=MAX_IDS,
+        description="Ids of the labels that the query chose, the latest last, for `cooccurrence` and "
+        "`exclude_history`; in place of a feature of kind `history`, if the release reads one. Null: what the release "
+        "remembers of the query, if anything. Unknown ones are counted.",
     )
 
     explain: bool = Field(
@@ -286,11 +304,20 @@ def features_json(features: dict[str, JsonValue]) -> bytes:
         return json.dumps(features).encode()
 
 
+_ALONE = ("bias_removal", "popularity", "cooccurrence", "priors")
+"""Options of a score that has other parts than co-occurrence."""
+
+
 class SimilarQuery(SearchOptions):
     """Labels whose nearest labels are wanted: one label's id, or several in `ids`."""
 
     id: LabelId | None = None
     ids: list[LabelId] | None = Field(default=None, min_length=1, max_length=MOST_QUERIES)
+    by: Literal["embedding", "cooccurrence"] = Field(
+        default="embedding",
+        description="What is near: `embedding`, labels like this one, or `cooccurrence`, labels chosen together with "
+        "it, best first, by nothing else; fewer than k where fewer were.",
+    )
 
     @property
     def labels(self) -> list[str | int]:
@@ -303,6 +330,11 @@ class SimilarQuery(SearchOptions):
     def _one_of_id_and_ids(self) -> Self:
         if (self.id is None) == (self.ids is None):
             raise _either("id", "ids", self.id)
+        if self.by == "cooccurrence" and (given := [name for name in _ALONE if name in self.model_fields_set]):
+            raise PydanticCustomError(
+                "by_alone", "expected no {name} beside by: cooccurrence, which alone ranks, received one",
+                {"name": given[0]},
+            )  # fmt: skip
         return self
 
 
@@ -373,13 +405,16 @@ class Dials:
     """Limits of λ + μ; None where λ and μ have separate coordinates."""
     tree: bool
     priors: Mapping[str, _Range]
+    cooccurrence: _Range | None
+    """Limits of ω; None without such a term."""
 
     @classmethod
     def of_queries(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
         """Create the dials of queries; all defaults are the release's."""
         dial, prior = _range(manifest.bias_removal), _range(manifest.popularity)
         total = dial if manifest.kappa_popularity is None and not tree else None
-        return cls(dial, prior, total, tree, _ranges_of(priors))
+        weight = None if manifest.cooccurrence is None else _range(manifest.cooccurrence)
+        return cls(dial, prior, total, tree, _ranges_of(priors), weight)
 
     @classmethod
     def of_labels(cls, manifest: Manifest, priors: Priors | None, *, tree: bool) -> Self:
@@ -391,7 +426,8 @@ class Dials:
         if tree:
             dial = _Range(dial.default, min(dial.minimum, prior.minimum), max(dial.maximum, prior.maximum))
         weights = {name: _around_zero(limits) for name, limits in _ranges_of(priors).items()}
-        return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights)
+        weight = None if manifest.cooccurrence is None else _around_zero(_range(manifest.cooccurrence))
+        return cls(dial, prior, dial if manifest.kappa_popularity is None else None, False, weights, weight)
 
     def read(self, asked: SearchOptions, prefix: str = "") -> tuple[float, float]:
         """Return λ and μ of a request; raises InvalidRequestError if they exceed the release's limits."""
@@ -410,6 +446,23 @@ class Dials:
                 "; this release has one log p_n for both, the label frequency",
             )
         return noise, prior
+
+    def read_cooccurrence(self, asked: SearchOptions, prefix: str = "") -> float:
+        """Return ω of a request; raises InvalidRequestError if the release has no such term, or other limits."""
+        limits, weight = self.cooccurrence, asked.cooccurrence
+        if limits is None:
+            if weight:
+                raise InvalidRequestError(
+                    f"expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, "
+                    f"received {describe(weight)}",
+                    field=f"{prefix}cooccurrence",
+                )
+            return 0.0
+        if weight is None:
+            return limits.default
+        if not limits.minimum <= weight <= limits.maximum:
+            raise limits.refusal("cooccurrence", describe(weight), f"{prefix}cooccurrence")
+        return weight
 
     def reach(self, popularity: float) -> tuple[float, float]:
         """Return the smallest and the largest λ that are allowed with a given μ."""
@@ -444,11 +497,30 @@ def _around_zero(limits: _Range) -> _Range:
     return _Range(min(max(0.0, limits.minimum), limits.maximum), limits.minimum, limits.maximum)
 
 
+class History(NamedTuple):
+    """The labels that a query chose, as far as its answer needs them.
+
+    Attributes:
+        last_H: int64, rows of those that count for `cooccurrence`, oldest first.
+        left_out: int64, rows that its answer leaves out; they may repeat.
+        unknown: number of unknown ids among the ids that were looked up.
+    """
+
+    last_H: Int64 = NO_ROWS
+    left_out: Int64 = NO_ROWS
+    unknown: int = 0
+
+
+NO_HISTORY = History()
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedQuery:
     """The options of one query, checked against a release, with rows in place of ids.
 
     Attributes:
+        history_H: int64, rows of the history that count for `cooccurrence`, oldest first.
+        chosen_with: whether only labels with c > 0 may be answered, by ω·c alone.
         filter: filter of the eligible label rows; None if all are eligible.
         explore: numbers of slots to draw at random, by bucket; all above 0.
         diversity: settings of diversity; None: labels are answered by score alone.
@@ -457,10 +529,14 @@ class ResolvedQuery:
     k: int
     bias_removal: float
     popularity: float
+    cooccurrence: float
     priors: Float32
     filter: Filter | None
     unknown_exclude: int
     unknown_allow: int
+    unknown_history: int
+    history_H: Int64
+    chosen_with: bool = False
     explore: Mapping[int, int] = field(default_factory=dict)
     display: frozenset[str] | None = None
     diversity: Diversity | None = None
@@ -474,13 +550,13 @@ class ResolvedQuery:
         catalogue: Catalogue,
         *,
         prefix: str = "",
-        history: Sequence[str] = (),
+        history: History = NO_HISTORY,
     ) -> ResolvedQuery:
         """Check a query's options against a release and look their ids up.
 
         Args:
             prefix: prefix of the fields in errors, such as `queries.0.`.
-            history: further ids to exclude; unknown ones among them are not counted.
+            history: labels that the query chose.
 
         Raises:
             InvalidRequestError: the release does not support an option; the error names it.
@@ -489,10 +565,11 @@ class ResolvedQuery:
         bias_removal, popularity = dials.read(options, prefix)
         apart = options.max_per or options.mmr is not None or options.pool is not None
         filter_, unknown_exclude, unknown_allow = None, 0, 0
-        if options.exclude or history or options.filter or options.allow is not None or options.buckets is not None:
+        restricts = options.exclude or options.filter or options.allow is not None or options.buckets is not None
+        if restricts or history.left_out.size:
             exclude, unknown_exclude = catalogue.rows(options.exclude)
-            if history:
-                exclude = distinct(np.concatenate([exclude, catalogue.rows(history)[0]]))
+            if history.left_out.size:
+                exclude = distinct(np.concatenate([exclude, history.left_out]))
             allow, unknown_allow = catalogue.rows(options.allow or ())
             selection, beyond = (
                 catalogue.attributes.select(options.filter, f"{prefix}filter") if options.filter else (None, None)
@@ -508,21 +585,31 @@ class ResolvedQuery:
             k=k,
             bias_removal=bias_removal,
             popularity=popularity,
+            cooccurrence=dials.read_cooccurrence(options, prefix),
             priors=dials.read_priors(options, prefix) if dials.priors or options.priors else _NO_WEIGHTS,
             filter=filter_,
             unknown_exclude=unknown_exclude,
             unknown_allow=unknown_allow,
+            unknown_history=history.unknown,
+            history_H=history.last_H,
             explore=_explored(options, f"{prefix}explore") if options.explore else {},
             display=None if options.display is True else _shown(options.display, catalogue, f"{prefix}display"),
             diversity=_diversity(options, k, catalogue, prefix) if apart else None,
             restricted=options.restricted,
         )
 
-    def without(self, row: int) -> ResolvedQuery:
-        """Return the query with one more excluded label row."""
+    def like(self, row: int, *, alone: bool) -> ResolvedQuery:
+        """Return the query for labels near one label, which is excluded.
+
+        Args:
+            alone: only labels chosen together with it count.
+        """
         before = self.filter or Filter()
         exclude = np.union1d([] if before.exclude is None else before.exclude, [row]).astype(np.int64)
-        return replace(self, filter=replace(before, exclude=exclude))
+        query = replace(self, filter=replace(before, exclude=exclude), history_H=np.array([row]))
+        if not alone:
+            return query
+        return replace(query, bias_removal=0.0, popularity=0.0, cooccurrence=1.0, chosen_with=True)
 
 
 def _shown(asked: Literal[False] | list[str], catalogue: Catalogue, where: str) -> frozenset[str]:

@@ -1,6 +1,7 @@
-"""Rank labels for embedded queries: the protocol of rankers, and the ranker that uses the index alone.
+"""Rank labels for embedded queries: the protocol of rankers, the ranker that uses the index alone, and ω·c on top.
 
-Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K` results.
+Legend: `B` queries in the batch, `b` some of them, `D` embedding dimensions, `E` augmented dimensions, `K` results, `R`
+label rows, `C` labels with c > 0.
 """
 
 from __future__ import annotations
@@ -8,19 +9,34 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from longtail.bundle import Augmentation, Inputs
 from longtail.bundle.arrays import Float32, Int64
-from longtail.index import Filter
+from longtail.bundle.sets import is_among
+from longtail.index import Filter, no_results, top_k
 
 NO_ROWS = np.empty(0, np.int64)
 """Empty array of rows, int64 [0]."""
 _NO_SCORES = np.empty(0, np.float32)
 _LIKE_K_BITS = 7
 """Queries with k < 2^7 are ranked together, with the largest k of them; larger k are grouped by binary digits."""
+
+
+class Boost(NamedTuple):
+    """The term ω·c of one query.
+
+    Attributes:
+        rows_C: int64, label rows with c > 0, ascending.
+        values_C: float32, ω·c in logits, >= 0.
+        alone: whether only these labels may be answered, by ω·c alone.
+    """
+
+    rows_C: Int64
+    values_C: Float32
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +47,7 @@ class Batch:
         inputs: inputs of the query tower by name, [B] or [B, P]; empty for embeddings of labels.
         filters: filter of each query; None if all labels are eligible.
         priors_BP: float32, weights of the release's priors; None if the release has no priors, or all weights are 0.
+        boosts_B: ω·c of each query, None for 0; None if no query has one.
     """
 
     queries_BD: Float32
@@ -40,6 +57,7 @@ class Batch:
     filters: Sequence[Filter | None]
     k: int
     priors_BP: Float32 | None = None
+    boosts_B: Sequence[Boost | None] | None = None
 
     def subset(self, queries_b: Int64) -> Batch:
         """Select the queries at some positions, int64 [b]."""
@@ -51,6 +69,7 @@ class Batch:
             [self.filters[query] for query in queries_b],
             self.k,
             None if self.priors_BP is None else self.priors_BP[queries_b],
+            None if self.boosts_B is None else [self.boosts_B[query] for query in queries_b],
         )
 
 
@@ -70,6 +89,12 @@ class Ranker(Protocol):
             InvalidRequestError: the features of a query cannot be scored; the error names the query.
         """
 
+    def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
+        """Score each query's own label rows, int64 [R], ascending, without ω·c; −inf where not eligible.
+
+        Raises InvalidRequestError like `rank`.
+        """
+
 
 class LabelSearcher(Protocol):
     """Finds the rows of largest inner product; `index.Searcher` does it with FAISS."""
@@ -80,6 +105,9 @@ class LabelSearcher(Protocol):
         self, queries_BE: Float32, k: int, filters: Sequence[Filter | None] | None = None
     ) -> tuple[Float32, Int64]:
         """Find inner products, descending, and label rows, both [B, k]; −inf and −1 fill missing results."""
+
+    def scores(self, query_E: Float32, rows_R: Int64, filter_: Filter | None = None) -> Float32:
+        """Compute inner products of some rows, ascending, with one query, [R]; −inf where not eligible."""
 
 
 class HidingSearcher(LabelSearcher, Protocol):
@@ -118,11 +146,65 @@ class IndexRanker:
     def rank(self, batch: Batch) -> tuple[Float32, Int64]:
         """Rank labels; see `Ranker.rank`."""
         products_BK, rows_BK = self._searcher.search(
-            self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP),
+            self._augmented(batch),
             batch.k,
             batch.filters if any(filter_ is not None for filter_ in batch.filters) else None,
         )
         return products_BK / np.float32(self._augmentation.temperature), rows_BK
+
+    def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
+        """Score label rows; see `Ranker.scores`."""
+        temperature = np.float32(self._augmentation.temperature)
+        return [
+            self._searcher.scores(query_E, rows_R, filter_) / temperature
+            for query_E, rows_R, filter_ in zip(self._augmented(batch), rows_B, batch.filters, strict=True)
+        ]
+
+    def _augmented(self, batch: Batch) -> Float32:
+        return self._augmentation.queries(batch.queries_BD, batch.bias_removal_B, batch.popularity_B, batch.priors_BP)
+
+
+class BoostingRanker:
+    """Adds ω·c to the scores of another ranker, exactly [METHODS §13].
+
+    As c >= 0, a label of the k best is among the k best without ω·c, or has c > 0: both are candidates, and c > 0 is
+    scored exactly.
+    """
+
+    def __init__(self, dense: Ranker) -> None:
+        self._dense = dense
+        self.proposal = dense.proposal
+
+    def rank(self, batch: Batch) -> tuple[Float32, Int64]:
+        """Rank labels; see `Ranker.rank`."""
+        boosts_B = batch.boosts_B
+        if boosts_B is None:
+            return self._dense.rank(batch)
+        if all(boost is not None and boost.alone for boost in boosts_B):
+            scores_BK, rows_BK = no_results(len(boosts_B), batch.k)
+        else:
+            scores_BK, rows_BK = self._dense.rank(batch)
+        boosts = {place: boost for place, boost in enumerate(boosts_B) if boost is not None}
+        part = batch if len(boosts) == len(boosts_B) else batch.subset(np.array(list(boosts)))
+        exact = self._dense.scores(part, [boost.rows_C for boost in boosts.values()])
+        for (place, boost), exact_C in zip(boosts.items(), exact, strict=True):
+            scores_C = exact_C + boost.values_C
+            if boost.alone:
+                scores_BK[place] = -np.inf
+                scores_C = np.where(exact_C > -np.inf, boost.values_C, np.float32(-np.inf))
+            # A label of both sources that rounding puts below the k-th best keeps the index's score.
+            better_C = np.flatnonzero(scores_C >= scores_BK[place, -1])
+            scores_C, rows_C = scores_C[better_C], boost.rows_C[better_C]
+            scores_BK[place, is_among(rows_BK[place], rows_C)] = -np.inf
+            one = slice(place, place + 1)
+            scores_BK[one], rows_BK[one] = top_k(
+                [scores_BK[one], scores_C[None]], [rows_BK[one], rows_C[None]], scores_BK.shape[1]
+            )
+        return scores_BK, rows_BK
+
+    def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
+        """Score label rows without ω·c; see `Ranker.scores`."""
+        return self._dense.scores(batch, rows_B)
 
 
 def rank_each(ranker: Ranker, batch: Batch, k_B: Sequence[int]) -> tuple[list[Int64], list[Float32]]:

@@ -20,16 +20,36 @@ import numpy as np
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
 from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
 from longtail.serving.core.attributes import operators
 from longtail.serving.core.catalogue import Catalogue
 from longtail.serving.core.diversity import diversify_each
-from longtail.serving.core.explanation import intervals, parts_of_scores
+from longtail.serving.core.explanation import because, intervals, parts_of_scores
 from longtail.serving.core.exploration import Draws, Explored, explore_each, slots_of
 from longtail.serving.core.overlay import Overlay
-from longtail.serving.core.queries import Dials, Query, ResolvedQuery, SearchOptions, SimilarQuery, ToEmbed
-from longtail.serving.core.ranking import Batch, Engine, HidingSearcher, IndexRanker, Ranker, rank_each
+from longtail.serving.core.queries import (
+    NO_HISTORY,
+    Dials,
+    History,
+    Query,
+    ResolvedQuery,
+    SearchOptions,
+    SimilarQuery,
+    ToEmbed,
+)
+from longtail.serving.core.ranking import (
+    NO_ROWS,
+    Batch,
+    Boost,
+    BoostingRanker,
+    Engine,
+    HidingSearcher,
+    IndexRanker,
+    Ranker,
+    rank_each,
+)
 from longtail.serving.core.tree_ranking import TreeRanker
 from longtail.serving.errors import InvalidRequestError, UnservableReleaseError, serving_errors
 from longtail.serving.monitoring import AnsweredBatch, ArmAnswer, Baseline
@@ -45,7 +65,7 @@ class Retrieval(AnsweredBatch):
     Attributes:
         results: `RetrieveResult` or `SimilarResult` of the HTTP API for every query; numbers are NumPy's.
         propensities_N: float32, P(shown) of the answered labels given their query; None if no query explored.
-        unknown: number of unknown ids in all `exclude` and in all `allow`.
+        unknown: number of unknown ids in all `exclude`, in all `allow`, and in all histories as far as they were read.
     """
 
     results: list[dict[str, Any]]
@@ -89,7 +109,11 @@ class Retriever:
         self.name = name
         self.created_at = created_at
         self.manifest = bundle.manifest
-        self._histories = [each.name for each in bundle.manifest.query_features if each.kind == "history"]
+        self._features = {each.name: each.kind for each in bundle.manifest.query_features}
+        self._histories = [name for name, kind in self._features.items() if kind == "history"]
+        settings = bundle.manifest.cooccurrence
+        self._last = 1 if settings is None else settings.last
+        self._query_id = None if settings is None or bundle.remembered is None else settings.log.query_id
         self.forecast = None if bundle.forecast is None else bundle.forecast.settings
         self.baseline = baseline
         self.buckets_L = bundle.labels.buckets
@@ -163,20 +187,23 @@ class Retriever:
             if self._bundle.proposal is None
             else TreeRanker(overlay.searcher, self._by_label, self._bundle, self._bundle.proposal, overlay.hidden)
         )
+        if self._bundle.cooccurrence is not None:
+            self._by_label, self._by_query = BoostingRanker(self._by_label), BoostingRanker(self._by_query)
 
     def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
         """Find the best labels of each query.
 
-        The score is `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r` [METHODS §6]. ν is p_n(y|x) if the bundle has a tree
-        [BM20 eq. 5], otherwise the noise of the bundle's `log_pn`. Raises InvalidRequestError, which names the query
-        and the field that this release does not support.
+        The score is `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` [METHODS §6, §13]. ν is p_n(y|x) if the bundle
+        has a tree [BM20 eq. 5], otherwise the noise of the bundle's `log_pn`. Raises InvalidRequestError, which names
+        the query and the field that this release does not support.
         """
         started = perf_counter()
+        prefixes = [f"queries.{index}." for index in range(len(queries))]
         resolved = [
             ResolvedQuery.from_options(
-                query, self._dials_of_queries, self.catalogue, prefix=f"queries.{index}.", history=self._history(query)
+                query, self._dials_of_queries, self.catalogue, prefix=prefix, history=self._history(query, prefix)
             )
-            for index, query in enumerate(queries)
+            for query, prefix in zip(queries, prefixes, strict=True)
         ]
         given = {
             place: self._read_vector(query, resolved[place].bias_removal, f"queries.{place}")
@@ -203,13 +230,66 @@ class Retriever:
         }
         return self._answer(self._by_query, vectors_BD, inputs, resolved, named, draws, started, arms, explained)
 
-    def _history(self, query: Query) -> list[str]:
-        """Return the ids of a query's histories if its answer excludes them, otherwise none."""
-        wanted = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
-        if not wanted or query.features is None:
-            return []
-        given = [query.features.get(name) for name in self._histories]
-        return [id_ for each in given if isinstance(each, list) for id_ in map(id_text, each) if id_ is not None]
+    def _history(self, query: Query, prefix: str) -> History:
+        """Look up the labels that a query chose, as far as its answer needs them.
+
+        Raises InvalidRequestError if the query gives them twice, or its id is no id.
+        """
+        excluded = self.manifest.exclude_history if query.exclude_history is None else query.exclude_history
+        counted = self._dials_of_queries.read_cooccurrence(query, prefix) != 0
+        features, ids = query.features or {}, query.history
+        given = [entries for name in self._histories if isinstance(entries := features.get(name), list)]
+        if given and ids is not None:
+            raise InvalidRequestError(
+                f"expected history or a feature of kind history, one of {self._histories}, received both",
+                field=f"{prefix}history",
+            )
+        if not (excluded or counted):
+            return NO_HISTORY
+        lists: list[Sequence[Any]] = [*given] if ids is None else [ids]
+        if not lists:
+            rows_H = self._remembered(features, prefix)
+            return History(rows_H[-self._last :], rows_H if excluded else NO_ROWS)
+        if not excluded:
+            lists = [lists[0][-self._last :]]
+        # Every list is left out, but only the first counts: others may hold what the query only saw.
+        rows = [self.catalogue.rows_in_order(_texts(each)) for each in lists]
+        rows_N, last_H = rows[0] if len(rows) == 1 else np.concatenate(rows), rows[0][-self._last :]
+        unknown = int(np.count_nonzero(rows_N < 0))
+        if unknown:
+            rows_N, last_H = rows_N[rows_N >= 0], last_H[last_H >= 0]
+        return History(last_H, rows_N if excluded else NO_ROWS, unknown)
+
+    def _remembered(self, features: Features, prefix: str) -> Int64:
+        """Get the rows of the labels that the release remembers of a query, int64 [H]."""
+        value = None if self._query_id is None else features.get(self._query_id)
+        if value is None or self._bundle.remembered is None:
+            return NO_ROWS
+        if (id_ := id_text(value)) is None:
+            raise InvalidRequestError(
+                f"expected an id, received {describe(value)}", field=f"{prefix}features.{self._query_id}"
+            )
+        return self.overlay.served(self._bundle.remembered.history(id_))
+
+    def _boost(self, query: ResolvedQuery) -> Boost | None:
+        """Compute ω·c of a query; None if it adds nothing."""
+        cooccurrence = self._bundle.cooccurrence
+        if cooccurrence is None or not query.cooccurrence or not query.history_H.size:
+            return None
+        term = cooccurrence.term(self._built(query.history_H))
+        rows_C = self.overlay.served(term.rows_C)
+        values_C = np.float32(query.cooccurrence) * term.values_C
+        if rows_C is not term.rows_C:
+            order_C = np.argsort(rows_C)
+            rows_C, values_C = rows_C[order_C], values_C[order_C]
+        if query.chosen_with:
+            rows_C, values_C = rows_C[values_C > 0], values_C[values_C > 0]
+        return Boost(rows_C, values_C, query.chosen_with) if rows_C.size or query.chosen_with else None
+
+    def _built(self, history_H: Int64) -> Int64:
+        """Get the catalogue rows of a history, without labels that the release was not built with."""
+        built_H = self.overlay.built(history_H)
+        return built_H if built_H is history_H else built_H[built_H >= 0]
 
     def embed(self, requests: Sequence[ToEmbed]) -> list[list[Float32]]:
         """Compute the vectors of each request, float32 [D]: u of queries, v of labels."""
@@ -225,6 +305,10 @@ class Retriever:
 
     def _embed(self, features_B: Sequence[Features]) -> tuple[Float32, Inputs]:
         """Compute u of every query, float32 [B, D], and return the tower's inputs too."""
+        if self._query_id is not None and self._query_id not in self._features:
+            features_B = [
+                {name: value for name, value in features.items() if name != self._query_id} for features in features_B
+            ]
         try:
             inputs = self._encoder.read(features_B)
             return self._encoder.embed(inputs), inputs
@@ -265,9 +349,10 @@ class Retriever:
     def similar(self, requests: Sequence[SimilarQuery], draws: Draws | None = None) -> Retrieval:
         """Find the labels nearest to each given label, without the label itself.
 
-        The score is `s = v·v'/T + b' + λ·log ν' + μ·log π'`. λ and μ default to 0, because similarity is wanted, not
-        popularity. If the bundle has a tree p_n(y|x), ν is π here, as a label has no query features. Raises
-        InvalidRequestError or UnknownLabelError.
+        The score is `s = v·v'/T + b' + λ·log ν' + μ·log π' + ω·W[label, label']`. All weights default to 0, because
+        similarity is wanted, not popularity. If the bundle has a tree p_n(y|x), ν is π here, as a label has no query
+        features. By `cooccurrence` the score is W alone, of labels that have any. Raises InvalidRequestError or
+        UnknownLabelError.
         """
         started = perf_counter()
         rows: list[int] = []
@@ -278,19 +363,39 @@ class Retriever:
                 self.catalogue.row(id_, field=field) for id_, field in zip(request.labels, fields, strict=True)
             ]
             of_labels = ResolvedQuery.from_options(request, self._dials_of_labels, self.catalogue)
-            resolved += [of_labels.without(row) for row in of_request]
+            alone = request.by == "cooccurrence"
+            if alone and self._bundle.cooccurrence is None:
+                raise InvalidRequestError(
+                    "expected by: embedding, as this release knows nothing of what was chosen together, received "
+                    "cooccurrence",
+                    field="by",
+                )
+            resolved += [of_labels.like(row, alone=alone) for row in of_request]
             rows += of_request
         named = [{"id": str(id_)} for request in requests for id_ in request.labels]
         return self._answer(self._by_label, self.catalogue.embeddings(rows), {}, resolved, named, draws, started)
 
     def _explain(
-        self, ranker: Ranker, query: Batch, rows_K: Int64, scores_K: Float32, limits: tuple[float, float]
+        self,
+        ranker: Ranker,
+        query: Batch,
+        rows_K: Int64,
+        scores_K: Float32,
+        limits: tuple[float, float],
+        history_H: Int64,
     ) -> list[dict[str, Any]]:
         """Create `Explanation` of the HTTP API for each label of a batch of one."""
         temperature = self.manifest.temperature
         tree = self._bundle.proposal is not None
         parts = parts_of_scores(self.catalogue, self._bundle.priors, query, temperature, rows_K, scores_K, tree=tree)
         among = intervals(ranker, query, rows_K, limits)
+        if (cooccurrence := self._bundle.cooccurrence) is not None:
+            history_H = self._built(history_H)
+            parts_KH = [cooccurrence.parts(history_H, row) for row in self.overlay.built(rows_K).tolist()]
+            entries_H = self.catalogue.ids_of(history_H).to_pylist()
+            parts = [
+                {**part, "because": because(entries_H, parts_H)} for part, parts_H in zip(parts, parts_KH, strict=True)
+            ]
         return [{**part, "bias_removal": ends} for part, ends in zip(parts, among, strict=True)]
 
     def label(self, id_: str) -> dict[str, Any]:
@@ -304,7 +409,7 @@ class Retriever:
         self.retrieve(
             [
                 Query(features=self._encoder.example(), k=k, exclude=[""]),
-                Query(features={}, k=k, bias_removal=maximum, popularity=0.0),
+                Query(features={}, k=k, bias_removal=maximum, popularity=0.0, history=[self.catalogue.id_of(0)]),
             ]
         )
 
@@ -317,11 +422,15 @@ class Retriever:
         manifest = self.manifest
         dial = manifest.bias_removal.model_dump(exclude=None if curve else {"curve"})
         described = {"labels", "dim", "similarity", "temperature", "loss", "popularity", "buckets"}
+        together, remembered = manifest.cooccurrence, self._bundle.remembered
+        example = self._encoder.example()
+        if remembered is not None and self._query_id is not None:
+            example = {self._query_id: remembered.queries.ids[0].as_py()} | example
         return {
             "name": self.name,
             "created_at": self.created_at,
             "model": manifest.name,
-            "example": self._encoder.example(),
+            "example": example,
             "query_features": [
                 {
                     "name": feature.name,
@@ -345,6 +454,11 @@ class Retriever:
             "proposal": self._by_query.proposal,
             "forecast": self.forecast and self.forecast.model_dump(include={"kind", "until", "horizon", "nats"}),
             "bias_removal": dial,
+            "cooccurrence": together
+            and {
+                **together.model_dump(include={"default", "minimum", "maximum", "kind", "last", "decay"}),
+                "query_id": self._query_id,
+            },
         }
 
     def _answer(
@@ -365,7 +479,11 @@ class Retriever:
         popularity_B = np.array([query.popularity for query in resolved], np.float32)
         filters = [query.filter for query in resolved]
         priors_BP = None if self._bundle.priors is None else np.stack([query.priors for query in resolved])
-        batch = Batch(vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP)
+        boosts_B = [self._boost(query) for query in resolved]
+        boosted = any(boost is not None for boost in boosts_B)
+        batch = Batch(
+            vectors_BD, inputs, bias_removal_B, popularity_B, filters, 0, priors_BP, boosts_B if boosted else None
+        )
         depths = [query.k if query.diversity is None else query.diversity.pool for query in resolved]
         rows_B, scores_B = rank_each(ranker, batch, depths)
         draws, pools, explored_B = draws or Draws(), dict[int, int](), dict[int, Explored]()
@@ -393,6 +511,8 @@ class Retriever:
                     label["display"] = {name: of for name, of in label["display"].items() if name in query.display}
             result = {**named[place], "labels": labels}
             result |= {"bias_removal": query.bias_removal, "popularity": query.popularity}
+            if self._bundle.cooccurrence is not None:
+                result["cooccurrence"] = query.cooccurrence
             if self._bundle.priors is not None:
                 result["priors"] = dict(zip(self._bundle.priors.names, query.priors, strict=True))
             if place in explored_B:
@@ -402,12 +522,15 @@ class Retriever:
                 result["exploration"] = explored_B[place].json(draws.lottery)
             if place in explained:
                 of_one = replace(batch.subset(np.array([place])), k=query.k)
-                parts = self._explain(ranker, of_one, rows_B[place], scores_B[place], explained[place])
+                history_H = query.history_H if query.cooccurrence else NO_ROWS
+                parts = self._explain(ranker, of_one, rows_B[place], scores_B[place], explained[place], history_H)
                 for label, part in zip(labels, parts, strict=True):
                     label["explanation"] = part
             if place in pools:
                 result["pool"] = pools[place]
-            result["unknown"] = {"exclude": query.unknown_exclude, "allow": query.unknown_allow}
+            result["unknown"] = {
+                "exclude": query.unknown_exclude, "allow": query.unknown_allow, "history": query.unknown_history,
+            }  # fmt: skip
             results.append(result)
         # From here on for counting: labels that were embedded again count by their rows in the release.
         rows_N, buckets_N, counts_N = self.catalogue.recorded(rows_N)
@@ -429,6 +552,14 @@ class Retriever:
             unknown={
                 "exclude": sum([query.unknown_exclude for query in resolved]),
                 "allow": sum([query.unknown_allow for query in resolved]),
+                "history": sum([query.unknown_history for query in resolved]),
             },
             seconds={"encode": encoded - started, "search": searched - encoded, "answer": perf_counter() - searched},
         )
+
+
+def _texts(ids: Sequence[Any]) -> Sequence[str]:
+    """Convert the entries of a list to ids, without entries that are none."""
+    if set(map(type, ids)) == {str}:
+        return ids
+    return [id_ for id_ in map(id_text, ids) if id_ is not None]

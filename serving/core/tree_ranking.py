@@ -94,6 +94,17 @@ class TreeRanker:
             )
         return scores_BK, rows_BK
 
+    def scores(self, batch: Batch, rows_B: Sequence[Int64]) -> list[Float32]:
+        """Score label rows; see `Ranker.scores`."""
+        scores_B = self._at_zero.scores(replace(batch, bias_removal_B=np.zeros_like(batch.bias_removal_B)), rows_B)
+        if not batch.bias_removal_B.any():
+            return scores_B
+        z_BZ = self._project(batch)
+        return [
+            scores_R + weight * self._tree.log_probabilities(z_BZ[query, None], rows_R[None])[0] if weight else scores_R
+            for query, (scores_R, rows_R, weight) in enumerate(zip(scores_B, rows_B, batch.bias_removal_B, strict=True))
+        ]
+
     def _rank(self, part: Batch, z_bZ: Float32, reach: int) -> tuple[Float32, Int64]:
         """Rank queries of one group, λ ≠ 0, from `reach` candidates of either source."""
         queries_bE = self._augmentation.queries(part.queries_BD, 0.0, part.popularity_B, part.priors_BP)

@@ -162,7 +162,7 @@ class Metrics(Collector):
         )
         self._chosen_at = {True: chosen_at.labels("yes"), False: chosen_at.labels("no")}
         self.refused_ids = {reason: refused.labels(reason) for reason in ("malformed", "forged", "expired")}
-        self._unknown = {ids: unknown.labels(ids) for ids in ("exclude", "allow")}
+        self._unknown = {ids: unknown.labels(ids) for ids in ("exclude", "allow", "history")}
         self._release: str | None = None
         self._forecast: ForecastSettings | None = None
         self._shown = counted

@@ -100,6 +100,12 @@ class ExactSearcher:
         found_Bk = np.take_along_axis(scores_BL, rows_Bk, axis=1)
         return found_Bk, np.where(np.isneginf(found_Bk), -1, rows_Bk)
 
+    def scores(self, query_E: np.ndarray, rows_R: np.ndarray, filter_: Filter | None = None) -> np.ndarray:
+        scores_1L, rows_1L = self.search(query_E[None], self.labels, [filter_])
+        scores_L = np.full(self.labels, -np.inf, np.float32)
+        scores_L[rows_1L[rows_1L >= 0]] = scores_1L[rows_1L >= 0]
+        return scores_L[rows_R]
+
 
 def plane_bundle(prefix: str = "") -> Bundle:
     """The plane; every label's id may start with something that tells two releases apart."""

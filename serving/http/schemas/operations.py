@@ -47,6 +47,23 @@ class FilterableColumn(BaseModel):
     operators: list[str]
 
 
+class ReleaseCooccurrence(Popularity):
+    """The dial ω: its default and limits, and how c is computed from a history."""
+
+    default: float
+    minimum: float
+    maximum: float
+    kind: Literal["walk", "cosine", "next"] = Field(
+        description="`walk` and `cosine`: chosen by the same queries; `next`: chosen soon after."
+    )
+    last: int = Field(description="Last entries of a history that count.")
+    decay: float = Field(description="Factor of every older entry.")
+    query_id: str | None = Field(
+        description="Name in `features` by whose value the release remembers what a query chose last, for requests "
+        "without a history. Null: it remembers none."
+    )
+
+
 class ReleaseForecast(BaseModel):
     """The forecast of popularity that `popularity` of a request multiplies."""
 
@@ -103,6 +120,9 @@ class ReleaseAnswer(BaseModel):
     )
     forecast: ReleaseForecast | None = Field(default=None, description="Null where popularity is that of training.")
     bias_removal: ReleaseDial
+    cooccurrence: ReleaseCooccurrence | None = Field(
+        default=None, description="Null where the release knows nothing of what was chosen together."
+    )
     request_id: str
 
 

@@ -126,6 +126,13 @@ class EmbedAnswer(BaseModel):
     request_id: str
 
 
+class Because(BaseModel):
+    """An entry of the history behind a label's c."""
+
+    id: str
+    share: float = Field(description="Of c, from 0 to 1; an entry that is repeated stands once.")
+
+
 class Explanation(BaseModel):
     """Parts of a label's score in logits; their sum is the score."""
 
@@ -133,6 +140,10 @@ class Explanation(BaseModel):
     bias: float = Field(description="b.")
     noise: float = Field(description="λ·log ν.")
     popularity: float = Field(description="μ·log π.")
+    cooccurrence: float = Field(default=0.0, description="ω·c.")
+    because: list[Because] = Field(
+        default=[], description="The entries of the history behind c, at most 5, the largest share first."
+    )
     priors: dict[str, float] = Field(default={}, description="w·r of each of the release's priors.")
     bias_removal: tuple[float, float] | None = Field(
         description="The λ between which the label is among the k best by score, all else as it is, to a thousandth; "
@@ -145,7 +156,7 @@ class RankedLabel(BaseModel):
     """One label of an answer."""
 
     id: str
-    score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π + Σ w·r, in logits.")
+    score: float = Field(description="s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c, in logits.")
     bucket: BucketName
     display: dict[str, JsonValue] = Field(description="The columns that came with the labels: title, …")
     propensity: float = Field(
@@ -171,6 +182,7 @@ class UnknownIds(BaseModel):
 
     exclude: int
     allow: int
+    history: int = Field(default=0, description="Of the history, as far as the answer needed it.")
 
 
 class Ranking(BaseModel):
@@ -182,6 +194,7 @@ class Ranking(BaseModel):
     labels: list[RankedLabel]
     bias_removal: float
     popularity: float
+    cooccurrence: float = Field(default=0.0, description="ω; left out if the release has no such term.")
     priors: dict[str, float] = Field(default={}, description="Weight of every prior of the release; left out if none.")
     exploration: Exploration | None = Field(default=None, description="Only of queries that explore.")
     pool: int | None = Field(

@@ -25,7 +25,9 @@ def ids(default: bool, **asked: Any) -> list[str]:
     retriever = retriever_of(bundle, ExactSearcher(bundle))
     query = Query(**{"features": {"user_id": "u3", "history": SEEN}, "k": 60, **asked})
     (result,) = results_of(retriever.retrieve([query]))
-    assert result["unknown"] == {"exclude": 0, "allow": 0}
+    read = asked.get("exclude_history") if asked.get("exclude_history") is not None else default
+    unknown = (asked.get("features", {"history": SEEN}) or {}).get("history") == SEEN and read
+    assert result["unknown"] == {"exclude": 0, "allow": 0, "history": int(unknown)}
     return [label["id"] for label in result["labels"]]
 
 

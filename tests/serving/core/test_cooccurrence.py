@@ -1,0 +1,410 @@
+"""The term ω·c in a request, against `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` of every label by NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from longtail.bundle import Bundle, Hide, LabelRecord, Prior, Priors, Tower, Upsert
+from longtail.index import IndexSpec, Searcher
+from longtail.index.construct.tuning import tune_index
+from longtail.serving import Retriever
+from longtail.serving.core.exploration import Draws, Lottery, explore
+from longtail.serving.core.queries import Query, SimilarQuery
+from longtail.serving.errors import InvalidRequestError
+from tests.bundles import make_bundle
+from tests.serving.core.shop import meets, shop_bundle, some_filter
+from tests.serving.core.test_diversity import greedily, marginally
+from tests.serving.plane import results_of
+
+AT = datetime(2026, 5, 1, tzinfo=UTC)
+L = 400
+RECENT = Prior(name="recent", minimum=-1, default=0.25, maximum=2, missing=-3, kappa=0.7)
+
+
+def retriever_of(bundle: Bundle, spec: str = "flat", *records: LabelRecord) -> Retriever:
+    built = tune_index(bundle, IndexSpec(spec, recall_floor=0.0), "cpu", lambda _: None)
+    manifest = bundle.manifest
+    # An effort of all lists makes the search of an inverted file exact.
+    effort = built.chosen.effort.model_copy(update={} if spec == "flat" else {"probes": 10_000})
+    retriever = Retriever(
+        name="r",
+        created_at=AT,
+        bundle=bundle,
+        searcher=Searcher(bundle, built.index, effort),
+        encoder=Tower(bundle.query_tower, manifest.query_features, bundle.vocabularies, manifest.dim),
+        max_new_labels=100,
+    )
+    return retriever.with_changes(records)
+
+
+def with_priors(bundle: Bundle) -> Bundle:
+    values = np.random.default_rng(5).normal(0, 2, (bundle.manifest.labels, 1)).astype(np.float32)
+    return replace(bundle, priors=Priors((RECENT,), values))
+
+
+def changes() -> list[LabelRecord]:
+    """30 labels hidden, 15 embedded again, 15 added."""
+    shown = {"brand": "brand-new", "tags": ["t1", "fresh"], "price": 0.25}
+    records: list[LabelRecord] = [Hide(id=f"item-{row}", at=AT) for row in range(0, 300, 10)]
+    for row in range(1, 300, 20):
+        features = {"genres": [f"g{row % 5}"]}
+        records += [Upsert(id=id_, at=AT, features=features, display=shown) for id_ in (f"item-{row}", f"new-{row}")]
+    return records
+
+
+BUNDLES = {
+    "cosine": lambda: shop_bundle(L, cooccurrence=True),
+    "dot, bias, μ": lambda: shop_bundle(L, cooccurrence=True, cosine=False, bias=True, popularity=True),
+    "priors": lambda: with_priors(shop_bundle(L, cooccurrence=True, bias=True)),
+    "tree": lambda: make_bundle(labels=L, cooccurrence=True, bias=True, proposal=True),
+}
+CASES = [
+    ("cosine", "flat", []),
+    ("cosine", "ivf_flat", []),
+    ("dot, bias, μ", "flat", changes()),
+    ("dot, bias, μ", "ivf_flat", changes()),
+    ("priors", "flat", changes()),
+    ("tree", "flat", []),
+]
+
+
+class Formula:
+    """Scores every label that a retriever may answer, in float64, from the bundle and the overlay's rows alone."""
+
+    def __init__(self, retriever: Retriever) -> None:
+        self.retriever, bundle, overlay = retriever, retriever._bundle, retriever.overlay
+        self.bundle, added = bundle, overlay.added
+        rows = [row for row in range(overlay.labels) if row not in overlay.masked.tolist()]
+        self.rows, self.ids = rows, [retriever.catalogue.id_of(row) for row in rows]
+        self.shown = retriever.catalogue.labels_json(rows)
+
+        def column(of_bundle: Any, of_added: Any) -> np.ndarray:
+            return np.concatenate([of_bundle, of_added])[rows].astype(np.float64)
+
+        zeros = np.zeros(overlay.labels)
+        labels = bundle.labels
+        self.vectors = column(bundle.embeddings, added.embeddings)
+        self.log_nu = column(labels.log_pn, added.log_pn)
+        self.log_pi = self.log_nu if labels.log_popularity is None else column(labels.log_pi, added.log_popularity)
+        self.bias = zeros[rows] if labels.bias is None else column(labels.bias, added.bias)
+        self.priors = None if bundle.priors is None else column(bundle.priors.values_LP, added.priors)[:, 0]
+        together = bundle.cooccurrence
+        assert together is not None
+        self.weights = np.zeros((L, L))
+        for row in range(L):
+            for other, weight in zip(together.rows_LN[row].tolist(), together.weights_LN[row].tolist(), strict=True):
+                if other >= 0:
+                    self.weights[row, other] = weight
+
+    def together(self, history: list[str]) -> np.ndarray:
+        """c of every label: the last 5 entries, each .8 of the one after it; labels by their ids, added ones 0."""
+        row_of = {f"item-{row}": row for row in range(L)}
+        known = [row_of[id_] for id_ in history[-5:] if id_ in row_of]
+        c = np.zeros(len(self.ids))
+        for age, entry in enumerate(reversed(known)):
+            c += 0.8**age * np.array([self.weights[entry, row_of[id_]] if id_ in row_of else 0 for id_ in self.ids])
+        return c
+
+    def scores(self, query: Query, history: list[str]) -> np.ndarray:
+        bundle, encoder = self.bundle, self.retriever._encoder
+        inputs = encoder.read([query.features or {}])
+        vector = np.array(query.vector) if query.vector is not None else encoder.embed(inputs)[0].astype(np.float64)
+        log_nu = self.log_nu
+        if bundle.proposal is not None and query.vector is None:
+            log_nu = bundle.proposal.all_log_probabilities(bundle.proposal.project(inputs))[0][self.rows]
+        assert query.bias_removal is not None
+        assert query.popularity is not None
+        scores = self.vectors @ vector / bundle.manifest.temperature + self.bias
+        scores += query.bias_removal * log_nu + query.popularity * self.log_pi
+        if self.priors is not None:
+            scores += query.priors.get("recent", 0.25) * self.priors
+        weight = 0.5 if query.cooccurrence is None else query.cooccurrence
+        return scores + weight * self.together(history)
+
+    def best(self, query: Query, history: list[str], left_out: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and scores of every eligible label, best first."""
+        scores, out = self.scores(query, history), {*map(str, query.exclude), *left_out}
+        passes = [
+            place
+            for place, (id_, shown) in enumerate(zip(self.ids, self.shown, strict=True))
+            if id_ not in out
+            and (query.allow is None or id_ in query.allow)
+            and (query.buckets is None or shown["bucket"] in query.buckets)
+            and meets(shown["display"], query.filter)
+        ]
+        order = np.array(passes, int)[np.argsort(-scores[passes], kind="stable")]
+        return np.array(self.rows)[order], scores[order]
+
+
+def some_query(rng: np.random.Generator, name: str, bundle: Bundle) -> tuple[Query, list[str], list[str]]:
+    """A random query with the history that counts and the labels that it leaves out."""
+    user = int(rng.integers(20))
+    asked: dict[str, Any] = {"features": {"user_id": f"u{user}"}, "k": int(rng.integers(1, 60))}
+    asked["bias_removal"] = float(rng.choice([0, 0.5, 1.0]))
+    asked["popularity"] = float(rng.choice([-0.5, 0, 0.5]))
+    if rng.random() < 0.8:
+        asked["cooccurrence"] = float(rng.choice([0, 0.01, 0.5, 2.0]))
+    ids = [*(f"item-{row}" for row in range(L)), *(f"new-{row}" for row in range(1, 300, 20)), "no such item"]
+    history = [ids[place] for place in rng.integers(0, len(ids), rng.integers(0, 12))]
+    history = history[:3] + history[:1] + history[3:]  # a repeated entry
+    kind = rng.choice(["feature", "own", "remembered", "vector", "none"])
+    if kind == "feature":
+        asked["features"]["history"] = history
+    elif kind == "own":
+        asked["history"] = history
+    elif kind == "vector" and name != "tree":
+        asked |= {"features": None, "vector": rng.normal(size=8).tolist(), "history": history}
+    elif kind == "remembered":
+        history = remembered(bundle, user)
+    else:
+        asked["features"], history = {}, []
+    if rng.random() < 0.5:
+        asked["exclude_history"] = bool(rng.random() < 0.7)
+    if rng.random() < 0.3 and name != "tree":
+        asked["filter"] = some_filter(rng)
+    if rng.random() < 0.4:
+        asked["exclude"] = [ids[place] for place in rng.choice(len(ids), rng.integers(1, 300))]
+    if rng.random() < 0.2:
+        asked["allow"] = [ids[place] for place in rng.choice(len(ids), rng.integers(1, 300))]
+    if rng.random() < 0.3:
+        asked["buckets"] = ["torso", "tail"]
+    if name == "priors" and rng.random() < 0.5:
+        asked["priors"] = {"recent": float(rng.uniform(-1, 2))}
+    return Query(**asked), history, history if asked.get("exclude_history") else []
+
+
+def remembered(bundle: Bundle, user: int) -> list[str]:
+    assert bundle.remembered is not None
+    return [f"item-{row}" for row in bundle.remembered.rows_QR[user + 1].tolist() if row >= 0]
+
+
+@pytest.mark.parametrize(("name", "spec", "records"), CASES, ids=[f"{name}, {spec}" for name, spec, _ in CASES])
+def test_answers_are_those_of_the_formula(name: str, spec: str, records: list[LabelRecord]) -> None:
+    bundle = BUNDLES[name]()
+    retriever = retriever_of(bundle, spec, *records)
+    formula, rng = Formula(retriever), np.random.default_rng(7)
+    drawn = [some_query(rng, name, bundle) for _ in range(150)]
+    results = results_of(retriever.retrieve([query for query, _, _ in drawn]))
+    moved = 0
+    for (query, history, left_out), result in zip(drawn, results, strict=True):
+        rows, scores = formula.best(query, history, left_out)
+        found = [label["score"] for label in result["labels"]]
+        assert len(found) == min(query.k, len(rows))
+        scale = max(1.0, np.abs(formula.scores(query, history)).max())
+        np.testing.assert_allclose(found, scores[: query.k], rtol=0, atol=3e-6 * scale)
+        of_row = dict(zip(rows.tolist(), scores, strict=True))
+        answered = [retriever.catalogue.row(label["id"]) for label in result["labels"]]
+        assert len(set(answered)) == len(answered)
+        np.testing.assert_allclose([of_row[row] for row in answered], found, rtol=0, atol=3e-6 * scale)
+        without, _ = formula.best(query.model_copy(update={"cooccurrence": 0.0}), history, left_out)
+        moved += without[: query.k].tolist() != rows[: query.k].tolist()
+    assert moved > len(drawn) / 4, "the term changes too few answers for the test to say anything"
+
+
+@pytest.mark.parametrize("spec", ["flat", "ivf_flat"])
+def test_diverse_answers_are_chosen_by_whole_scores(spec: str) -> None:
+    retriever = retriever_of(shop_bundle(L, cooccurrence=True), spec, *changes())
+    formula, rng = Formula(retriever), np.random.default_rng(8)
+    history = ["item-3", "item-21", "item-5", "item-8"]
+    for place in range(20):
+        max_per = {"brand": int(rng.integers(1, 4))} if place % 2 else {}
+        weight = float(rng.choice([0.3, 0.7])) if place % 3 or not max_per else None
+        k = int(rng.integers(1, 30))
+        query = Query(
+            features={"user_id": f"u{place}"}, history=history, k=k, max_per=max_per, mmr=weight, pool=L,
+            bias_removal=0.5, popularity=0.0, cooccurrence=1.0,
+        )  # fmt: skip
+        rows, scores = formula.best(query, history, [])
+        expected = (
+            greedily(retriever, rows, max_per, k)
+            if weight is None
+            else marginally(retriever, rows, scores, weight, max_per, k)
+        )
+        (result,) = results_of(retriever.retrieve([query]))
+        assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected
+
+
+def test_exploring_draws_by_whole_scores() -> None:
+    retriever = retriever_of(shop_bundle(L, cooccurrence=True), "flat", *changes())
+    formula, lottery = Formula(retriever), Lottery(candidates=12, seed=3)
+    history, floors = ["item-3", "item-21", "item-5"], {1: 2, 2: 3}
+    for place in range(10):
+        query = Query(
+            features={"user_id": f"u{place}"}, history=history, k=10, explore={"torso": 2, "tail": 3},
+            bias_removal=1.0, popularity=0.0, cooccurrence=2.0,
+        )  # fmt: skip
+        draws = Draws(lottery, [f"query {place}"])
+        (result,) = results_of(retriever.retrieve([query], draws))
+        rows, scores = formula.best(query, history, [])
+        buckets = retriever.catalogue.buckets(rows)
+        found = {
+            bucket: (rows[buckets == bucket][:22], scores[buckets == bucket][:22].astype(np.float32))
+            for bucket in floors
+        }
+        best = rows[:10], scores[:10].astype(np.float32), buckets[:10]
+        expected = explore(best, found, floors, lottery, draws.of(0))
+        assert [retriever.catalogue.row(label["id"]) for label in result["labels"]] == expected.rows_K.tolist()
+        np.testing.assert_allclose(
+            [label["propensity"] for label in result["labels"]], expected.propensities_K, rtol=1e-4
+        )
+        assert min(expected.propensities_K) < 1
+
+
+def test_sources_of_a_history_in_their_order() -> None:
+    bundle = make_bundle(labels=60, cooccurrence=True)
+    retriever = retriever_of(bundle)
+    kept = remembered(bundle, 3)
+    assert len(kept) == 4
+
+    def answered(**asked: Any) -> tuple[dict[str, float], int]:
+        (result,) = results_of(retriever.retrieve([Query(**{"k": 60, "bias_removal": 0.0, **asked})]))
+        return {label["id"]: round(float(label["score"]), 4) for label in result["labels"]}, result["unknown"][
+            "history"
+        ]
+
+    alone = {"user_id": "u3"}
+    by_own, unknown = answered(features=alone, history=kept)
+    assert unknown == 0
+    assert answered(features=alone) == (by_own, 0)
+    assert answered(features=alone, history=[]) == answered(features=alone, cooccurrence=0.0)
+    assert answered(features=alone, history=[]) != answered(features=alone)
+    # A feature of kind `history` comes first; nothing is remembered of a query that gives an empty one.
+    assert answered(features=alone | {"history": []}) == answered(features=alone, history=[])
+    assert answered(features=alone | {"history": None}) == answered(features=alone)
+    assert answered(features={"user_id": "nobody"}) == answered(features={"user_id": "nobody"}, history=[])
+    # Integers are ids, unknown ids are counted among the last five, and all of those that are left out.
+    longer = ["never", "item-9", *kept, 17]
+    assert answered(features=alone, history=longer)[1] == 1
+    assert answered(features=alone, history=longer, exclude_history=True)[1] == 2
+    left_out, _ = answered(features=alone, exclude_history=True)
+    assert left_out.keys() == by_own.keys() - {*kept}
+    with pytest.raises(InvalidRequestError, match="expected history or a feature of kind history, one of") as raised:
+        retriever.retrieve([Query(features=alone), Query(features=alone | {"history": ["item-1"]}, history=["item-2"])])
+    assert raised.value.field == "queries.1.history"
+
+
+def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
+    bundle = make_bundle(labels=60, cooccurrence=True)
+    assert bundle.cooccurrence is not None
+    settings = bundle.cooccurrence.settings
+    settings = settings.model_copy(update={"log": settings.log.model_copy(update={"query_id": "customer"})})
+    manifest = bundle.manifest.model_copy(update={"cooccurrence": settings})
+    bundle = replace(bundle, manifest=manifest, cooccurrence=replace(bundle.cooccurrence, settings=settings))
+    retriever = retriever_of(bundle)
+
+    def scores(**asked: Any) -> list[tuple[str, float]]:
+        (result,) = results_of(retriever.retrieve([Query(**asked)]))
+        return [(label["id"], float(label["score"])) for label in result["labels"]]
+
+    kept = remembered(bundle, 3)
+    named = scores(features={"customer": "u3", "user_id": "u5"})
+    assert named == scores(features={"user_id": "u5"}, history=kept)
+    assert named != scores(features={"user_id": "u5"})
+    with pytest.raises(InvalidRequestError, match=r"expected an id, received a list of 1") as raised:
+        retriever.retrieve([Query(features={"customer": ["u3"]})])
+    assert raised.value.field == "queries.0.features.customer"
+    assert retriever.release_json()["cooccurrence"]["query_id"] == "customer"
+    assert retriever.release_json()["example"]["customer"] == "u0"
+
+
+def test_a_release_without_the_term_refuses_it_and_reads_a_history_to_leave_it_out() -> None:
+    retriever = retriever_of(make_bundle(labels=60))
+    (result,) = results_of(retriever.retrieve([Query(features={}, history=["item-1"], k=60, exclude_history=True)]))
+    assert {label["id"] for label in result["labels"]} == {f"item-{row}" for row in range(60) if row != 1}
+    assert "cooccurrence" not in result
+    (result,) = results_of(retriever.retrieve([Query(features={}, cooccurrence=0.0)]))
+    assert len(result["labels"]) == 10
+    message = "expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, received 0.5"
+    with pytest.raises(InvalidRequestError, match=message) as raised:
+        retriever.retrieve([Query(features={}, cooccurrence=0.5)])
+    assert raised.value.field == "queries.0.cooccurrence"
+    assert retriever.release_json()["cooccurrence"] is None
+
+
+@pytest.mark.parametrize("weight", [-0.1, 2.5])
+def test_limits_of_the_dial(weight: float) -> None:
+    retriever = retriever_of(make_bundle(labels=60, cooccurrence=True))
+    with pytest.raises(InvalidRequestError, match=f"expected 0.0 <= cooccurrence <= 2.0, received {weight}"):
+        retriever.retrieve([Query(features={}, cooccurrence=weight)])
+    assert retriever.release_json()["cooccurrence"] == {
+        "default": 0.5, "minimum": 0.0, "maximum": 2.0, "kind": "walk", "last": 5, "decay": 0.8, "query_id": "user_id"
+    }  # fmt: skip
+
+
+def test_similar_labels_by_what_was_chosen_together() -> None:
+    bundle = shop_bundle(L, cooccurrence=True)
+    retriever = retriever_of(bundle, "flat", *changes())
+    formula = Formula(retriever)
+    for id_ in ("item-3", "item-21", "item-6", "new-21"):
+        asked = SimilarQuery(id=id_, by="cooccurrence", k=20, exclude=["item-7"], filter={"price": {"exists": True}})
+        (result,) = results_of(retriever.similar([asked]))
+        c = formula.together([id_])
+        expected = {
+            label["id"]: weight
+            for label, weight in zip(formula.shown, c.tolist(), strict=True)
+            if weight > 0 and label["id"] not in ("item-7", id_) and label["display"]["price"] is not None
+        }
+        assert {label["id"]: label["score"] for label in result["labels"]} == pytest.approx(expected, rel=1e-6)
+        found = [label["score"] for label in result["labels"]]
+        assert found == sorted(found, reverse=True)
+        assert (result["bias_removal"], result["popularity"], result["cooccurrence"]) == (0.0, 0.0, 1.0)
+        assert bool(found) == (id_ in ("item-3", "item-21"))
+
+        plain, both = results_of(
+            retriever.similar([SimilarQuery(id=id_, k=L), SimilarQuery(id=id_, k=L, cooccurrence=1.5)])
+        )
+        near = {label["id"]: float(label["score"]) for label in plain["labels"]}
+        added = dict(zip(formula.ids, c.tolist(), strict=True))
+        assert {label["id"]: label["score"] for label in both["labels"]} == pytest.approx(
+            {id_: score + 1.5 * added[id_] for id_, score in near.items()}, abs=1e-4
+        )
+        assert plain["cooccurrence"] == 0.0
+    mixed = results_of(
+        retriever.similar([SimilarQuery(id="item-3", by="cooccurrence", k=3), SimilarQuery(id="item-3", k=3)])
+    )
+    assert mixed[1]["labels"][0]["score"] == max(near_of(retriever).values())
+
+
+def near_of(retriever: Retriever) -> dict[str, float]:
+    (result,) = results_of(retriever.similar([SimilarQuery(id="item-3", k=L)]))
+    return {label["id"]: label["score"] for label in result["labels"]}
+
+
+def test_similar_by_cooccurrence_of_a_release_without_it() -> None:
+    retriever = retriever_of(make_bundle(labels=60))
+    message = "expected by: embedding, as this release knows nothing of what was chosen together"
+    with pytest.raises(InvalidRequestError, match=message) as raised:
+        retriever.similar([SimilarQuery(id="item-1", by="cooccurrence")])
+    assert raised.value.field == "by"
+
+
+@pytest.mark.parametrize("name", list(BUNDLES))
+def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> None:
+    retriever = retriever_of(BUNDLES[name](), "flat", *([] if name == "tree" else changes()))
+    formula = Formula(retriever)
+    history = ["item-9", "item-3", "no such item", "item-21", "new-21", "item-10", "item-5"]
+    query = Query(
+        features={"user_id": "u3"}, history=history, k=20, cooccurrence=2.0, explain=True, exclude_history=False,
+        bias_removal=0.5, popularity=0.0,
+    )  # fmt: skip
+    (result,) = results_of(retriever.retrieve([query]))
+    last = [("item-21", 0.8**2), ("item-10", 0.8), ("item-5", 1.0)]  # of the last five, those that W knows
+    seen = 0
+    for label in result["labels"]:
+        part = label["explanation"]
+        parts = [part[each] for each in ("taste", "bias", "noise", "popularity", "cooccurrence")]
+        assert sum(parts) + sum(part.get("priors", {}).values()) == pytest.approx(label["score"], abs=1e-4)
+        row = retriever.catalogue.row_of.get(label["id"])
+        weights = {id_: factor * (0 if row is None else formula.weights[int(id_[5:]), row]) for id_, factor in last}
+        c = sum(weights.values())
+        assert part["cooccurrence"] == pytest.approx(2 * c, rel=1e-5)
+        expected = sorted(((id_, w / c) for id_, w in weights.items() if w), key=lambda one: -one[1])
+        assert [each["id"] for each in part["because"]] == [id_ for id_, _ in expected]
+        assert [each["share"] for each in part["because"]] == pytest.approx([share for _, share in expected])
+        seen += bool(expected)
+    assert seen >= 3
