@@ -13,6 +13,9 @@ PORT ?= 8000
 # say otherwise: hundreds of processes start.
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
+# With an older Python pip tries old versions of everything for minutes before it refuses.
+NEW_VENV := @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, found " \
+	+ sys.version.split()[0] + ": name another one, as in make demo PYTHON=python3.12")' && $(PYTHON) -m venv
 # Whole files to a worker each, long ones first (tests/conftest.py); four on two cores too, as end-to-end tests mostly
 # wait for the processes that they start.
 PYTEST := $(VENV)/bin/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -88,41 +91,41 @@ clean:
 	rm -rf $(VENV) $(TFRS_VENV) $(TOOLS_VENV) $(DOCS_VENV) $(PEERS_VENV) $(GPU_VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(VENV)/.installed: pyproject.toml setup.py
-	$(PYTHON) -m venv $(VENV)
+	$(NEW_VENV) $(VENV)
 	$(VENV)/bin/python $(PIP_INSTALL) --editable '.[dev]'
 	touch $@
 
 # tensorflow-recommenders runs on legacy Keras, which cannot share a process with the trainer.
 $(TFRS_VENV)/.installed: pyproject.toml setup.py
-	$(PYTHON) -m venv $(TFRS_VENV)
+	$(NEW_VENV) $(TFRS_VENV)
 	$(TFRS_VENV)/bin/python $(PIP_INSTALL) --editable '.[tfrs]' 'pytest>=8.3'
 	touch $@
 
 $(TORCH_VENV)/.installed: pyproject.toml setup.py
-	$(PYTHON) -m venv $(TORCH_VENV)
+	$(NEW_VENV) $(TORCH_VENV)
 	$(TORCH_VENV)/bin/python $(PIP_INSTALL) '$(TORCH)'
 	$(TORCH_VENV)/bin/python $(PIP_INSTALL) --editable '.[torch]' 'pytest>=8.3' keras-rs
 	touch $@
 
 $(TOOLS_VENV)/.installed: docker/tools.txt
-	$(PYTHON) -m venv $(TOOLS_VENV)
+	$(NEW_VENV) $(TOOLS_VENV)
 	$(TOOLS_VENV)/bin/python $(PIP_INSTALL) --requirement docker/tools.txt
 	touch $@
 
 # The site is made from Markdown alone and needs none of the package.
 $(DOCS_VENV)/.installed: pyproject.toml setup.py
-	$(PYTHON) -m venv $(DOCS_VENV)
+	$(NEW_VENV) $(DOCS_VENV)
 	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --editable '.[docs]'
 	touch $@
 
 # faiss-gpu and faiss-cpu are one module; PyTorch is compared where it is installed as well.
 $(GPU_VENV)/.installed: pyproject.toml setup.py
-	$(PYTHON) -m venv $(GPU_VENV)
+	$(NEW_VENV) $(GPU_VENV)
 	$(GPU_VENV)/bin/python $(PIP_INSTALL) --editable '.[train,gpu]'
 	touch $@
 
 # ScaNN does not load beside another TensorFlow than its own.
 $(PEERS_VENV)/.installed: pyproject.toml setup.py
-	$(PYTHON) -m venv $(PEERS_VENV)
+	$(NEW_VENV) $(PEERS_VENV)
 	$(PEERS_VENV)/bin/python $(PIP_INSTALL) --editable '.[index,serve]' onnx hnswlib usearch scann scalable-vs
 	touch $@

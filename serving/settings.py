@@ -171,7 +171,8 @@ class Settings(BaseSettings):
     queue_limit: int = Field(default=512, ge=1)
     """Most queries that wait for a search; a request beyond gets 429."""
     request_seconds: float = Field(default=5.0, gt=0)
-    """Time after which a request without an answer gets 503, and a request with an incomplete body gets 408."""
+    """Time after which a request without an answer gets 503, and one with an incomplete head or body 408; a connection
+    that has sent nothing until then is closed."""
     drain_seconds: float = Field(default=1.0, ge=0)
     """Time after SIGTERM during which requests are accepted while /readyz returns 503, so that a load balancer can
     react."""

@@ -26,16 +26,16 @@ audit = logging.getLogger("longtail.serving.audit")
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CLIENT_CLOSED_REQUEST, _TOO_LARGE = 499, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-_MOST_HEADERS = 100
+MOST_HEADERS = 100
 _INTERNAL = "the request could not be answered; the server's log has the details under this request id"
-_HEADERS = [
+HEADERS = [
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
 ]
 """Headers of every answer."""
-_NO_CONTENT = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
+NO_CONTENT = (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'")
 """The content policy of an answer that sets none of its own."""
 _SEED_BYTES = 64
 _COMPRESSED_FROM_BYTES = 1024
@@ -100,9 +100,9 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                sent = message["headers"] = [*message.get("headers", ()), *_HEADERS, (b"x-request-id", id_.encode())]
-                if _NO_CONTENT[0] not in dict(sent):
-                    sent.append(_NO_CONTENT)
+                sent = message["headers"] = [*message.get("headers", ()), *HEADERS, (b"x-request-id", id_.encode())]
+                if NO_CONTENT[0] not in dict(sent):
+                    sent.append(NO_CONTENT)
                 if self._service.draining:
                     sent.append((b"connection", b"close"))
             await send(message)
@@ -110,8 +110,8 @@ class RequestMiddleware:
         try:
             app = self._compressing if b"gzip" in headers.get(b"accept-encoding", b"") else self._app
             hosts = [name for name, _ in scope["headers"]].count(b"host")
-            if len(scope["headers"]) > _MOST_HEADERS:
-                message, refused = f"expected at most {_MOST_HEADERS} headers, received more", _TOO_LARGE
+            if len(scope["headers"]) > MOST_HEADERS:
+                message, refused = f"expected at most {MOST_HEADERS} headers, received more", _TOO_LARGE
                 app = error_response(id_, refused, "headers_too_large", message)
             elif hosts > 1 or (not hosts and scope["http_version"] == "1.1"):
                 message = f"expected one Host, received {hosts or 'none'}"

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from threading import Thread, Timer
 from types import FrameType
 from typing import Any
@@ -23,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from longtail.serving.allocator import use_one_heap
 from longtail.serving.http.app import create_app
 from longtail.serving.monitoring.workers import Workers
+from longtail.serving.process.protocol import BoundedHeadProtocol
 from longtail.serving.settings import Settings
 
 BACKLOG = 2048
@@ -138,6 +140,8 @@ def run(settings: Settings, listener: socket.socket, *, worker: int = 0, workers
     app = create_app(settings, worker=worker, workers=workers)
     config = uvicorn.Config(
         app,
+        # uvicorn only calls it.
+        http=partial(BoundedHeadProtocol, head_seconds=settings.request_seconds),  # type: ignore[arg-type]
         ws="none",
         access_log=False,
         log_config=None,
