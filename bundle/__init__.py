@@ -56,6 +56,7 @@ from longtail.bundle.store import (
 )
 from longtail.bundle.tower import Tower, onnx_session
 from longtail.bundle.values import bucket_rows
+from longtail.bundle.vectors import ChosenTogether
 from longtail.bundle.vocabulary import OUT_OF_VOCABULARY, Vocabulary, hash_token, tokenize
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "BundleExistsError",
     "BundleInvariantError",
     "BundleVersionError",
+    "ChosenTogether",
     "CurvePoint",
     "DatePart",
     "DisplayError",

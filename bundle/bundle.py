@@ -26,7 +26,7 @@ from longtail.bundle.mapped_table import read_table
 from longtail.bundle.priors import Priors
 from longtail.bundle.proposal import Proposal
 from longtail.bundle.store import atomic_directory, link_or_copy, sha256_of
-from longtail.bundle.vectors import GivenTower, Similarity, parts_of
+from longtail.bundle.vectors import ChosenTogether, GivenTower, Similarity, parts_of
 from longtail.bundle.vocabulary import Vocabulary
 
 LABELS = "labels.arrow"
@@ -242,6 +242,7 @@ class Bundle:
         display: pa.Table | None = None,
         query_tower: bytes | GivenTower | None = None,
         label_tower: bytes | GivenTower | None = None,
+        pairs: ChosenTogether | None = None,
     ) -> Bundle:
         """Create a bundle from label vectors that another library trained.
 
@@ -260,6 +261,7 @@ class Bundle:
             query_tower: ONNX model of float inputs [B] or [B, n], with output float32 [B, D]; or a `GivenTower`, which
                 names its features and their ids. None: requests give vectors.
             label_tower: the same for labels that are added while serving.
+            pairs: who chose what, for the term of co-occurrence [METHODS §13].
 
         Raises:
             BundleInvariantError: numbers of rows differ, a vector has length 0 with cosine, or a tower has other
@@ -274,7 +276,7 @@ class Bundle:
         """
         parts = parts_of(
             ids, vectors, counts, name=name, similarity=similarity, temperature=temperature, noise_L=noise,
-            queries_CD=queries, display=display, query_tower=query_tower, label_tower=label_tower,
+            queries_CD=queries, display=display, query_tower=query_tower, label_tower=label_tower, pairs=pairs,
         )  # fmt: skip
         return cls(**parts)
 

@@ -20,7 +20,7 @@ a block, `Q` queries, `R` remembered entries, `M` all neighbours of a history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -124,6 +124,14 @@ class Cooccurrence:
         starts = np.append(0, np.cumsum(there_MN.sum(axis=1)))
         shape = len(rows_MN), len(self.rows_LN)
         return csr_matrix((self.weights_LN[labels_M][there_MN], rows_MN[there_MN], starts), shape)
+
+    def deviation(self, histories: Iterable[npt.NDArray[np.integer]]) -> float:
+        """Compute the standard deviation of c over labels, as a mean over histories of label rows; 0 without any."""
+        labels, deviations = len(self.rows_LN), list[float]()
+        for history_H in histories:
+            values_C = self.term(history_H).values_C.astype(np.float64)
+            deviations.append(float(np.sqrt(values_C @ values_C / labels - (values_C.sum() / labels) ** 2)))
+        return float(np.mean(deviations)) if deviations else 0.0
 
     def scaled(self, factor: float, **settings: Any) -> Cooccurrence:
         """Multiply W by a factor, and replace some settings."""

@@ -1,11 +1,11 @@
 """Create a bundle from the label vectors of any two-tower model.
 
-Legend: `L` labels, `C` calibration queries, `D` dimensions.
+Legend: `L` labels, `C` calibration queries, `D` dimensions, `P` pairs, `Q` queries of pairs, `H` entries of a history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.resources import files
@@ -14,13 +14,23 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int64
 from longtail.bundle.augment import Augmentation
+from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
 from longtail.bundle.errors import BundleInvariantError, TowerError, require
 from longtail.bundle.frequency import Buckets, log_frequencies
 from longtail.bundle.labels import Labels
-from longtail.bundle.manifest import SCHEMA_VERSION, BiasRemoval, Feature, Loss, Manifest
+from longtail.bundle.manifest import (
+    SCHEMA_VERSION,
+    BiasRemoval,
+    CooccurrenceSettings,
+    Feature,
+    LogColumns,
+    Loss,
+    Manifest,
+)
 from longtail.bundle.tower import onnx_session
 from longtail.bundle.vocabulary import Vocabulary
 
@@ -31,6 +41,29 @@ _QUERIES = 1000
 _MOST = 2**53
 """Bound below which floats represent all integers."""
 _OWN = "towers"
+_LAST, _DECAY = 20, 0.9
+_POWER = 0.5
+_WEIGHTS = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+"""ω among which held-out pairs choose."""
+_DEVIATION = 0.5
+"""Standard deviation of ω · c over labels at ω = 1, in nats."""
+_K = 20
+
+
+class ChosenTogether(NamedTuple):
+    """Pairs of queries and labels, from which co-occurrence is made.
+
+    Attributes:
+        table: `query_id` and `label_id`, strings, and `time` in seconds since 1970; without `time`, in order of time.
+        columns: names of the columns in later logs; `query_id` is the feature by which a request names its query.
+        remembered: last labels of each query to keep; 0 keeps none, and requests give their history.
+        query_ids: ids of the calibration queries, strings [C], by which ω is chosen; null for an unknown one.
+    """
+
+    table: pa.Table
+    columns: LogColumns = LogColumns()
+    remembered: int = 50
+    query_ids: pa.Array | None = None
 
 
 class GivenTower(NamedTuple):
@@ -55,6 +88,7 @@ def parts_of(
     display: pa.Table | None = None,
     query_tower: bytes | GivenTower | None = None,
     label_tower: bytes | GivenTower | None = None,
+    pairs: ChosenTogether | None = None,
 ) -> dict[str, Any]:
     """Compute the fields of a `Bundle` of vectors; for the arguments see `Bundle.from_vectors`."""
     vectors_LD, given_L = np.ascontiguousarray(vectors_LD, np.float32), np.asarray(counts_L)
@@ -75,6 +109,7 @@ def parts_of(
             expected="similarity dot or cosine",
             found="l2",
         )
+    own_queries = queries_CD is not None
     queries_CD = _drawn(vectors_LD, counts_L) if queries_CD is None else np.asarray(queries_CD, np.float32)
     _require("queries", "a vector is finite", _finite(queries_CD), queries_CD)
     bias_L = None
@@ -101,6 +136,16 @@ def parts_of(
         all(read[name].ids.equals(each.ids) for name, each in query.vocabularies.items() if name in read),
         "the same ids in the same order", "others: give the features different names",
     )  # fmt: skip
+    term, remembered = None, None
+    if pairs is not None:
+        named = pairs.query_ids is None or (own_queries and len(pairs.query_ids) == len(queries_CD))
+        require("every query that is given has an id", named, f"{len(queries_CD)} ids, and queries", "others")
+
+        def scores_of(row: int) -> Float32:
+            scores_L: Float32 = vectors_LD @ queries_CD[row] / np.float32(temperature)
+            return scores_L if bias_L is None else scores_L + bias_L
+
+        term, remembered = _chosen_together(pairs, ids, scores_of)
     display = pa.table({}) if display is None else display
     buckets = Buckets.by_quantile(counts_L)
     manifest = Manifest(
@@ -114,6 +159,7 @@ def parts_of(
         bias_removal=BiasRemoval(
             default=0.0, noise="a given column" if apart else "π", chosen_by="the vectors, as they were given"
         ),
+        cooccurrence=None if term is None else term.settings,
         training_data={"pairs": int(counts_L.sum())},
         software={each: version(each) for each in ("longtail", "numpy", "pyarrow", "onnxruntime")},
     )  # fmt: skip
@@ -124,8 +170,83 @@ def parts_of(
     return {
         "manifest": manifest, "labels": labels, "embeddings": vectors_LD, "calibration_queries": queries_CD,
         "query_tower": query.onnx, "label_tower": None if label is None else label.onnx,
-        "vocabularies": {**query.vocabularies, **read},
+        "vocabularies": {**query.vocabularies, **read}, "cooccurrence": term, "remembered": remembered,
     }  # fmt: skip
+
+
+def _chosen_together(
+    pairs: ChosenTogether, ids: pa.Array, scores_of: Callable[[int], Float32]
+) -> tuple[Cooccurrence, Remembered | None]:
+    """Make W of pairs, by a walk, and what is remembered of their queries.
+
+    W is scaled so that c of a query has a standard deviation of ½ over labels. ω is 0, or what the last pairs of
+    calibration queries choose.
+
+    Args:
+        scores_of: scores of the labels for a calibration query without the term, float32 [L].
+    """
+    rows = pc.index_in(pairs.table["label_id"].cast(ids.type).combine_chunks(), ids)
+    known = pc.and_(rows.is_valid(), pairs.table["query_id"].combine_chunks().is_valid())
+    require("pairs name labels", bool(pc.any(known).as_py()), "a label of the bundle in one pair or more", "others")
+    table, rows_P = pairs.table.filter(known), np.asarray(rows.filter(known)).astype(np.int64)
+    queries = table["query_id"].cast(pa.string()).combine_chunks().dictionary_encode()
+    number_P, names_Q = np.asarray(queries.indices).astype(np.int64), queries.dictionary
+    times_P = np.asarray(table["time"], np.float64) if "time" in table.column_names else None
+    order_P = np.lexsort((np.arange(len(rows_P)) if times_P is None else times_P, number_P))
+    log = LogPairs(number_P[order_P], rows_P[order_P])
+    settings = CooccurrenceSettings(
+        default=0.0,
+        maximum=_WEIGHTS[-1],
+        kind="walk",
+        power=_POWER,
+        last=_LAST,
+        decay=1.0 if times_P is None else _DECAY,
+        until=None if times_P is None else float(times_P.max()),
+        log=pairs.columns,
+    )
+    (term,) = cooccurrences(log, len(ids), [settings])
+    histories_Q = np.split(log.labels, np.searchsorted(log.queries, np.arange(1, len(names_Q))))
+    drawn = np.random.default_rng(0).permutation(len(histories_Q))[:_QUERIES]
+    deviation = term.deviation(histories_Q[query] for query in drawn)
+    term = term.scaled(_DEVIATION / deviation if deviation > 0 else 1.0)
+    if pairs.query_ids is not None:
+        numbers = pc.index_in(pairs.query_ids.cast(pa.string()), names_Q).fill_null(-1)
+        weight = _weight_of_last_pairs(log, histories_Q, np.asarray(numbers).astype(np.int64), term.settings, scores_of)
+        term = term.scaled(1.0, default=weight)
+    if not pairs.remembered:
+        return term, None
+    return term, remember(log, Vocabulary(names_Q), np.arange(1, len(names_Q) + 1, dtype=np.int32), pairs.remembered)
+
+
+def _weight_of_last_pairs(
+    log: LogPairs,
+    histories_Q: Sequence[Int64],
+    numbers_C: Int64,
+    settings: CooccurrenceSettings,
+    scores_of: Callable[[int], Float32],
+) -> float:
+    """Choose ω by recall@20 of the last pairs of calibration queries, which W does not know; the least of equals.
+
+    Args:
+        numbers_C: query of the log, int64 [C]; −1 for a query without pairs.
+    """
+    rows = [row for row, query in enumerate(numbers_C) if query >= 0 and len(histories_Q[query]) > 1][:_QUERIES]
+    last_P = np.append(log.queries[1:] != log.queries[:-1], True) & np.isin(log.queries, numbers_C[rows])
+    others = LogPairs(log.queries[~last_P], log.labels[~last_P])
+    labels = len(scores_of(0))
+    term = cooccurrences(others, labels, [settings])[0].scaled(settings.scale)
+    hits_W = np.zeros(len(_WEIGHTS), np.int64)
+    for row in rows:
+        history_H = histories_Q[numbers_C[row]]
+        earlier_H, wanted = history_H[:-1], history_H[-1]
+        scores_L = scores_of(row)
+        scores_L[earlier_H[earlier_H != wanted]] = -np.inf
+        rows_C, values_C = term.term(earlier_H)
+        for place, weight in enumerate(_WEIGHTS):
+            with_term_L = scores_L.copy()
+            with_term_L[rows_C] += np.float32(weight) * values_C
+            hits_W[place] += np.count_nonzero(with_term_L > with_term_L[wanted]) < _K
+    return _WEIGHTS[int(hits_W.argmax())]
 
 
 def tower_of(model: bytes, dim: int, file: str, *, unit: bool) -> GivenTower:

@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.table import Table
 
 from longtail.bundle import BundleError, LabelChanges
+from longtail.bundle.manifest import LogColumns
 from longtail.bundle.vectors import SIMILARITIES
 from longtail.index.construct.priors import Limits, PriorTable
 from longtail.index.construct.recall import Progress
@@ -138,6 +139,17 @@ def from_vectors(
     temperature: Annotated[float, typer.Option(min=1e-6, help="What training divided scores by.")] = 1.0,
     tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Query tower of float inputs.")] = None,
     label_tower: Annotated[Path | None, typer.Option(metavar="ONNX", help="Label tower of float inputs.")] = None,
+    pairs: Annotated[
+        str | None, typer.Option(metavar="LOG", help="Who chose what: adds the term of co-occurrence.")
+    ] = None,
+    query_id: Annotated[str, typer.Option(metavar="COLUMN", help="Column of query ids in LOG.")] = "query_id",
+    pair_label: Annotated[
+        str, typer.Option("--label-id", metavar="COLUMN", help="Column of label ids in LOG.")
+    ] = "label_id",
+    timestamp: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Column of times in LOG (default: rows are in their order).")
+    ] = None,
+    remember: Annotated[int, typer.Option(min=0, help="Last labels to keep of each query of LOG.")] = 50,
     spec: SpecOption = "auto",
     name: NameOption = None,
     publish: PublishOption = False,
@@ -148,7 +160,9 @@ def from_vectors(
     floors = Releases(releases).floors() if publish else None
     files = VectorFiles(
         as_place(labels), vectors, None if queries is None else as_place(queries), id_column, vector, count, noise,
-        similarity, temperature, tower, label_tower,
+        similarity, temperature, tower, label_tower, pairs if pairs is None else as_place(pairs),
+        LogColumns(query_id=query_id, label_id=pair_label, timestamp=timestamp or "time"), timestamp is not None,
+        remember,
     )  # fmt: skip
     notes: list[str] = []
     with Console(stderr=True).status("read the vectors") as status:

@@ -25,7 +25,7 @@ from longtail.bundle import Bundle, Feature, Tower, Vocabulary, refuse_existing
 from longtail.bundle.arrays import Float32, Float64, Int64
 from longtail.bundle.ids import id_text
 from longtail.bundle.store import working_directory
-from longtail.bundle.vectors import GivenTower, Similarity
+from longtail.bundle.vectors import ChosenTogether, GivenTower, Similarity
 from longtail.trainer.errors import ExportError
 from longtail.trainer.export.tables import without_large_tables
 
@@ -59,6 +59,7 @@ def export_torch(
     temperature: float = 1.0,
     noise: Float64 | None = None,
     display: pa.Table | None = None,
+    pairs: ChosenTogether | None = None,
 ) -> Bundle:
     """Write a bundle whose answers at λ = 0 are those of the two modules.
 
@@ -81,6 +82,7 @@ def export_torch(
         temperature: T, what training divided scores by.
         noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
         display: columns to show in answers, L rows.
+        pairs: who chose what, for the term of co-occurrence [METHODS §13].
 
     Raises:
         ExportError: a column without a vocabulary, or a module that does not take the columns as float32 and int64 on
@@ -110,7 +112,7 @@ def export_torch(
     bundle = Bundle.from_vectors(
         pa.array(ids, pa.string()), vectors_LD, counts, name=out.name, similarity=similarity,
         temperature=temperature, noise=noise, queries=queries_CD, display=display, query_tower=towers["query"],
-        label_tower=towers.get("label"),
+        label_tower=towers.get("label"), pairs=pairs,
     )  # fmt: skip
     with working_directory(out) as folder:
         models, tables = without_large_tables({side: each.onnx for side, each in towers.items()}, folder)

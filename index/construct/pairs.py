@@ -21,7 +21,7 @@ from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 from longtail.index.errors import PriorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Opened, engine
-from longtail.tables.table import id_of, read_table
+from longtail.tables.table import Table, id_of, read_table
 from longtail.tables.values import is_plausible, literal, micros_of, number_of
 
 _OF_EXPORT = {"label_id": "label_id", "timestamp": "time", "event": "event"}
@@ -64,11 +64,16 @@ class NewPairs(NamedTuple):
         return LogPairs(queries_P, self.labels[order_P], weights_P), self.ids.take(order_P[first_Q])
 
 
-def read_pairs(place: Path | str, settings: LogColumns, progress: Callable[[str], None]) -> pa.Table:
+def read_pairs(
+    place: Path | str, settings: LogColumns, progress: Callable[[str], None], *, timed: bool = True
+) -> pa.Table:
     """Read the pairs of a log or an export of feedback by training's column names; raises PriorsError.
 
     The table has `query` (a number for each query), `id` (of the query), `label` (an id), `time` (seconds since 1970)
     and `event` (null where types do not matter).
+
+    Args:
+        timed: read times; otherwise `time` is the row.
     """
 
     def columns(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
@@ -76,7 +81,9 @@ def read_pairs(place: Path | str, settings: LogColumns, progress: Callable[[str]
         for role in ("query_id", "label_id", "timestamp", "event"):
             name = getattr(settings, role)
             name = _OF_EXPORT.get(role, name) if name not in opened.names else name
-            if role == "event" and (settings.event is None or name not in opened.names):
+            if (role == "event" and (settings.event is None or name not in opened.names)) or (
+                role == "timestamp" and not timed
+            ):
                 found[role] = ("NULL", "VARCHAR")
                 continue
             found[role] = opened.column(name)
@@ -88,16 +95,11 @@ def read_pairs(place: Path | str, settings: LogColumns, progress: Callable[[str]
         with engine() as duck:
             table = read_table(duck, find_files(place), columns, str(place))
             table.refuse_rejected()
-            table.find_types(["timestamp"])
-            cell, kind, id_ = table.column("timestamp"), table.kinds["timestamp"], table.column("query_id")
-            micros, number = micros_of(cell, kind), number_of(cell, kind)
-            if micros is None and number is None:
-                raise PriorsError(f"{place}, column {settings.timestamp!r}: expected times, found {kind}")
-            seconds = f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
+            id_, seconds = table.column("query_id"), _seconds(table, place, settings) if timed else "rowid::DOUBLE"
             ignored = ", ".join(map(literal, settings.ignored)) or "''"
             # Queries only need distinct numbers: a hash, shifted so that an unsigned 64-bit value fits BIGINT.
             query, label = f"(hash({id_}) >> 1)::BIGINT", table.column("label_id")
-            given = f"{id_} IS NOT NULL AND {is_plausible(seconds, time.time())}"
+            given = f"{id_} IS NOT NULL" + (f" AND {is_plausible(seconds, time.time())}" if timed else "")
             known = f"coalesce({given}, false)"
             counted = f"coalesce({table.column('event')} NOT IN ({ignored}), true)"
             rows = duck.arrow(
@@ -119,6 +121,16 @@ def read_pairs(place: Path | str, settings: LogColumns, progress: Callable[[str]
             "do not count"
         )
     return rows
+
+
+def _seconds(table: Table, place: Path | str, settings: LogColumns) -> str:
+    """Return SQL of a pair's time in seconds since 1970."""
+    table.find_types(["timestamp"])
+    cell, kind = table.column("timestamp"), table.kinds["timestamp"]
+    micros, number = micros_of(cell, kind), number_of(cell, kind)
+    if micros is None and number is None:
+        raise PriorsError(f"{place}, column {settings.timestamp!r}: expected times, found {kind}")
+    return f"({micros}) / 1e6" if micros is not None else f"({number}) / {settings.ticks!r}"
 
 
 def known_pairs(rows: pa.Table, bundle: Bundle, progress: Callable[[str], None]) -> NewPairs:

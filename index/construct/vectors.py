@@ -6,7 +6,7 @@ Legend: `L` labels, `D` dimensions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,9 @@ import pyarrow as pa
 from longtail.bundle import Bundle
 from longtail.bundle.arrays import Float32, Float64
 from longtail.bundle.labels import RESERVED_COLUMNS
-from longtail.bundle.vectors import Similarity
+from longtail.bundle.manifest import LogColumns
+from longtail.bundle.vectors import ChosenTogether, Similarity
+from longtail.index.construct.pairs import read_pairs
 from longtail.index.errors import VectorsError
 from longtail.tables import DataError, find_files
 from longtail.tables.engine import Engine, Opened, engine
@@ -35,6 +37,10 @@ class VectorFiles:
         noise: column of the noise ν of training, numbers above 0; None: ν is the label frequency π.
         temperature: divisor of u·v in training, or of |u − v|² with `l2`.
         query_tower, label_tower: ONNX models of float inputs. Without the first, requests give vectors.
+        pairs: log of who chose what, for the term of co-occurrence; None: without the term.
+        columns: columns of `pairs`. Where `queries` has the column of query ids, held-out pairs choose ω.
+        timed: `pairs` has times; otherwise its rows are in order of time.
+        remembered: last labels to keep of each query of `pairs`.
     """
 
     labels: Path | str
@@ -48,6 +54,10 @@ class VectorFiles:
     temperature: float = 1.0
     query_tower: Path | None = None
     label_tower: Path | None = None
+    pairs: Path | str | None = None
+    columns: LogColumns = field(default_factory=LogColumns)
+    timed: bool = True
+    remembered: int = 50
 
     def read(self, name: str, progress: Callable[[str], None]) -> Bundle:
         """Create a bundle with this name; raises VectorsError, BundleError or OSError."""
@@ -62,7 +72,7 @@ class VectorFiles:
                 noise = None if self.noise is None else self._numbers(table, self.noise)
                 vectors = _vectors(table, self.vector, self.labels) if self.vectors is None else _array(self.vectors)
                 shown = table.arrow(display) if display else None
-            queries = self._queries(vectors.shape[1])
+            queries, query_ids = self._queries(vectors.shape[1])
         except DataError as error:
             raise VectorsError(str(error)) from error
         if ids.null_count:
@@ -74,10 +84,11 @@ class VectorFiles:
                 "queries: label vectors, drawn by popularity; recall of queries that lie elsewhere is not measured: "
                 "--queries gives examples"
             )
+        pairs = None if self.pairs is None else self._pairs(query_ids, progress)
         models = [None if path is None else path.read_bytes() for path in (self.query_tower, self.label_tower)]
         return Bundle.from_vectors(
             ids, vectors, counts.astype(np.int64), name=name, similarity=self.similarity, temperature=self.temperature,
-            noise=noise, queries=queries, display=shown, query_tower=models[0], label_tower=models[1],
+            noise=noise, queries=queries, display=shown, query_tower=models[0], label_tower=models[1], pairs=pairs,
         )  # fmt: skip
 
     @property
@@ -119,22 +130,40 @@ class VectorFiles:
             )
         return np.asarray(found, np.float64)
 
-    def _queries(self, dim: int) -> Float32 | None:
+    def _pairs(self, query_ids: pa.Array | None, progress: Callable[[str], None]) -> ChosenTogether:
+        """Read `pairs`; raises PriorsError."""
+        rows = read_pairs(str(self.pairs), self.columns, progress, timed=self.timed).sort_by("time")
+        if query_ids is None:
+            progress(
+                "pairs: the weight of co-occurrence is 0 unless requests give it; queries with ids would choose it"
+            )
+        table = pa.table({"query_id": rows["id"], "label_id": rows["label"], "time": rows["time"]})
+        table = table if self.timed else table.drop_columns(["time"])
+        return ChosenTogether(table, self.columns, self.remembered, query_ids)
+
+    def _queries(self, dim: int) -> tuple[Float32 | None, pa.Array | None]:
+        """Read vectors of queries, and their ids, if pairs have the same column."""
         if self.queries is None:
-            return None
+            return None, None
+        ids = None
         if str(self.queries).endswith(".npy") and "://" not in str(self.queries):
             found = _array(Path(self.queries))
         else:
             with engine() as duck:
-                table = read_table(
-                    duck, find_files(self.queries), lambda opened, _: {self.vector: opened.column(self.vector)},
-                    str(self.queries),
-                )  # fmt: skip
+                table = read_table(duck, find_files(self.queries), self._query_columns, str(self.queries))
                 found = _vectors(table, self.vector, self.queries)
+                if self.columns.query_id in table.kinds:
+                    ids = table.arrow([self.columns.query_id])[self.columns.query_id].combine_chunks()
         if found.shape[1] != dim:
             raise VectorsError(
                 f"{self.queries}: expected vectors of {dim} numbers, the labels', found {found.shape[1]}"
             )
+        return found, ids
+
+    def _query_columns(self, opened: Opened, _: int) -> dict[str, tuple[str, str]]:
+        name, found = self.columns.query_id, {self.vector: opened.column(self.vector)}
+        if self.pairs is not None and name in opened.names:
+            found[name] = id_of(opened, name, *opened.column(name))
         return found
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
-from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
+from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, keep_largest, remember
 from longtail.bundle.manifest import CooccurrenceSettings
 
 A, B, C, D = range(4)
@@ -63,6 +64,7 @@ def test_a_walk_is_joined_by_a_new_label_and_an_unnamed_query() -> None:
 def test_degrees_change_the_entries_of_labels_whose_pairs_did_not() -> None:
     first = log((X, A), (X, B), (Y, A), (Y, C))
     before = made(first, settings("walk", power=1.0))
+    assert before.rows_LN[A].tolist() == [B, C, -1]
     np.testing.assert_allclose(before.weights_LN[A], [1 / 2 / 2, 1 / 2 / 2, 0])
     # Three queries choose b alone: no pair of labels, but d_b = 4.
     after, _ = before.refreshed(log((0, B), (1, B), (2, B)), pa.array([None] * 3, pa.string()), None, None)
@@ -128,6 +130,18 @@ def test_refreshing_is_exact_where_nothing_is_left_out(of: CooccurrenceSettings)
     np.testing.assert_array_equal(again.degrees_L, made(whole, of, 30).degrees_L)
     assert now is not None
     np.testing.assert_array_equal(now.rows_QR, known(whole, names, 100).rows_QR)
+
+
+def test_the_largest_weights_of_every_row_are_kept() -> None:
+    rng = np.random.default_rng(2)
+    dense_LL = rng.integers(0, 5, (40, 40)) * (rng.random((40, 40)) < rng.random((40, 1)))
+    sparse = csr_matrix(dense_LL.astype(np.float64))
+    rows_LN, weights_LN = np.full((40, 7), -1, np.int32), np.zeros((40, 7), np.float32)
+    keep_largest(sparse.indptr, sparse.indices, sparse.data, rows_LN, weights_LN)
+    for found, weights, row_L in zip(rows_LN.tolist(), weights_LN.tolist(), dense_LL.tolist(), strict=True):
+        best = sorted((-weight, label) for label, weight in enumerate(row_L) if weight)[:7]
+        assert found == [label for _, label in best] + [-1] * (7 - len(best))
+        assert weights == [-weight for weight, _ in best] + [0] * (7 - len(best))
 
 
 def test_labels_are_taken_with_their_neighbours() -> None:

@@ -9,11 +9,13 @@ from typing import Any
 os.environ["KERAS_BACKEND"] = "torch"
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch import Tensor, nn
 
-from longtail.bundle import Bundle, Tower
+from longtail.bundle import Bundle, ChosenTogether, Tower
+from longtail.bundle.manifest import LogColumns
 from longtail.trainer.errors import ExportError
 from longtail.trainer.torch import export_torch
 
@@ -151,6 +153,18 @@ def test_a_retrieval_model_of_keras(tmp_path: Path) -> None:
     found = np.argsort(-(tower.embed(tower.read([{"user": "a"}, {"user": "d"}])) @ bundle.embeddings.T), axis=1)
     _, best = model(np.array([1, 4]))
     assert found.tolist() == best.tolist()
+
+
+def test_pairs_add_the_term_of_cooccurrence(tmp_path: Path) -> None:
+    table = pa.table({"query_id": ["a", "a", "b", "b"], "label_id": [IDS[0], IDS[1], IDS[1], IDS[2]]})
+    exported(tmp_path, pairs=ChosenTogether(table, LogColumns(query_id="user")))
+    bundle = Bundle.load(tmp_path / "model")
+    assert bundle.cooccurrence is not None
+    assert bundle.remembered is not None
+    assert bundle.cooccurrence.rows_LN[:3, :2].tolist() == [[1, -1], [0, 2], [1, -1]]
+    assert bundle.remembered.history("b").tolist() == [1, 2]
+    assert bundle.manifest.cooccurrence is not None
+    assert bundle.manifest.cooccurrence.log.query_id == "user"
 
 
 def test_ids_may_be_numbers_and_the_own_one_is_found_over_all_labels(tmp_path: Path) -> None:
