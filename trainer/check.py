@@ -119,14 +119,13 @@ def _splits(recipe: Recipe, dataset: Dataset) -> dict[str, Row]:
             ends = (float(pairs.times.min()), float(pairs.times.max()))
             made[name] |= dict(zip(("first", "last"), (in_words(at, dataset.report.unit) for at in ends), strict=True))
         if name != "train":
-            found = HeldOut.of(
-                pairs, known, labels=labels, exclude_seen=recipe.evaluation.exclude_seen,
-                request_queries=dataset.request_queries,
-            )  # fmt: skip
+            config = recipe.evaluation
+            found = HeldOut.of(*dataset.with_past(pairs, known, config.history), config, labels=labels)
             made[name] |= {
                 "new queries": int(query_new_Q[queries].sum()),
                 "new labels": int(label_new_L[of_labels].sum()),
                 "on new labels": int(label_new_L[pairs.labels].sum()),
+                "short": found.short,
                 "seen": found.seen,
                 "to find": found.measured,
             }
@@ -186,9 +185,10 @@ def _warnings(recipe: Recipe, splits: dict[str, Row], features: list[Row]) -> It
     for name, split in splits.items():
         if name == "train":
             continue
-        if split["seen"] > _MOSTLY_SEEN * split["distinct"]:
-            of = f"{split['distinct']:,} distinct pairs"
-            yield f"{name}: evaluation.exclude_seen leaves out {split['seen']:,} of {of}"
+        distinct_pairs = split["short"] + split["seen"] + split["to find"]
+        for key, count in (("exclude_seen", split["seen"]), ("least_history", split["short"])):
+            if count > _MOSTLY_SEEN * distinct_pairs:
+                yield f"{name}: evaluation.{key} leaves out {count:,} of {distinct_pairs:,} distinct pairs"
         if not split["to find"]:
             yield f"{name}: no pair is left to find"
         if (share := split["on new labels"] / split["pairs"]) > _SOME_NEW:
@@ -240,7 +240,7 @@ def show(check: Check, console: Console) -> None:
         say(f"[bold]{check.name}[/]: {check.queries:,} queries × {check.labels:,} labels")
     for line in check.rows:
         say(escape(line))
-    hidden = ("first", "last", "on new labels", "seen")
+    hidden = ("first", "last", "on new labels", "short", "seen")
     splits = [{"split": name, **split} for name, split in check.splits.items()]
     table("split", [{key: value for key, value in split.items() if key not in hidden} for split in splits])
     table("split", [{key: each[key] for key in ("split", "first", "last")} for each in splits if "first" in each])

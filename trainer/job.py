@@ -23,6 +23,7 @@ from longtail.trainer.checkpoint import identity_of
 from longtail.trainer.config import PLACES, EvaluationConfig, Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.devices import (
     Cluster,
@@ -161,7 +162,7 @@ def finish(
     if len(dataset.test):
         reporter.say("Evaluating on test, full catalogue …")
         settings = with_default(lines(recipe.evaluation, trained.noise(), dial.default.bias_removal), dial.default)
-        curve = trained.curve(dataset.test, known, settings)
+        curve = trained.curve(*dataset.with_past(dataset.test, known, recipe.evaluation.history), settings)
         dial = dial.measured("test", curve)
         measured = measure_default(trained, dataset, dial, "test", reporter)
     if dial.curve:
@@ -176,7 +177,6 @@ def finish(
     for note in left_out if compared is None else compared.notes:
         reporter.say(escape(note))
     split = next((name for name in ("test", "valid") if len(getattr(dataset, name))), "train")
-    held_out = getattr(dataset, split)
     facts = {
         "Labels": f"{len(dataset.label_ids):,}",
         "Queries": f"{len(dataset.query_ids):,}",
@@ -220,8 +220,9 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared, groups)
     with sibling_folder(out) as folder:
-        rows, seen = distinct(held_out.request_rows), dataset.before(split)
-        made = to_bundle(trained, known, rows, seen, dial, reports, folder)
+        kind = "fixed" if split == "train" else recipe.evaluation.history
+        held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), kind)
+        made = to_bundle(trained, known, distinct(held_out.request_rows), past, dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)
 
@@ -247,33 +248,29 @@ def alone_in(work: Path) -> Iterator[Path]:
 
 def held_out_of(recipe: Recipe, dataset: Dataset) -> dict[str, HeldOut]:
     """Return the held-out pairs of `valid` and `test` that can be found, and counts of the others."""
-    seen = {"valid": dataset.train, "test": dataset.train.followed_by(dataset.valid)}
-    labels, exclude_seen = len(dataset.label_ids), recipe.evaluation.exclude_seen
+    config, labels = recipe.evaluation, len(dataset.label_ids)
     return {
-        split: HeldOut.of(
-            pairs, seen[split], labels=labels, exclude_seen=exclude_seen, request_queries=dataset.request_queries
-        )
-        for split in seen
+        split: HeldOut.of(*dataset.with_past(pairs, dataset.before(split), config.history), config, labels=labels)
+        for split in ("valid", "test")
         if len(pairs := getattr(dataset, split))
     }
 
 
 def figures_by_objective(trained: Trained, dataset: Dataset, dial: Dial) -> dict[str, dict[str, Any]]:
     """Measure the recipe's metric of the served score on the held-out pairs of each objective."""
-    recipe, metric, found = trained.recipe, trained.recipe.evaluation.metric, dict[str, dict[str, Any]]()
+    recipe, config, found = trained.recipe, trained.recipe.evaluation, dict[str, dict[str, Any]]()
+    metric = config.metric
     split, held_out, known = "test", dataset.test, dataset.before("test")
     if not len(held_out):  # a model that was refitted on valid, without test, has nothing to be measured on
         split, held_out, known = "valid", trained.dataset.valid, dataset.train
+    held_out, past = dataset.with_past(held_out, known, config.history)
     for at, (name, share) in enumerate(recipe.export_shares.items()):
         own = held_out if held_out.objectives is None else held_out.take(held_out.objectives == at)
-        there = HeldOut.of(
-            own, known, labels=len(dataset.label_ids), exclude_seen=recipe.evaluation.exclude_seen,
-            request_queries=dataset.request_queries,
-        )  # fmt: skip
+        there = HeldOut.of(own, past, config, labels=len(dataset.label_ids))
         found[name] = {"share": share, "split": split, "pairs": there.measured, "metric": metric, "value": None}
         words = f"{share:.3g} of the score"
         if there.measured:
-            (point,) = trained.curve(own, known, [dial.default])
+            (point,) = trained.curve(own, past, [dial.default])
             found[name] |= point.metrics[metric].model_dump()
             words += f"; {metric} {point.metrics[metric].value:.4f} of {there.measured:,} {split} pairs"
         found[name]["in_words"] = words
@@ -293,34 +290,31 @@ def measure_default(
 ) -> AtDefault | None:
     """Measure groups of queries and compare the model with the recipe's baselines; None without held-out pairs.
 
-    Baselines learn from the training pairs of the model, and know the same pairs of a query as its history.
+    Baselines learn from the training pairs of the model, and read the same history of each request.
     """
     config, seed, labels = trained.recipe.evaluation, trained.recipe.seed, len(dataset.label_ids)
-    held_out, known = getattr(dataset, split), dataset.before(split)
-    if not len(held_out):
+    if not len(getattr(dataset, split)):
         return None
+    held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), config.history)
     if config.baselines:
         reporter.say(f"Baselines on {split}: {', '.join(config.baselines)} …")
 
-    def learnt_from(train: Pairs, known: Pairs) -> Interactions:
-        return Interactions(train, known, queries=len(dataset.query_ids), labels=labels, seed=seed)
+    def learnt_from(train: Pairs, past: Past) -> Interactions:
+        return Interactions(train, past, queries=len(dataset.query_ids), labels=labels, seed=seed)
 
     tuning = None
     if len(dataset.valid):
-        task = Task.of(
-            dataset.valid, dataset.train, config, labels=labels, seed=seed, max_queries=VALID_QUERIES,
-            request_queries=dataset.request_queries,
-        )  # fmt: skip
-        tuning = task, learnt_from(dataset.train, dataset.train)
-    task = Task.of(held_out, known, config, labels=labels, seed=seed, request_queries=dataset.request_queries)
-    features, label_side = trained.encoding.query.with_history(known), trained.label_side(known)
+        valid, past_of_valid = dataset.with_past(dataset.valid, dataset.train, config.history)
+        task = Task.of(valid, past_of_valid, config, labels=labels, seed=seed, max_queries=VALID_QUERIES)
+        tuning = task, learnt_from(dataset.train, past_of_valid)
+    task = Task.of(held_out, past, config, labels=labels, seed=seed)
+    features, label_side = trained.encoding.query.with_history(past), trained.label_side(past.known)
     (ours_NK,), _ = rank(
         task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), label_side,
-        task.seen_keys, [dial.default], k=task.k, queries_N=task.queries_N,
-        log_proposal=log_proposal_of(trained.model.proposal, features),
+        task.seen, [dial.default], k=task.k, log_proposal=log_proposal_of(trained.model.proposal, features),
     )  # fmt: skip
-    learnt, label_facts = learnt_from(trained.dataset.train, known), label_side.facts(config)
-    groups = figures_by_group(config.groups, dataset, known, task, ours_NK, label_facts)
+    learnt, label_facts = learnt_from(trained.dataset.train, past), label_side.facts(config)
+    groups = figures_by_group(config.groups, dataset, task, ours_NK, label_facts)
     return AtDefault(groups, *compare(task, ours_NK, label_facts, learnt, config, tuning=tuning))
 
 

@@ -141,6 +141,8 @@ def train(
     trained, checkpoints, batch_size, steps = run.trained, run.checkpoints, run.batch_size, run.steps_per_epoch
     train_step, history, validating = trained.step, trained.history, len(dataset.valid) > 0
     every = recipe.training.evaluate_every
+    held_out, past = dataset.with_past(dataset.valid, dataset.train, recipe.evaluation.history)
+    features = trained.encoding.query if past.ends is None else trained.encoding.query.with_history(past)
     visits = partial(one_per_query, dataset.train) if recipe.data.reduction == "sample" else None
     if backend.devices() > 1:
         processes = number_of_processes()
@@ -165,10 +167,10 @@ def train(
             found, settings = found_by_label(trained), [*settings, *settings_beyond(settings, apart=noise.apart)]
         with train_step.updates.averaged():
             curve = trained.curve(
-                dataset.valid,
-                dataset.train,
+                held_out,
+                past,
                 settings,
-                features=trained.encoding.query,
+                features=features,
                 max_queries=VALID_QUERIES,
                 watch=None if found is None else found.see,
             )

@@ -20,6 +20,7 @@ from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by
 from longtail.trainer.evaluation.ranking import LabelSide, Watch, bias_removal_curve, buckets_for, log_proposal_of
 from longtail.trainer.evaluation.target import FoundByLabel, settings_beyond
@@ -142,22 +143,25 @@ class Trained:
     def curve(
         self,
         held_out: Pairs,
-        known: Pairs,
+        past: Past,
         settings: Sequence[Setting],
         *,
         features: QueryFeatures | None = None,
         max_queries: int | None = None,
         watch: Watch | None = None,
     ) -> list[CurvePoint]:
-        """Measure every metric at some settings; `known` gives seen labels and, without `features`, histories."""
-        read = self.encoding.query.with_history(known) if features is None else features
+        """Measure every metric at some settings; pairs and past are as in `Dataset.with_past`.
+
+        Args:
+            features: query features with the histories of the past; by default they are made.
+        """
+        read = self.encoding.query.with_history(past) if features is None else features
         return bias_removal_curve(
             held_out,
-            known,
+            past,
             lambda rows_B: self.model.embed_queries(read.of_queries(rows_B)),
-            self.label_side(known),
+            self.label_side(past.known),
             self.recipe.evaluation,
-            request_queries=self.dataset.request_queries,
             seed=self.recipe.seed,
             max_queries=max_queries,
             settings=settings,
@@ -199,8 +203,11 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
     if len(dataset.valid):
         why = chosen_by(config)
 
+        held_out, past = dataset.with_past(dataset.valid, dataset.train, config.history)
+        features = trained.encoding.query.with_history(past)
+
         def measure(settings: list[Setting]) -> list[CurvePoint]:
-            return trained.curve(dataset.valid, dataset.train, settings, watch=found.see)
+            return trained.curve(held_out, past, settings, features=features, watch=found.see)
 
         best, curve = best_dial(measure, config, noise)
         of_curve = [Setting.of(point) for point in curve]

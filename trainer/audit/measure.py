@@ -13,12 +13,13 @@ from pydantic import ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import in_words
 from longtail.trainer.config.rows import shown
 from longtail.trainer.data.dataset import Dataset, load_dataset
+from longtail.trainer.data.past import Past
 from longtail.trainer.data.times import in_words as time_in_words
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.baselines import Interactions
@@ -26,7 +27,7 @@ from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.groups import Group, figures_by_group
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.evaluation.task import HeldOut, Task, seen_by, seen_pairs
+from longtail.trainer.evaluation.task import HeldOut, Task
 
 _SEED = 0
 BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN = "before_train_ends", "before_own_train"
@@ -155,22 +156,24 @@ def audit(audited: Audited) -> Audit:
     if k > labels:
         raise DataError(f"--k {k} is not allowed because the catalogue has {labels:,} labels; use at most {labels:,}")
     known, queries = dataset.before("test"), len(dataset.query_ids)
-    to_find = HeldOut.of(dataset.test, known, labels=labels, exclude_seen=True)
+    past = Past.of(known, queries=queries)
+    to_find = HeldOut.of(dataset.test, past, config.model_copy(update={"exclude_seen": True}), labels=labels)
     if to_find.seen and not to_find.measured and not audited.include_seen:
         raise DataError(
             f"--test: expected pairs that are not in train or valid too, found {to_find.seen:,} that all are; use "
             "--include-seen where a query may find a label again"
         )
-    task = Task.of(dataset.test, known, config, labels=labels, seed=_SEED)
+    task = Task.of(dataset.test, past, config, labels=labels, seed=_SEED)
     placed = _Placed.of(lists, query_rows, label_rows, task)
     counts = np.bincount(dataset.train.labels, minlength=labels)
     bucket_L = buckets_for(config, counts).assign(counts)
     facts = LabelFacts(counts, bucket_L)
-    learnt = Interactions(dataset.train, known, queries=queries, labels=labels, seed=_SEED)
+    learnt = Interactions(dataset.train, past, queries=queries, labels=labels, seed=_SEED)
     tuning = None
     if len(dataset.valid):
-        of_train = Interactions(dataset.train, dataset.train, queries=queries, labels=labels, seed=_SEED)
-        tuning = Task.of(dataset.valid, dataset.train, config, labels=labels, seed=_SEED), of_train
+        past_of_valid = Past.of(dataset.train, queries=queries)
+        of_train = Interactions(dataset.train, past_of_valid, queries=queries, labels=labels, seed=_SEED)
+        tuning = Task.of(dataset.valid, past_of_valid, config, labels=labels, seed=_SEED), of_train
     compared, left_out = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
     compared = compared and replace(compared, subject="the recommender")
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)
@@ -179,7 +182,7 @@ def audit(audited: Audited) -> Audit:
         where, config.metric, len(task.rows_N), len(task.positives.keys), labels,
         task.metrics(placed.top_NK, facts),
         [Bucket(name, *map(int, of)) for name, *of in zip(BUCKET_NAMES, *sums, strict=True)],
-        figures_by_group(config.groups, dataset, known, task, placed.top_NK, facts),
+        figures_by_group(config.groups, dataset, task, placed.top_NK, facts),
         compared,
         _findings(placed, dataset, task, to_find, audited, named),
         [*left_out, f"Lists are ordered by {lists.order}", *_notes(placed, lists, k), *dataset.report.lines("--")],
@@ -205,14 +208,14 @@ class _Placed:
     @classmethod
     def of(cls, lists: Lists, query_rows: Int32, label_rows: Int32, task: Task) -> _Placed:
         listed = query_rows[lists.query_E]
-        kept_E: Bools = is_among(listed, task.queries_N)
-        row_E = np.searchsorted(task.queries_N, listed[kept_E])
+        kept_E: Bools = is_among(listed, task.rows_N)
+        row_E = np.searchsorted(task.rows_N, listed[kept_E])
         label_E, place_E = label_rows[lists.label_E[kept_E]], lists.place_E[kept_E]
-        length_N = np.bincount(row_E, minlength=len(task.queries_N))
+        length_N = np.bincount(row_E, minlength=len(task.rows_N))
         _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
-        top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
+        top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
         top_NK[row_E[first], place_E[first]] = label_E[first]
-        left_out = int((~is_among(query_rows, task.queries_N)).sum())
+        left_out = int((~is_among(query_rows, task.rows_N)).sum())
         return cls(top_NK, length_N, len(row_E) - len(first), left_out)
 
 
@@ -221,11 +224,9 @@ def _findings(
 ) -> list[Finding]:  # fmt: skip
     train, test, labels = dataset.before("test"), dataset.test, task.positives.labels
     entries, queries = int(placed.length_N.sum()), len(task.rows_N)
-    seen = seen_pairs(train, labels=labels, exclude_seen=True, held_out=test)
-    row_n, label_n = seen_by(seen, task.queries_N, labels=labels).T
-    known_NK = is_among(
-        np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK, row_n * np.int64(labels) + label_n
-    ) & (placed.top_NK >= 0)
+    row_n, label_n = task.past.seen(task.rows_N).T
+    keys_NK = np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK
+    known_NK = is_among(keys_NK, distinct(row_n * labels + label_n)) & (placed.top_NK >= 0)
     allowed = " (allowed by --include-seen)" if audited.include_seen else ""
     found = [
         Finding(

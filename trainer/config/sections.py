@@ -292,8 +292,17 @@ class EvaluationConfig(Section):
     """Columns whose values make groups of queries, such as `country`: from `data.queries`, or from a feature with
     `from = "row"`. Figures at the default λ and μ are reported for each of the 20 most frequent values. They are also
     reported for queries without a known pair (`new`), with up to the median number (`few`), and with more (`many`)."""
+    history: Literal["fixed", "growing"] = "fixed"
+    """History of a query on valid and test. `fixed` reads the pairs before the split, for all of its held-out pairs.
+    `growing` finds every held-out pair separately, as the next one after the query's pairs before the split and its
+    earlier held-out pairs. Metrics are then means over held-out pairs, so a query with five of them counts five times;
+    intervals still resample queries. Use it for sessions that begin after training."""
+    least_history: int = Field(default=0, ge=0)
+    """Leaves out held-out pairs whose history has fewer pairs, of any event type. With `history = "growing"`, 1 leaves
+    out the first pair of a new session, of which nothing is known. `fit` prints their number."""
     exclude_seen: bool = True
-    """Excludes a query's training labels from the ranking of this query."""
+    """Excludes the labels of a query's history from the ranking of this query. With `history = "growing"`, labels of
+    earlier held-out pairs are excluded too; `false` lets the same label be the next one."""
     buckets: Literal["quantile", "count"] = "quantile"
     """`quantile` cuts head, torso and tail at the 66 % and 33 % quantiles of label counts; `count` cuts at 100 and 20
     pairs."""

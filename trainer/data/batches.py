@@ -23,6 +23,7 @@ from longtail.trainer.config import FeatureConfig
 from longtail.trainer.data.columns import Bags, Encoded
 from longtail.trainer.data.histories import PLACES, POSITIONS, SEGMENTS, Histories, pack
 from longtail.trainer.data.pairs import Pairs, Requests
+from longtail.trainer.data.past import Past, Rows
 
 if TYPE_CHECKING:
     from longtail.trainer.losses.method import Method
@@ -57,19 +58,21 @@ class QueryFeatures:
         events: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         self._features, self._encoded, self._history_ids = features, encoded, history_ids
-        self._queries, self._ordered, self._events = queries, ordered, events
+        self._ordered, self._events = ordered, events
         self._requests, self._query_id = requests, query_id
         self.has_sequences = any(feature.encoder is not None for feature in features)
-        self._read(known)
+        self._read(Past.of(known, queries=queries, requests=None if requests is None else requests.queries))
 
-    def _read(self, known: Pairs) -> None:
-        self._known, offsets = known, known.offsets(self._queries)
-        self._histories = {name: Histories.of(known, offsets, self._events.get(name)) for name in self._history_ids}
+    def _read(self, past: Past) -> None:
+        self._past, pairs = past, past.pairs
+        self._histories = {
+            name: Histories.of(pairs, past.offsets, self._events.get(name)) for name in self._history_ids
+        }
 
-    def with_history(self, known: Pairs) -> QueryFeatures:
+    def with_history(self, past: Past) -> QueryFeatures:
         """Return a copy of these features with histories from other pairs."""
         made = copy(self)
-        made._read(known)
+        made._read(past)
         return made
 
     def chosen(self, feature: str) -> Int32:
@@ -82,11 +85,11 @@ class QueryFeatures:
         Some values become unknown, each feature at its `unknown_rate`.
 
         Args:
-            pairs_B: rows of the pairs in `known`, int64.
+            pairs_B: rows of the pairs of the past, int64.
             rng: draws the unknown values, and the part of a history beyond `max_length` to read.
             packed: packs sequences, [S, P], as `model.sequences` reads them, with columns that locate each history.
         """
-        inputs = self._static(self._known.request_rows[pairs_B])
+        inputs = self._static(self._past.pairs.request_rows[pairs_B])
         for feature in self._features:
             if feature.kind == "history":
                 inputs |= self._history_of_pairs(feature, pairs_B, rng, packed=packed)
@@ -97,23 +100,21 @@ class QueryFeatures:
                 inputs[name] = np.where(unknown, inputs[name].dtype.type(value), inputs[name])
         return inputs
 
-    def of_queries(self, requests_B: Int32) -> Inputs:
-        """Return inputs of queries after all known pairs, as a service would receive them.
+    def of_queries(self, rows_B: Int32) -> Inputs:
+        """Return inputs of queries after the pairs of their histories, as a service would receive them.
 
         Args:
-            requests_B: rows of `Dataset.requests`, or query rows without requests, int32.
+            rows_B: rows of the past, int32; by default requests (`Pairs.request_rows`), after all known pairs.
         """
-        inputs = self._static(requests_B)
-        queries_B = requests_B if self._requests is None else self._requests.queries[requests_B]
+        inputs = self._static(self._past.requests(rows_B))
+        slices = self._past.slices(rows_B)
         for feature in self._features:
             if feature.kind == "history":
-                offsets = self._histories[feature.name].bags.offsets
-                ends_B = offsets[queries_B + 1]
-                starts_B = np.maximum(offsets[queries_B], ends_B - feature.max_length)
-                inputs |= self._history(feature, starts_B, ends_B, None)
+                starts_B, ends_B = map(self._histories[feature.name].before, slices)
+                inputs |= self._history(feature, np.maximum(starts_B, ends_B - feature.max_length), ends_B, None)
         return inputs
 
-    def _static(self, requests_B: Int32) -> Inputs:
+    def _static(self, requests_B: Rows) -> Inputs:
         """Return inputs of all features except histories."""
         requests = self._requests
         if requests is None:
@@ -150,7 +151,7 @@ class QueryFeatures:
     def _history_of_pairs(
         self, feature: FeatureConfig, pairs_B: Int64, rng: np.random.Generator, *, packed: bool
     ) -> Inputs:
-        history, queries_B = self._histories[feature.name], self._known.queries[pairs_B]
+        history, queries_B = self._histories[feature.name], self._past.pairs.queries[pairs_B]
         starts_B, ends_B = history.bags.offsets[queries_B], history.bags.offsets[queries_B + 1]
         if feature.encoder is not None and packed:
             return self._packed_history(feature, starts_B, history.before(pairs_B))
@@ -162,7 +163,7 @@ class QueryFeatures:
             spare_B = np.maximum(ends_B - starts_B - feature.max_length, 0)
             starts_B = starts_B + rng.integers(0, spare_B + 1)
         if feature.sample is None:
-            return self._history(feature, starts_B, ends_B, self._known.labels[pairs_B])
+            return self._history(feature, starts_B, ends_B, self._past.pairs.labels[pairs_B])
         ends_B = np.minimum(ends_B, starts_B + feature.max_length)
         return self._drawn(feature, starts_B, ends_B, pairs_B, rng)
 
@@ -188,7 +189,11 @@ class QueryFeatures:
 
         The history is cut into `sample` equal parts. Each part gives one entry, whose weight is the size of the part.
         """
-        history, width, positives_B = self._histories[feature.name], feature.sample or 1, self._known.labels[pairs_B]
+        history, width, positives_B = (
+            self._histories[feature.name],
+            feature.sample or 1,
+            self._past.pairs.labels[pairs_B],
+        )
         # The pair's own place in the history, if its event type is in the history and the place is in the range.
         own_B, labels = history.before(pairs_B), history.bags.ids
         there_B = (own_B >= starts_B) & (own_B < np.minimum(ends_B, len(labels)))

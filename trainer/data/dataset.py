@@ -31,6 +31,7 @@ from longtail.trainer.data.cut import cut, keep_smallest_label, without_repeats
 from longtail.trainer.data.ids import IdTexts, example_of
 from longtail.trainer.data.interactions import Log, check_log, read_log
 from longtail.trainer.data.pairs import Pairs, Requests, occurrences, once_each
+from longtail.trainer.data.past import Past
 from longtail.trainer.data.problems import RowReport, settle
 from longtail.trainer.data.tables import IdTable, distinct_rows, one_chunk, read_feature_table
 from longtail.trainer.errors import DataError
@@ -115,6 +116,18 @@ class Dataset:
     def before(self, split: str) -> Pairs:
         """Return the pairs that are known before `valid` or `test`."""
         return self.train.followed_by(self.valid) if split == "test" and len(self.valid) else self.train
+
+    def with_past(self, held_out: Pairs, known: Pairs, history: str = "fixed") -> tuple[Pairs, Past]:
+        """Return held-out pairs whose `request_rows` are the rows of the returned past.
+
+        Args:
+            history: `evaluation.history`.
+        """
+        queries = len(self.query_ids)
+        if history == "fixed":
+            return held_out, Past.of(known, queries=queries, requests=self.request_queries)
+        numbered = replace(held_out, requests=np.arange(len(held_out), dtype=np.int32))
+        return numbered, Past.growing(known, held_out, queries=queries)
 
     def training_queries(self) -> int:
         """Count the queries with training pairs."""

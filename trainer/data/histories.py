@@ -1,6 +1,6 @@
 """The entries of histories, and the packing of a batch's histories into blocks.
 
-Legend: `N` known pairs, `Q` queries, `B` batch, `P` entries of a padded history.
+Legend: `N` pairs, `Q` queries, `B` batch, `P` entries of a padded history.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ class Histories:
 
     Attributes:
         bags: entries, one row per query.
-        earlier: number of entries before each known pair, int64 [N]; None if every known pair is an entry.
+        earlier: number of entries before each pair and before the end, int64 [N + 1]; None if every pair is an entry.
     """
 
     bags: Bags
     earlier: Int64 | None
 
     @classmethod
-    def of(cls, known: Pairs, offsets: Int64, events: Sequence[int] | None) -> Histories:
-        """Build histories from the known pairs, or from pairs of some event types; entries are label rows.
+    def of(cls, pairs: Pairs, offsets: Int64, events: Sequence[int] | None) -> Histories:
+        """Build histories from all pairs, or from pairs of some event types; entries are label rows.
 
         Args:
-            known: sorted by query.
+            pairs: sorted by query.
             offsets: start of every query's pairs, int64 [Q + 1].
             events: codes of the event types; None for all pairs.
         """
-        labels = known.labels
-        if events is None or known.events is None:
+        labels = pairs.labels
+        if events is None or pairs.events is None:
             return cls(Bags(offsets, labels, np.ones(len(labels), np.float32)), None)
-        chosen = np.isin(known.events, list(events))
+        chosen = np.isin(pairs.events, list(events))
         earlier = np.concatenate([[0], np.cumsum(chosen)]).astype(np.int64)
         bags = Bags(earlier[offsets], labels[chosen], np.ones(int(earlier[-1]), np.float32))
-        return cls(bags, earlier[:-1])
+        return cls(bags, earlier)
 
     def before(self, pairs_B: Int64) -> Int64:
-        """Count the entries before some known pairs, int64 [B]."""
+        """Count the entries before some places among the pairs, int64 [B]."""
         return pairs_B if self.earlier is None else self.earlier[pairs_B]
 
 

@@ -1,10 +1,10 @@
 """Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
 
 Baselines learn from the model's own training pairs. They describe a query by the pairs that its history would hold: the
-pairs known before the held-out ones. A query without known pairs gets the most popular labels, like in a service. Equal
-scores are ranked by popularity.
+pairs known before the held-out ones, or before each of them (`evaluation.history`). A request without history gets the
+most popular labels, like in a service. Equal scores are ranked by popularity.
 
-Legend: `Q` queries, `L` labels, `B` a block of queries, `N` those of an evaluation, `K` list length, `F` factors.
+Legend: `Q` queries, `L` labels, `N` rows of a task, `B` a block of them, `K` list length, `F` factors.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from scipy.linalg import lapack  # type: ignore[import-untyped]
 from scipy.sparse import csr_matrix, diags, vstack  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
-from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
+from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.trainer.data.pairs import Pairs, occurrences
+from longtail.trainer.data.past import Past, Rows
 from longtail.trainer.evaluation.ranking import block_of
 from longtail.trainer.evaluation.selection import best
-from longtail.trainer.evaluation.task import Task, seen_by
+from longtail.trainer.evaluation.task import Task
 
 Settings = dict[str, float]
 """Parameters of a baseline by name."""
 
 _FACTORS, _ITERATIONS = 64, 15
-_AT_ONCE = 4_000_000
-"""Label candidates that are compared with seen pairs at a time."""
+_AT_ONCE, _ROWS = 4_000_000, 4096
+"""Most label candidates, and most rows, that are compared with histories at a time."""
 _FIRST_LOOK, _FURTHER = 4, 8
 """Candidates of a list in multiples of K: in the first round, then a factor per round for lists not yet full."""
 _MOST_PRODUCTS = 5e9
@@ -49,10 +50,14 @@ _MOST_UPDATES = 5e11
 
 @dataclass(frozen=True)
 class Interactions:
-    """Interactions from which a baseline learns."""
+    """Interactions from which a baseline learns.
+
+    Attributes:
+        past: histories that describe the rows of a task.
+    """
 
     train: Pairs
-    known: Pairs
+    past: Past
     queries: int
     labels: int
     seed: int
@@ -65,36 +70,29 @@ class Interactions:
     @cached_property
     def pairs_of_training(self) -> csr_matrix:
         """Return the weighted training pairs, float32 [Q, L]."""
-        return self._matrix(self.train)
-
-    @cached_property
-    def newcomers(self) -> Bools:
-        """Return queries without a known pair, bool [Q]."""
-        has_Q: Bools = occurrences(self.known.queries, self.queries) > 0
-        return ~has_Q
-
-    @cached_property
-    def pairs_known(self) -> csr_matrix:
-        """Return the weighted known pairs, float32 [Q, L]."""
-        return self._matrix(self.known)
-
-    def _matrix(self, pairs: Pairs) -> csr_matrix:
+        pairs = self.train
         weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
         return csr_matrix((weights, (pairs.queries, pairs.labels)), shape=(self.queries, self.labels))
 
+    def histories(self, rows_B: Rows) -> csr_matrix:
+        """Return the weighted pairs of some histories, float32 [B, L]; repeats of a label are summed."""
+        pairs, (row_n, place_n) = self.past.pairs, self.past.entries(rows_B)
+        weights_n = np.ones(len(place_n), np.float32) if pairs.weights is None else pairs.weights[place_n]
+        return csr_matrix((weights_n, (row_n, pairs.labels[place_n])), shape=(len(rows_B), self.labels))
+
 
 Scores = Callable[[Int32], Float32]
-"""Scores of every label for query rows int32 [B], float32 [B, L]."""
+"""Scores of every label for rows of a task, int32 [B]; float32 [B, L]."""
 
 
 @dataclass(frozen=True)
 class SameForAll:
-    """Scores that are the same for every query, float32 [L]."""
+    """Scores that are the same for every row, float32 [L]."""
 
     scores_L: Float32
 
     def __call__(self, rows_B: Int32) -> Float32:
-        """Return the same scores for every query row, float32 [B, L]."""
+        """Return the same scores for every row, float32 [B, L]."""
         return np.tile(self.scores_L, (len(rows_B), 1))
 
 
@@ -172,7 +170,7 @@ def _by_nearest(
         similar.eliminate_zeros()
         nearest.append(similar)
     near_LL = vstack(nearest).T.tocsr()
-    return lambda rows_B: (data.pairs_known[rows_B] @ near_LL).toarray().astype(np.float32)
+    return lambda rows_B: (data.histories(rows_B) @ near_LL).toarray().astype(np.float32)
 
 
 def ease(data: Interactions, settings: Settings) -> Scores:
@@ -205,7 +203,7 @@ def ease(data: Interactions, settings: Settings) -> Scores:
         weights_LL[end:, start:end] = weights_LL[start:end, end:].T
     weights_LL /= -weights_LL.diagonal().copy()
     np.fill_diagonal(weights_LL, 0)
-    return lambda rows_B: data.pairs_known[rows_B] @ weights_LL
+    return lambda rows_B: data.histories(rows_B) @ weights_LL
 
 
 def ials(data: Interactions, settings: Settings) -> Scores:
@@ -224,7 +222,7 @@ def ials(data: Interactions, settings: Settings) -> Scores:
 
     def scores(rows_B: Int32) -> Float32:
         with _alone():
-            factors_BF = model.recalculate_user(rows_B, data.pairs_known[rows_B])
+            factors_BF = model.recalculate_user(rows_B, data.histories(rows_B))
         scores_BL: Float32 = factors_BF @ model.item_factors.T
         return scores_BL
 
@@ -293,46 +291,51 @@ def skipped(name: str, data: Interactions) -> str | None:
 def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
     """Make a baseline's lists like `rank`, int32 [N, K]; −1 if no unseen label is left.
 
-    A query without known pairs gets the most popular labels.
+    A row without history gets the most popular labels.
     """
     popular_L = np.argsort(-data.popularity, kind="stable")
-    newcomer_Q = data.newcomers
+    newcomer_N = task.past.lengths(task.rows_N) == 0
     if isinstance(scores, SameForAll):
         ranked_L = popular_L[np.argsort(-scores.scores_L[popular_L], kind="stable")]
-        top_NK, newcomer_N = _unseen(task, data, ranked_L), newcomer_Q[task.queries_N]
+        top_NK = _unseen(task, ranked_L)
         if newcomer_N.any():
-            top_NK[newcomer_N] = _unseen(task, data, popular_L)[newcomer_N]
+            top_NK[newcomer_N] = _unseen(task, popular_L)[newcomer_N]
         return top_NK
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
     for start in range(0, len(task.rows_N), block):
-        rows_B = task.queries_N[start : start + block]
+        rows_B = task.rows_N[start : start + block]
         scores_BL = scores(rows_B)
-        scores_BL[newcomer_Q[rows_B]] = data.popularity
-        query_n, label_n = seen_by(task.seen_keys, rows_B, labels=data.labels).T
-        scores_BL[query_n, label_n] = -np.inf
+        scores_BL[newcomer_N[start : start + block]] = data.popularity
+        if task.seen is not None:
+            row_n, label_n = task.seen.seen(rows_B).T
+            scores_BL[row_n, label_n] = -np.inf
         places_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
         places_BK = best(scores_BL[:, popular_L], places_BL, task.k)
         top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
     return top_NK
 
 
-def _unseen(task: Task, data: Interactions, order_L: Int64) -> Int32:
-    """Select each query's first K unseen labels in a common order, int32 [N, K]; −1 if none is left."""
-    seen_keys = np.append(task.seen_keys, np.iinfo(np.int64).max)
-    top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
+def _unseen(task: Task, order_L: Int64) -> Int32:
+    """Select each row's first K unseen labels in a common order, int32 [N, K]; −1 if none is left."""
+    column_L = np.empty(len(order_L), np.int64)
+    column_L[order_L] = np.arange(len(order_L))
+    top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
     rows_M, width = np.arange(len(top_NK)), _FIRST_LOOK * task.k
     while len(rows_M):
         candidates_C, short = order_L[:width], []
-        block = max(1, _AT_ONCE // len(candidates_C))
+        block = max(1, min(_AT_ONCE // len(candidates_C), _ROWS))
         for start in range(0, len(rows_M), block):
             rows_B = rows_M[start : start + block]
-            keys_BC = task.queries_N[rows_B, None] * np.int64(data.labels) + candidates_C
-            unseen_BC = seen_keys[np.searchsorted(seen_keys, keys_BC)] != keys_BC
+            unseen_BC = np.ones((len(rows_B), len(candidates_C)), np.bool_)
+            if task.seen is not None:
+                row_n, label_n = task.seen.seen(task.rows_N[rows_B]).T
+                near_n = column_L[label_n] < len(candidates_C)
+                unseen_BC[row_n[near_n], column_L[label_n[near_n]]] = False
             place_BC = np.cumsum(unseen_BC, axis=1) - 1
             row, column = np.nonzero(unseen_BC & (place_BC < task.k))
             top_NK[rows_B[row], place_BC[row, column]] = candidates_C[column]
             short.append(rows_B[place_BC[:, -1] < task.k - 1])
-        rows_M, width = np.concatenate(short) if width < data.labels else rows_M[:0], _FURTHER * width
+        rows_M, width = np.concatenate(short) if width < len(order_L) else rows_M[:0], _FURTHER * width
     return top_NK
 
 

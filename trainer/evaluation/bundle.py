@@ -209,19 +209,19 @@ class _OnData:
     ) -> list[CurvePoint]:
         """Measure some settings; raises DataError with the text `nothing` if no pair is left to find."""
         bundle, recipe, dataset = self.bundle, self.recipe, self.dataset
-        features = self._encoding.query.with_history(known)
+        held_out, past = dataset.with_past(held_out, known, recipe.evaluation.history)
+        features = self._encoding.query.with_history(past)
         session = onnx_session(bundle.query_model, "query_tower.onnx")
         training_queries = bundle.manifest.training_data.get("training_queries", dataset.training_queries())
-        known, held_out = _by_bundle_rows(known, self.rows_L), _by_bundle_rows(held_out, self.rows_L)
+        held_out = _by_bundle_rows(held_out, self.rows_L)
         if not len(held_out):
             raise DataError(nothing)
         return bias_removal_curve(
             held_out,
-            known,
+            past.with_labels(self.rows_L),
             lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
             LabelSide.of_bundle(labels, bundle.embeddings, bundle.augmentation, training_queries=int(training_queries)),
             _config(bundle, recipe),
-            request_queries=dataset.request_queries,
             seed=recipe.seed,
             settings=settings,
             log_proposal=log_proposal_of(bundle.proposal, features),

@@ -1,6 +1,6 @@
-"""Compare a model with its recipe's baselines on the same queries, pairs and metrics.
+"""Compare a model with its recipe's baselines on the same requests, pairs and metrics.
 
-Legend: `N` queries, `K` list length.
+Legend: `N` rows of a task, `K` list length.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Comparison:
     """Hold figures of a model at its default λ and μ, and of baselines.
 
     Attributes:
+        task: number of queries that are answered, and of requests if there are more, in words.
         seconds: time that each took to learn and answer; not stored in a bundle, whose bytes must be reproducible.
         best: the baseline with the highest `metric`.
         differences: model minus baseline, paired by query, by baseline and metric at the k of `metric`.
@@ -33,7 +34,7 @@ class Comparison:
     """
 
     metric: str
-    queries: int
+    task: str
     model: dict[str, Interval]
     baselines: dict[str, dict[str, Interval]]
     settings: dict[str, Settings]
@@ -58,7 +59,7 @@ class Comparison:
         """Return the verdict in words."""
         ours, theirs = self.model[self.metric].value, self.baselines[self.best][self.metric].value
         figures = (
-            f"{self.metric} {ours:.4f} against {theirs:.4f} on the same {self.queries:,} queries, a difference of "
+            f"{self.metric} {ours:.4f} against {theirs:.4f} on the same {self.task}, a difference of "
             f"{self.difference.value:+.4f} [{self.difference.low:+.4f}, {self.difference.high:+.4f}]"
         )
         if self.behind:
@@ -126,17 +127,16 @@ def compare(
     if not metrics:
         return None, notes
     by_history = [name for name in metrics if name not in ("popularity", "recent popularity")]
-    if (newcomers := int(data.newcomers[task.queries_N].sum())) and by_history:
+    if (newcomers := int((task.past.lengths(task.rows_N) == 0).sum())) and by_history:
         notes.append(
-            f"{newcomers:,} of the {len(task.rows_N):,} queries have no history: {', '.join(by_history)} answer them "
-            "by popularity."
+            f"{newcomers:,} of the {task.in_words} have no history: {', '.join(by_history)} answer them by popularity."
         )
     best = max(metrics, key=lambda name: metrics[name][config.metric].value)
     k = k_of(config.metric)
     ours = task.ratios(k, ours_NK, facts)
     differences = {name: _differences(task, ours, task.ratios(k, lists[name], facts)) for name in metrics}
     model = task.metrics(ours_NK, facts)
-    return Comparison(config.metric, len(task.rows_N), model, metrics, used, seconds, best, differences, notes), []
+    return Comparison(config.metric, task.in_words, model, metrics, used, seconds, best, differences, notes), []
 
 
 def _differences(

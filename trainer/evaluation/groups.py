@@ -1,6 +1,6 @@
-"""Compute figures by group of queries: by known pairs, and by columns such as country.
+"""Compute figures by group of queries: by the length of the history, and by columns such as country.
 
-Legend: `N` queries of a task, `K` list length.
+Legend: `N` rows of a task, `K` list length.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Int32
 from longtail.bundle.ids import ids_of
+from longtail.bundle.sets import distinct
 from longtail.trainer.data.dataset import Dataset
-from longtail.trainer.data.pairs import Pairs, occurrences
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 
 HISTORY = "history"
-"""Name of the grouping by known pairs."""
+"""Name of the grouping by the length of the history."""
 _MOST = 20
 """Most groups of a column: its most frequent values; all other values are in `other`."""
 _UNKNOWN, _OTHER = "unknown", "other"
@@ -53,22 +53,21 @@ class Group:
 
 
 def figures_by_group(
-    columns: Sequence[str], dataset: Dataset, known: Pairs, task: Task, top_NK: Int32, facts: LabelFacts
+    columns: Sequence[str], dataset: Dataset, task: Task, top_NK: Int32, facts: LabelFacts
 ) -> list[Group]:
     """Compute every metric by group of queries: by `history` and by some columns.
 
     Args:
         columns: columns of the query table, or of the interactions if a query feature reads them there.
-        known: pairs that decide whether a query is new, or has few or many pairs.
         top_NK: lists of label rows, int32 [N, K].
 
     Raises:
         DataError: a column is missing, or holds neither texts, numbers nor booleans.
     """
-    known_N = occurrences(known.queries, len(dataset.query_ids))[task.queries_N]
-    middle = int(np.median(known_N[known_N > 0])) if known_N.any() else 0
+    lengths_N = task.past.lengths(task.rows_N)
+    middle = int(np.median(lengths_N[lengths_N > 0])) if lengths_N.any() else 0
     about = {"new": "no known pair", "few": f"up to {middle:,} known pairs, the median", "many": f"over {middle:,}"}
-    history_N = np.where(known_N == 0, 0, np.where(known_N <= middle, 1, 2))
+    history_N = np.where(lengths_N == 0, 0, np.where(lengths_N <= middle, 1, 2))
     groupings = [(HISTORY, about, history_N)]
     groupings += [(name, *_values(name, dataset, task)) for name in columns]
     found = []
@@ -77,8 +76,8 @@ def figures_by_group(
             kept_N = place_N == place
             if kept_N.any():
                 part = task.among(kept_N)
-                metrics = part.metrics(top_NK[kept_N], facts)
-                found.append(Group(name, value, words, len(part.rows_N), len(part.positives.keys), metrics))
+                metrics, queries = part.metrics(top_NK[kept_N], facts), len(distinct(part.past.queries(part.rows_N)))
+                found.append(Group(name, value, words, queries, len(part.positives.keys), metrics))
     return found
 
 
@@ -126,10 +125,10 @@ def _column(name: str, dataset: Dataset, task: Task) -> pa.Array:
         raise DataError(f"group {name!r} is not allowed because it names the known pairs; rename the column")
     if table is not None and name in table.column_names:
         of_request = None if requests is None else requests.attributes
-        rows = task.queries_N if of_request is None else of_request[task.rows_N]
+        rows = task.past.queries(task.rows_N) if of_request is None else of_request[task.past.requests(task.rows_N)]
         return table[name].combine_chunks().take(pa.array(rows))
     if contexts is not None and name in contexts.column_names and requests is not None:
         assert requests.contexts is not None
-        return contexts[name].combine_chunks().take(pa.array(requests.contexts[task.rows_N]))
+        return contexts[name].combine_chunks().take(pa.array(requests.contexts[task.past.requests(task.rows_N)]))
     found = [*(table.column_names if table is not None else []), *(contexts.column_names if contexts else [])]
     raise DataError(f"group {name!r}: expected a column of queries, found {', '.join(found) or 'none'}")

@@ -3,7 +3,7 @@
 Most metrics are a ratio of sums over queries, `Σ numerator / Σ denominator`, so one bootstrap over queries gives their
 intervals. Recall of a bucket has an exact binomial interval, because the bucket may have few pairs.
 
-Legend: `N` queries, `K` longest list, `L` labels, `G` bootstrap resamples.
+Legend: `N` rows of a task (requests or events), `Q` queries, `K` longest list, `L` labels, `G` resamples.
 """
 
 from __future__ import annotations
@@ -97,44 +97,56 @@ class Positives:
 
 
 class Bootstrap:
-    """Poisson resamples of queries: each counts Poisson(1) times."""
+    """Poisson resamples of queries: each, with all of its rows, counts Poisson(1) times.
 
-    def __init__(self, queries: int, *, resamples: int, seed: int) -> None:
-        self._counts_GN = np.random.default_rng(seed).poisson(1.0, (resamples, queries)).astype(np.float32)
+    Args:
+        queries_N: query of every row, int [N]; None if every row is a query of its own.
+    """
+
+    def __init__(
+        self, rows: int, *, resamples: int, seed: int, queries_N: npt.NDArray[np.integer] | None = None
+    ) -> None:  # fmt: skip
+        queries_Q, self._query_N = np.unique(np.arange(rows) if queries_N is None else queries_N, return_inverse=True)
+        self._counts_GQ = np.random.default_rng(seed).poisson(1.0, (resamples, len(queries_Q))).astype(np.float32)
 
     def among(self, kept_N: Bools) -> Bootstrap:
-        """Return the resamples of some queries, bool [N]."""
+        """Return the resamples of some rows, bool [N]."""
         some = copy(self)
-        some._counts_GN = self._counts_GN[:, kept_N]
+        some._query_N = self._query_N[kept_N]
         return some
+
+    def per_query(self, values_N: Float64) -> Float64:
+        """Sum values of rows by query, float64 [Q]."""
+        return np.bincount(self._query_N, values_N, minlength=self._counts_GQ.shape[1]).astype(np.float64)
 
     def interval(self, numerator_N: Float64, denominator_N: Float64) -> Interval:
         """Compute `Σ numerator / Σ denominator` with its 95 % interval; 0 if the denominator is 0."""
         total = float(denominator_N.sum())
         if total == 0:
             return Interval(value=0.0, low=0.0, high=0.0)
-        sums_G2 = self._counts_GN @ np.stack([numerator_N, denominator_N], axis=1).astype(np.float32)
+        sums_Q2 = np.stack([self.per_query(numerator_N), self.per_query(denominator_N)], axis=1)
+        sums_G2 = self._counts_GQ @ sums_Q2.astype(np.float32)
         usable = sums_G2[:, 1] > 0
         low, high = np.percentile(sums_G2[usable, 0] / sums_G2[usable, 1], _INTERVAL) if usable.any() else (0.0, 0.0)
         return Interval(value=float(numerator_N.sum()) / total, low=float(low), high=float(high))
 
 
-def interval_of_share(found_N: Float64, pairs_N: Float64) -> Interval:
+def interval_of_share(found_Q: Float64, pairs_Q: Float64) -> Interval:
     """Compute the share of found pairs, with its binomial 95 % interval.
 
     The interval is exact if pairs are independent. Otherwise the number of pairs is reduced by the share's variance
     over queries [Korn and Graubard 1998], or to one per query if no pair or every pair is found.
 
     Args:
-        found_N, pairs_N: found pairs and all pairs of every query, float64 [N].
+        found_Q, pairs_Q: found pairs and all pairs of every query, float64 [Q].
     """
     from scipy.special import betaincinv  # type: ignore[import-untyped]  # a recipe is checked without it
 
-    total = float(pairs_N.sum())
+    total = float(pairs_Q.sum())
     if total == 0:
         return Interval(value=0.0, low=0.0, high=0.0)
-    share, queries = float(found_N.sum()) / total, int(np.count_nonzero(pairs_N))
-    variance = float(((found_N - share * pairs_N) ** 2).sum()) / total**2
+    share, queries = float(found_Q.sum()) / total, int(np.count_nonzero(pairs_Q))
+    variance = float(((found_Q - share * pairs_Q) ** 2).sum()) / total**2
     binomial = share * (1 - share) / total
     effective = total / max(variance / binomial, 1) if 0 < share < 1 and queries > 1 else queries
     found = share * effective
@@ -166,7 +178,7 @@ def metrics_of(
         own: registered metrics by name `NAME@K`, with bound parameters.
     """
     metrics = {
-        name: interval_of_share(*ratio)
+        name: interval_of_share(*map(bootstrap.per_query, ratio))
         if name.startswith("recall@") and "/" in name  # a bucket may have few pairs, or none that is found
         else bootstrap.interval(*ratio)
         for name, ratio in ratios_of(top_NK, positives, facts, ks=ks, own=own).items()

@@ -1,10 +1,11 @@
 """Exact top-k over the whole catalogue for settings of λ and μ, through the rows and queries that serve.
 
-A query with several requests (another context, attributes of another time) is ranked once for
-each, with the held-out pairs of that way as its positives and the labels the query had in training left out of all.
+A query with several requests (another context, attributes of another time) is ranked once for each, with the held-out
+pairs of that way as its positives and the labels that the query had in training left out of all. With a growing past a
+query is ranked once for each held-out pair, from the pairs before it.
 
-Legend: `N` queries, `S` a process's share, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length,
-`G` settings.
+Legend: `N` rows of a task, `S` a process's share, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list
+length, `G` settings.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from longtail.bundle.arrays import Array, Bools, Float32, Float64, Int8, Int32, 
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.batches import QueryFeatures
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.devices import number_of_processes, of_all, process
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import LabelFacts, Positives, inverse_propensity
 from longtail.trainer.evaluation.selection import Selection, Values, Write
-from longtail.trainer.evaluation.task import Task, seen_by
+from longtail.trainer.evaluation.task import Task
 
 EmbedQueries = Callable[[Int32], Float32]
 LogProposal = Callable[[Int32], Float32]
-"""Returns log p_n(y|x) of query rows [B] and every label, float32 [B, L], which λ multiplies instead of log ν."""
+"""Returns log p_n(y|x) of rows [B] and every label, float32 [B, L], which λ multiplies instead of log ν."""
 Watch = Callable[[Setting, Int32, Positives], None]
 """Receives the lists of a setting, int32 [N, K], best first, and the positives to find."""
 
@@ -108,34 +110,31 @@ def log_proposal_of(proposal: Proposal | None, features: QueryFeatures) -> LogPr
 
 
 def bias_removal_curve(
-    held_out: Pairs, known: Pairs, embed_queries: EmbedQueries, label_side: LabelSide, config: EvaluationConfig, *,
-    seed: int, request_queries: Int32 | None = None, max_queries: int | None = None,
-    settings: Sequence[Setting] | None = None, log_proposal: LogProposal | None = None, calibrated_at: float = 1.0,
-    described: bool = False, watch: Watch | None = None,
+    held_out: Pairs, past: Past, embed_queries: EmbedQueries, label_side: LabelSide, config: EvaluationConfig, *,
+    seed: int, max_queries: int | None = None, settings: Sequence[Setting] | None = None,
+    log_proposal: LogProposal | None = None, calibrated_at: float = 1.0, described: bool = False,
+    watch: Watch | None = None,
 ) -> list[CurvePoint]:  # fmt: skip
     """Compute every metric at every setting of λ and μ.
 
     Args:
-        known: pairs seen in training; out of each query's ranking if `exclude_seen`, and then no positive.
-        embed_queries: rows of requests, int32 [B] → float32 [B, D].
-        seed: of the bootstrap and of the choice of queries, `max_queries` at most.
-        request_queries: query row of every request, int32 [A]; None where each query has one.
+        held_out: pairs to find; their `request_rows` are rows of the past.
+        past: histories; their labels are out of each row's ranking if `exclude_seen`, and then no positives.
+        embed_queries: rows of the past, int32 [B] → float32 [B, D].
+        seed: of the bootstrap and of the choice of rows, `max_queries` at most.
         settings: of λ and μ; by default the recipe's grid of λ, at μ = 0.
         log_proposal: of a model trained against a conditional p_n; by default λ multiplies the labels' log ν.
         calibrated_at: the λ where scores are log-probabilities, at which alone their likelihood is of anything.
         described: labels without training pairs were no negatives, so that their scores have no optimum: neither they
             nor held-out pairs of them are in the likelihood.
     """
-    task = Task.of(
-        held_out, known, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries,
-        request_queries=request_queries,
-    )  # fmt: skip
+    task = Task.of(held_out, past, config, labels=len(label_side.counts), seed=seed, max_queries=max_queries)
     settings = [*map(Setting, config.bias_removal)] if settings is None else settings
     never_L = label_side.counts == 0 if described else None
     likely = (task.positives if never_L is None else task.positives.among(~never_L)) if config.log_likelihood else None
     ranked = rank(
-        task.rows_N, embed_queries, label_side, task.seen_keys, settings, k=task.k, queries_N=task.queries_N,
-        log_proposal=log_proposal, likely=likely, likely_at=[Setting(calibrated_at)], never_L=never_L,
+        task.rows_N, embed_queries, label_side, task.seen, settings, k=task.k, log_proposal=log_proposal,
+        likely=likely, likely_at=[Setting(calibrated_at)], never_L=never_L,
     )  # fmt: skip
     facts, curve = label_side.facts(config), []
     for setting, top_NK, log_p_N in zip(settings, *ranked, strict=True):
@@ -149,9 +148,9 @@ def bias_removal_curve(
 
 
 def rank(
-    rows_N: Int32, embed_queries: EmbedQueries, label_side: LabelSide, seen_keys: Int64, settings: Sequence[Setting],
-    *, k: int, queries_N: Int32 | None = None, log_proposal: LogProposal | None = None,
-    likely: Positives | None = None, likely_at: Collection[Setting] | None = None, never_L: Bools | None = None,
+    rows_N: Int32, embed_queries: EmbedQueries, label_side: LabelSide, seen: Past | None, settings: Sequence[Setting],
+    *, k: int, log_proposal: LogProposal | None = None, likely: Positives | None = None,
+    likely_at: Collection[Setting] | None = None, never_L: Bools | None = None,
 ) -> tuple[Int32, list[Float64 | None]]:  # fmt: skip
     """Find the exact top-k label rows for every setting, int32 [G, N, K]; −1 if fewer labels are left.
 
@@ -161,8 +160,7 @@ def rank(
     ranked, float64 [N], nats; None without `likely`, and at settings that are not in `likely_at`.
 
     Args:
-        seen_keys: `query · L + label` to leave out, sorted.
-        queries_N: query rows of `rows_N`, int32; None where they are the same.
+        seen: histories whose labels are left out, with `rows_N` among its rows; None leaves out nothing.
         likely, likely_at: positives of the N queries, and settings, for the log-likelihood; None for all settings.
         never_L: labels that the likelihood is not over, none of them in `likely`, bool [L]; None for none.
     """
@@ -176,7 +174,6 @@ def rank(
     selection = Selection(rows_LE[:, moved].astype(np.float64), weights_GE[:, moved], k)
     rows_PE, labels = rows_LE[selection.order], len(rows_LE)
     del rows_LE  # of millions of labels a good part of what a job has
-    queries_N = rows_N if queries_N is None else queries_N
     block = block_of(labels, matrices=1 if log_proposal is None else 4)
     passes = [range(len(settings))] if log_proposal is None else [range(at, at + 1) for at in range(len(settings))]
     share = max(1, -(-len(rows_N) // number_of_processes()))
@@ -195,13 +192,13 @@ def rank(
         own, start = slice(at_B, at_B + len(rows_B)), process() * share + at_B
         end = start + len(rows_B)
         queries_EB = augmentation.queries(embedded, 0.0).T
-        seen = seen_by(seen_keys, queries_N[start:end], labels=labels)
+        seen_n2 = np.zeros((0, 2), np.int64) if seen is None else seen.seen(rows_B)
         noise_PB: Float32 | None = None
         if log_proposal is not None:
             noise_PB = (np.float32(augmentation.temperature) * log_proposal(rows_B)).T[selection.order]
         for among in passes:
             write = _writer(rows_PE, queries_EB, noise_PB, settings[among[0]].bias_removal)
-            values = selection.values(len(rows_B), write, seen)
+            values = selection.values(len(rows_B), write, seen_n2)
             which = slice(among.start, among.stop)
             top_GSK[which, own] = selection.lists(values, which)
             for at in among:

@@ -1,6 +1,6 @@
-"""Define an evaluation's task: queries, their labels to find and their seen labels; compute figures of lists.
+"""Define an evaluation's task: requests, their labels to find and their histories; compute figures of lists.
 
-Legend: `N` queries, `B` a block of them, `K` list length, `L` labels.
+Legend: `N` rows of a task, `n` held-out pairs, `K` list length, `L` labels.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from longtail.bundle.arrays import Bools, Float64, Int32, Int64
 from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, metrics_of, ratios_of
 from longtail.trainer.metric_registry import METRICS, Metric, k_of
 
 VALID_QUERIES = 10_000
-"""Most queries that a validation during training measures, drawn by seed."""
+"""Most requests that a validation during training measures, drawn by seed."""
 
 
 @dataclass(frozen=True)
@@ -29,54 +30,48 @@ class HeldOut:
     """Numbers of a split's pairs, of measured pairs, and of pairs left out.
 
     Attributes:
-        seen: distinct pairs that also occur in training and are left out by `evaluation.exclude_seen`; 0 if it is off.
-        queries: queries with a measured pair; a query counts once per distinct request.
+        distinct: pairs without repeats; every pair if each is found separately (`evaluation.history = "growing"`).
+        short: distinct pairs with fewer earlier pairs than `evaluation.least_history`.
+        seen: other distinct pairs whose label is in the history, left out by `evaluation.exclude_seen`; 0 if it is off.
+        queries: queries with a measured pair.
+        requests: rows of the task: a query once per distinct request, or once per measured pair.
     """
 
     pairs: int
     distinct: int
+    short: int
     seen: int
     measured: int
     queries: int
+    requests: int
 
     @classmethod
-    def of(
-        cls, held_out: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, request_queries: Int32 | None = None
-    ) -> HeldOut:
-        """Count the pairs of a split; `request_queries`, int32 [A], are the query rows of requests."""
-        seen = seen_pairs(known, labels=labels, exclude_seen=exclude_seen, held_out=held_out)
-        keys_P = to_find(held_out, seen, labels=labels, request_queries=request_queries)
-        once = len(to_find(held_out, seen[:0], labels=labels, request_queries=request_queries))
-        queries = len(distinct(keys_P // labels))
-        return cls(len(held_out), once, once - len(keys_P), len(keys_P), queries)
+    def of(cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int) -> HeldOut:
+        """Count the pairs of a split, whose `request_rows` are rows of the past."""
+        short_n, seen_n = left_out(held_out, past, config)
+        keys_n = held_out.request_rows.astype(np.int64) * labels + held_out.labels
+        to_find_P = distinct(keys_n[~(short_n | seen_n)])
+        short, seen = (len(distinct(keys_n[of_these_n])) for of_these_n in (short_n, seen_n))
+        requests = distinct(to_find_P // labels)
+        queries, measured = len(distinct(past.queries(requests))), len(to_find_P)
+        return cls(len(held_out), measured + short + seen, short, seen, measured, queries, len(requests))
 
     def __str__(self) -> str:
+        requests = f" in {self.requests:,} requests" if self.requests > self.queries else ""
         repeats = f", {self.pairs - self.distinct:,} repeats" if self.pairs > self.distinct else ""
-        seen = f", {self.seen:,} seen in training (evaluation.exclude_seen)" if self.seen else ""
-        return f"{self.pairs:,} pairs → {self.measured:,} to find of {self.queries:,} queries{repeats}{seen}"
+        short = f", {self.short:,} with too few earlier pairs (evaluation.least_history)" if self.short else ""
+        seen = f", {self.seen:,} seen before (evaluation.exclude_seen)" if self.seen else ""
+        found = f"{self.measured:,} to find of {self.queries:,} queries{requests}"
+        return f"{self.pairs:,} pairs → {found}{repeats}{short}{seen}"
 
 
-def seen_pairs(known: Pairs, *, labels: int, exclude_seen: bool, held_out: Pairs | None = None) -> Int64:
-    """Get `query · L + label` of what rankings leave out, for the queries of `held_out` or all, int64 [P], rising."""
-    if not exclude_seen:
-        return np.zeros(0, np.int64)
-    if held_out is not None:
-        asked_Q = np.zeros(int(max(known.queries.max(initial=-1), held_out.queries.max(initial=-1))) + 1, np.bool_)
-        asked_Q[held_out.queries] = True
-        known = known.take(asked_Q[known.queries])
-    return distinct(pair_keys(known, labels))
-
-
-def to_find(held_out: Pairs, seen: Int64, *, labels: int, request_queries: Int32 | None = None) -> Int64:
-    """Get `query · L + label` of distinct held-out pairs whose keys are not in `seen`, int64 [P], rising.
-
-    With `request_queries`, query rows int32 [A], keys are of requests (`Pairs.request_rows`).
-    """
-    if request_queries is None:
-        keys = distinct(pair_keys(held_out, labels))
-        return keys[~is_among(keys, seen)]
-    keys = distinct(held_out.request_rows.astype(np.int64) * labels + held_out.labels)
-    return keys[~is_among(request_queries[keys // labels].astype(np.int64) * labels + keys % labels, seen)]
+def left_out(held_out: Pairs, past: Past, config: EvaluationConfig) -> tuple[Bools, Bools]:
+    """Return the pairs with too short a history, and the others with a label of their history, bool [n] each."""
+    rows_n = held_out.request_rows
+    short_n: Bools = past.lengths(rows_n) < config.least_history
+    if not config.exclude_seen:
+        return short_n, np.zeros(len(rows_n), np.bool_)
+    return short_n, ~short_n & past.holds(rows_n, held_out.labels)
 
 
 def pair_keys(pairs: Pairs, labels: int) -> Int64:
@@ -86,20 +81,21 @@ def pair_keys(pairs: Pairs, labels: int) -> Int64:
 
 @dataclass(frozen=True)
 class Task:
-    """The queries of an evaluation: every model and every baseline answers the same ones.
+    """The requests of an evaluation: every model and every baseline answers the same ones.
 
     Attributes:
-        rows_N: rows of requests (`Pairs.request_rows`), int32 [N], ascending.
-        queries_N: query rows of the requests, int32 [N]; equal to `rows_N` if every query has one request.
-        seen_keys: `query row · L + label` to leave out of the lists, int64, sorted.
+        rows_N: rows of the past, int32 [N], ascending: requests, or held-out pairs, each of which is then to be found
+            from the pairs before it.
+        past: history of every row.
+        exclude_seen: whether the labels of a row's history are left out of its list.
         ks: list lengths that the catalogue has labels for.
         own: registered metrics that the recipe names, their parameters bound.
     """
 
     rows_N: Int32
-    queries_N: Int32
+    past: Past
+    exclude_seen: bool
     positives: Positives
-    seen_keys: Int64
     ks: list[int]
     k: int
     bootstrap: Bootstrap
@@ -107,42 +103,51 @@ class Task:
 
     @classmethod
     def of(
-        cls, held_out: Pairs, known: Pairs, config: EvaluationConfig, *, labels: int, seed: int,
-        max_queries: int | None = None, request_queries: Int32 | None = None,
+        cls, held_out: Pairs, past: Past, config: EvaluationConfig, *, labels: int, seed: int,
+        max_queries: int | None = None,
     ) -> Task:  # fmt: skip
-        """Create the task of held-out pairs, at most `max_queries` queries drawn by seed.
+        """Create the task of held-out pairs, whose `request_rows` are rows of the past.
 
         Args:
-            known: pairs seen in training; out of each query's list if `exclude_seen`, and then no positive.
-            request_queries: query row of every request, int32 [A]; None where each query has one.
+            max_queries: most rows of the task, drawn by seed.
         """
         check_metric(config, labels=labels)
-        seen_keys = seen_pairs(known, labels=labels, exclude_seen=config.exclude_seen, held_out=held_out)
-        keys = to_find(held_out, seen_keys, labels=labels, request_queries=request_queries)
-        rows_N = distinct(keys // labels).astype(np.int32)
+        short_n, seen_n = left_out(held_out, past, config)
+        pairs = held_out.take(~(short_n | seen_n))
+        rows_N = distinct(pairs.request_rows)
         if len(rows_N) == 0:
-            raise DataError("evaluation: expected held-out pairs that are not in training, found none")
+            raise DataError(
+                f"evaluation: expected held-out pairs to find, found none of {len(held_out):,}: {seen_n.sum():,} seen "
+                f"before (exclude_seen), {short_n.sum():,} with too few earlier pairs (least_history)"
+            )
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
-            keys = keys[is_among(keys // labels, rows_N)]
-        asked = held_out.queries if request_queries is None else held_out.request_rows
-        pairs = asked.astype(np.int64) * labels + held_out.labels
-        kept = is_among(pairs, keys)
+            pairs = pairs.take(is_among(pairs.request_rows, rows_N))
         positives = Positives.of(
-            np.searchsorted(rows_N, asked[kept]), held_out.labels[kept], queries=len(rows_N), labels=labels,
-            weights=None if held_out.weights is None else held_out.weights[kept],
+            np.searchsorted(rows_N, pairs.request_rows), pairs.labels, queries=len(rows_N), labels=labels,
+            weights=pairs.weights,
         )  # fmt: skip
-        bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed)
+        bootstrap = Bootstrap(len(rows_N), resamples=config.bootstrap, seed=seed, queries_N=past.queries(rows_N))
         ks = [k for k in config.ks if k <= labels]
         own = {metric.name: partial(METRICS[metric.name], **metric.arguments) for metric in config.metrics}
-        queries_N = rows_N if request_queries is None else request_queries[rows_N]
-        return cls(rows_N, queries_N, positives, seen_keys, ks, min(max(config.ks), labels), bootstrap, own)
+        return cls(rows_N, past, config.exclude_seen, positives, ks, min(max(config.ks), labels), bootstrap, own)
+
+    @property
+    def seen(self) -> Past | None:
+        """Return the histories whose labels are left out of the lists; None leaves out nothing."""
+        return self.past if self.exclude_seen else None
+
+    @property
+    def in_words(self) -> str:
+        """Return the number of queries, and of requests if there are more."""
+        requests, queries = len(self.rows_N), len(distinct(self.past.queries(self.rows_N)))
+        return f"{requests:,} requests of {queries:,} queries" if requests > queries else f"{queries:,} queries"
 
     def among(self, kept_N: Bools) -> Task:
-        """Return the task of some of its queries, bool [N], with their resamples."""
+        """Return the task of some of its rows, bool [N], with their resamples."""
         return replace(
-            self, rows_N=self.rows_N[kept_N], queries_N=self.queries_N[kept_N],
-            positives=self.positives.of_queries(kept_N), bootstrap=self.bootstrap.among(kept_N),
+            self, rows_N=self.rows_N[kept_N], positives=self.positives.of_queries(kept_N),
+            bootstrap=self.bootstrap.among(kept_N),
         )  # fmt: skip
 
     def metrics(self, top_NK: Int32, facts: LabelFacts) -> dict[str, Interval]:
@@ -156,18 +161,6 @@ class Task:
     def ratios(self, k: str, top_NK: Int32, facts: LabelFacts) -> dict[str, tuple[Float64, Float64]]:
         """Compute numerators and denominators of the metrics at one k for every query, float64 [N] each."""
         return ratios_of(top_NK, self.positives, facts, ks=[int(k)], own=self.own)
-
-
-def seen_by(seen_keys: Int64, queries_B: Int32, *, labels: int) -> Int64:
-    """Get what the queries of a block have seen, as (place in the block, label), int64 [n, 2].
-
-    Args:
-        seen_keys: `query · L + label`, int64, sorted.
-    """
-    first_B = queries_B.astype(np.int64) * labels
-    starts, ends = np.searchsorted(seen_keys, [first_B, first_B + labels])
-    seen = np.concatenate([seen_keys[start:end] % labels for start, end in zip(starts, ends, strict=True)])
-    return np.stack([np.repeat(np.arange(len(queries_B)), ends - starts), seen], axis=1)
 
 
 def check_metric(config: EvaluationConfig, *, labels: int) -> None:

@@ -19,9 +19,9 @@ from longtail.bundle.arrays import Int32
 from longtail.bundle.bundle import LABEL_TOWER, QUERY_TOWER
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.evaluation.task import seen_by, seen_pairs
 from longtail.trainer.export.onnx import check_parity, export_towers
 from longtail.trainer.trained import Trained
 from longtail.trainer.warm_start import NEWEST, WEIGHTS_FILE, weights_of
@@ -32,28 +32,28 @@ _SOFTWARE = ("longtail", "keras", "numpy", "pyarrow", "onnxruntime")
 
 
 def to_bundle(
-    trained: Trained, known: Pairs, held_out_rows: Int32, seen: Pairs, dial: Dial, reports: dict[str, bytes],
+    trained: Trained, known: Pairs, held_out_rows: Int32, past: Past, dial: Dial, reports: dict[str, bytes],
     folder: Path,
 ) -> Bundle:  # fmt: skip
     """Create the bundle of a trained model, without writing it.
 
     Args:
         known: the pairs before the forecast period.
-        held_out_rows: `Pairs.request_rows` to draw calibration queries from, int32 [n].
-        seen: pairs that the evaluation of these queries left out.
+        held_out_rows: rows of the past to draw calibration queries from, int32 [n].
+        past: histories of these rows; the evaluation left out their labels.
         folder: folder for the towers, and for the tables to which the bundle's tables are links.
     """
     recipe, dataset, model = trained.recipe, trained.dataset, trained.model
     label_side = trained.label_side(known, served=True)
     rng = np.random.default_rng(recipe.seed)
     rows_C = np.sort(rng.permutation(held_out_rows)[:_CALIBRATION_QUERIES]).astype(np.int32)
-    inputs = trained.encoding.query.of_queries(rows_C)
+    inputs = trained.encoding.query.with_history(past).of_queries(rows_C)
     queries_CD = model.embed_queries(inputs)
     embedded = np.linalg.norm(queries_CD, axis=1) > 0  # a zero vector ranks no label above another
     exclude_history = recipe.evaluation.exclude_seen and any(
         feature.kind == "history" for feature in trained.encoding.query_features
     )
-    seen_N2 = _seen_labels(rows_C[embedded], seen, dataset) if exclude_history else None
+    seen_N2 = np.unique(past.seen(rows_C[embedded]).astype(np.int32), axis=0) if exclude_history else None
     towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
     if "label" in towers:
@@ -122,13 +122,6 @@ def to_bundle(
         forecast=trained.forecast(known),
         reports=reports | {WEIGHTS_FILE: weights_of(model, without=tables)},
     )
-
-
-def _seen_labels(rows_C: Int32, seen: Pairs, dataset: Dataset) -> Int32:
-    """Get pairs of a place in `rows_C` and a label that its query has seen, int32 [N, 2], ascending."""
-    queries_C = rows_C if dataset.request_queries is None else dataset.request_queries[rows_C]
-    labels, of_these = len(dataset.label_ids), seen.take(np.isin(seen.queries, queries_C))
-    return seen_by(seen_pairs(of_these, labels=labels, exclude_seen=True), queries_C, labels=labels).astype(np.int32)
 
 
 def _newest(dataset: Dataset) -> dict[str, str | int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -25,10 +24,10 @@ from longtail.trainer.config.loss import RetrievedConfig
 from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import CheckpointError
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, rank
-from longtail.trainer.evaluation.task import seen_pairs
 from longtail.trainer.losses.hits import hits_of
 from longtail.trainer.losses.method import Method, Visit, Weighted
 from longtail.trainer.losses.weights import MASKED
@@ -151,16 +150,14 @@ class Retrieved(Brought):
         dataset = self._dataset
         # The search runs over possible negatives only; `place_L` maps label rows to places among them, `among` back.
         among = np.flatnonzero(self._negatives_L).astype(np.int32)
-        place_L = np.cumsum(self._negatives_L) - 1
-        seen = dataset.train.take(self._negatives_L[dataset.train.labels])
-        seen = replace(seen, labels=place_L[seen.labels].astype(np.int32))
+        place_L = np.where(self._negatives_L, np.cumsum(self._negatives_L) - 1, -1).astype(np.int32)
+        past = Past.of(dataset.train, queries=len(dataset.query_ids), requests=dataset.request_queries)
         ranked, _ = rank(
             self._rows_A,
             embed_queries,
             label_side.among(among),
-            seen_pairs(seen, labels=len(among), exclude_seen=True),
+            past.with_labels(place_L),
             [Setting(self._config.bias_removal)],
             k=min(self._config.depth, len(among)),
-            queries_N=None if dataset.request_queries is None else dataset.request_queries[self._rows_A],
         )
         return np.where(ranked[0] < 0, np.int32(-1), among[ranked[0]])

@@ -18,6 +18,7 @@ from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Int32
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import ExportError
 from longtail.trainer.evaluation.dial import Dial, Noise, Setting, best_dial, chosen_by, lines
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve
@@ -55,6 +56,11 @@ def measured(
     bias_removal: float | None,
 ) -> tuple[Dial, bytes]:
     """Measure the dial with its curve, and write the bundle's metrics.json; `bias_removal` is λ unless chosen."""
+    if config.history != "fixed" or config.least_history:
+        raise ExportError(
+            "evaluation.history, evaluation.least_history: expected none with export_tfrs, whose columns describe each "
+            f"query already, received {config.history!r} and {config.least_history}"
+        )
     columns = query.columns(validation.queries)
     labels_N = _rows(validation.labels, ids)
     if len(columns) != len(labels_N):
@@ -70,11 +76,12 @@ def measured(
     seen = validation.seen or []
     held_out = _pairs(queries_N, labels_N)
     known = _pairs(np.repeat(queries_N, [*map(len, seen)] or 0), _rows([id_ for some in seen for id_ in some], ids))
+    past = Past.of(known, queries=len(first_Q))
     config = config.model_copy(update={"exclude_seen": validation.seen is not None})
 
     def measure(settings: list[Setting]) -> list[CurvePoint]:
         return bias_removal_curve(
-            held_out, known, embeddings_QD.__getitem__, label_side, config, seed=0, settings=settings
+            held_out, past, embeddings_QD.__getitem__, label_side, config, seed=0, settings=settings
         )  # fmt: skip
 
     if bias_removal is None:
@@ -87,7 +94,7 @@ def measured(
         BiasRemoval(default=best.bias_removal, noise=noise.name, chosen_by=why, curve_split="valid", curve=curve),
         Popularity(default=best.popularity),
     )
-    found = HeldOut.of(held_out, known, labels=len(ids), exclude_seen=config.exclude_seen)
+    found = HeldOut.of(held_out, past, config, labels=len(ids))
     figures = dial.bias_removal.model_dump(mode="json") | {"held_out": {"valid": asdict(found)}}
     return dial, json.dumps(figures, indent=1, ensure_ascii=False).encode()
 
