@@ -67,14 +67,14 @@ class Trial:
             settings: settings of the baseline; None takes the best on validation.
             long: runs even a baseline that takes many minutes.
         """
-        data = self.learnt_from(self.final.train, self.known)
+        data = self.learnt_from(self.final.train, self.task)
         if (reason := skipped(name, data)) and not (long and "many minutes" in reason):
             return reason
         baseline, began = BASELINES[name], time.perf_counter()
         if settings is None:
             settings = baseline.settings
             if baseline.grid:
-                learnt = self.learnt_from(self.dataset.train, self.dataset.train)
+                learnt = self.learnt_from(self.dataset.train, self.valid)
                 settings = tuned(baseline, self.valid, learnt, self.recipe.evaluation.metric, self.facts)
         chosen = time.perf_counter()
         top_NK = top_labels(self.task, data, baseline.fit(data, settings))
@@ -82,10 +82,10 @@ class Trial:
         method = f"{name} ({said})" if said else name
         return Row(method, top_NK, time.perf_counter() - chosen, chosen - began)
 
-    def learnt_from(self, train: Pairs, known: Pairs) -> Interactions:
-        """Return the interactions from which a baseline learns."""
+    def learnt_from(self, train: Pairs, task: Task) -> Interactions:
+        """Return the interactions from which a baseline learns, with the histories of a task."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
-        return Interactions(train, known, queries=queries, labels=labels, seed=self.recipe.seed)
+        return Interactions(train, task.past, queries=queries, labels=labels, seed=self.recipe.seed)
 
     @cached_property
     def valid(self) -> Task:
@@ -98,10 +98,9 @@ class Trial:
         return self.dataset.refit() if self.recipe.training.refit else self.dataset
 
     def _task(self, held_out: Pairs, known: Pairs, max_queries: int | None = None) -> Task:
-        return Task.of(
-            held_out, known, self.recipe.evaluation, labels=len(self.dataset.label_ids), seed=self.recipe.seed,
-            max_queries=max_queries, request_queries=self.dataset.request_queries,
-        )  # fmt: skip
+        config, labels, seed = self.recipe.evaluation, len(self.dataset.label_ids), self.recipe.seed
+        held_out, past = self.dataset.with_past(held_out, known, config.history)
+        return Task.of(held_out, past, config, labels=labels, seed=seed, max_queries=max_queries)
 
 
 def main(

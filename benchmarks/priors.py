@@ -112,7 +112,7 @@ def _ials_by_forecast(trial: Trial, bundle: Bundle) -> Row:
     """Answer test by iALS times (π*/π)^γ; settings and γ are chosen on valid, by the forecast of valid's time."""
     recipe, dataset, ials = trial.recipe, trial.dataset, BASELINES["iALS"]
     metric, train = recipe.evaluation.metric, dataset.train
-    learnt, data = trial.learnt_from(train, train), trial.learnt_from(trial.final.train, trial.known)
+    learnt, data = trial.learnt_from(train, trial.valid), trial.learnt_from(trial.final.train, trial.task)
     settings = tuned(ials, trial.valid, learnt, metric, trial.facts)
     scores, gain_L = ials.fit(learnt, settings), _log_gain(learnt, fit_forecast(recipe, dataset, train))
 

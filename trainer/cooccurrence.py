@@ -213,7 +213,7 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
     config = recipe.evaluation.model_copy(update={"ks": [1], "metric": "recall@1"})
     task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
     c_NL = TermOf(made, HistoryEntries(past, recipe.history_events))(task.rows_N)
-    counts_L, seen_n2 = dataset.label_counts(), past.seen(task.rows_N)
+    counts_L, seen_n2 = dataset.label_counts(), np.unique(past.seen(task.rows_N), axis=0)
     seen = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))
     hits = np.zeros(2)
     for row, label in zip(task.positives.query_rows.tolist(), task.positives.label_rows.tolist(), strict=True):

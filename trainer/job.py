@@ -230,8 +230,8 @@ def finish(
     if dial.curve:
         reports["report.html"] = html_report(recipe, dial, history, facts, compared, groups)
     with sibling_folder(out) as folder:
-        history = "fixed" if split == "train" else recipe.evaluation.history
-        held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), history)
+        kind = "fixed" if split == "train" else recipe.evaluation.history
+        held_out, past = dataset.with_past(getattr(dataset, split), dataset.before(split), kind)
         made = to_bundle(trained, known, distinct(held_out.request_rows), past, dial, reports, folder)
         with first_before_others("the bundle"):
             return made.write(out) if is_first() else Bundle.load(out)

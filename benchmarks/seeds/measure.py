@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from longtail.bundle import BUCKET_NAMES, Augmentation
-from longtail.bundle.arrays import Float32, Float64, Int8, Int32, Int64
+from longtail.bundle.arrays import Float32, Float64, Int8, Int32
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Bootstrap, Positives, metrics_of
 from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProposal, rank
@@ -20,17 +21,19 @@ from longtail.trainer.evaluation.ranking import EmbedQueries, LabelSide, LogProp
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Hold held-out pairs by query row; lists exclude `seen_keys`, each `query · L + label`."""
+    """Hold held-out pairs by query row; lists exclude the labels of `seen`, if any."""
 
     rows_N: Int32
     positives: Positives
-    seen_keys: Int64
+    seen: Past | None
 
     @classmethod
     def of(cls, pairs: Pairs, known: Pairs, *, labels: int, exclude_seen: bool, at_most: int | None = None) -> HeldOut:
         """Group pairs by query, for at most `at_most` queries, drawn by seed 0."""
-        seen = np.unique(known.queries.astype(np.int64) * labels + known.labels) if exclude_seen else np.zeros(0, int)
-        keys = np.setdiff1d(pairs.queries.astype(np.int64) * labels + pairs.labels, seen)
+        queries = int(max(pairs.queries.max(initial=-1), known.queries.max(initial=-1))) + 1
+        seen = Past.of(known, queries=queries) if exclude_seen else None
+        seen_n = np.zeros(len(pairs), np.bool_) if seen is None else seen.holds(pairs.queries, pairs.labels)
+        keys = np.unique((pairs.queries.astype(np.int64) * labels + pairs.labels)[~seen_n])
         rows_N = np.unique(keys // labels).astype(np.int32)
         if at_most is not None and len(rows_N) > at_most:
             rows_N = np.sort(np.random.default_rng(0).choice(rows_N, at_most, replace=False))
@@ -60,7 +63,7 @@ def measure(
     positives, labels = held_out.positives, len(label_side.counts)
     ks = [k for k in config.ks if k <= labels]
     tops, likelihoods = rank(
-        held_out.rows_N, embed_queries, label_side, held_out.seen_keys, [Setting(at) for at in grid], k=max(ks),
+        held_out.rows_N, embed_queries, label_side, held_out.seen, [Setting(at) for at in grid], k=max(ks),
         log_proposal=log_proposal, likely=positives if config.log_likelihood else None,
     )  # fmt: skip
     none = Bootstrap(len(held_out.rows_N), resamples=1, seed=0)

@@ -23,6 +23,7 @@ from longtail.trainer.config import Recipe, load_recipe
 from longtail.trainer.data.batches import epoch_batches, one_per_query
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.ranking import log_proposal_of
 from longtail.trainer.train import Run, prepare_run
 from longtail.trainer.trained import Trained
@@ -102,7 +103,7 @@ class Bench:
         """Measure a model on `valid` or `test`."""
         known = self.dataset.train if split == "valid" else self.dataset.train.followed_by(self.dataset.valid)
         pairs = self.dataset.valid if split == "valid" else self.dataset.test
-        features = trained.encoding.query.with_history(known)
+        features = trained.encoding.query.with_history(Past.of(known, queries=len(self.dataset.query_ids)))
         at_most = _VALID_QUERIES if split == "valid" else None
         return measure(
             self.held_out(pairs, known, trained.recipe, at_most),

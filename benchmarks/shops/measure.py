@@ -36,7 +36,7 @@ class Measurement:
         if not self.dataset.label_ids.equals(bundle.labels.ids):
             raise ValueError("bundle: expected the labels of the recipe's data, in their order, received others")
         self._trial = Trial(recipe, self.dataset)
-        self._known, self.task, self._facts = self._trial.known, self._trial.task, self._trial.facts
+        self.task, self._facts = self._trial.task, self._trial.facts
         queries = int(bundle.manifest.training_data["training_queries"])
         self.label_side = LabelSide.of_bundle(
             bundle.labels, bundle.embeddings, bundle.augmentation, training_queries=queries
@@ -46,17 +46,16 @@ class Measurement:
         """Answer by the bundle at its default λ and μ."""
         manifest = self.bundle.manifest
         encoding = Encoding.fit(self.recipe, self.dataset, dict(self.bundle.vocabularies), manifest.query_features)
-        features = encoding.query.with_history(self._known)
+        features = encoding.query.with_history(self.task.past)
         session = onnx_session(self.bundle.query_model, "query_tower.onnx")
         dial = Setting(manifest.bias_removal.default, manifest.popularity.default)
         (top_NK,), _ = rank(
             self.task.rows_N,
             lambda rows_B: session.run(None, features.of_queries(rows_B))[0],
             self.label_side,
-            self.task.seen_keys,
+            self.task.seen,
             [dial],
             k=self.task.k,
-            queries_N=self.task.queries_N,
         )
         return Row(f"Longtail ({dial})", top_NK, seconds, None)
 
@@ -75,11 +74,12 @@ class Measurement:
             np.array([int(id_[1:]) for id_ in ids.to_pylist()])
             for ids in (self.dataset.query_ids, self.dataset.label_ids)
         )
-        data = self._trial.learnt_from(self._known, self._known)
+        data = self._trial.learnt_from(self._trial.known, self.task)
         lowest = np.float32(np.finfo(np.float32).min)
 
         def scores(rows_B: Int32) -> Float32:
-            return np.maximum(log_odds_UP[users_Q[rows_B]][:, products_L].astype(np.float32), lowest)
+            users_B = users_Q[self.task.past.queries(rows_B)]
+            return np.maximum(log_odds_UP[users_B][:, products_L].astype(np.float32), lowest)
 
         return Row("the law itself", top_labels(self.task, data, scores), None, None)
 
@@ -94,7 +94,7 @@ class Measurement:
                 pq.write_table(_as_peers_read(pairs), folder / f"{name}.parquet")
             if features := _categories(dataset, self.recipe):
                 pq.write_table(features, folder / "features.parquet")
-            np.save(folder / "asked.npy", self.task.queries_N)
+            np.save(folder / "asked.npy", self.task.past.queries(self.task.rows_N))
             subprocess.run(
                 [str(python), str(_SASREC), str(folder), "--k", str(self.task.k), "--seed", str(self.recipe.seed)],
                 check=True,

@@ -9,6 +9,8 @@ import numpy as np
 
 from longtail.bundle import Buckets
 from longtail.bundle.arrays import Float32, Float64, Int32
+from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation import ranking
 from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.metrics import Positives
@@ -34,9 +36,9 @@ def ranked() -> tuple[Int32, list[Float64], list[int]]:
     rows_N = np.arange(QUERIES, dtype=np.int32)
     likely = Positives.of(rows_N, np.arange(3, 3 + QUERIES), queries=QUERIES, labels=LABELS)
     settings = [Setting(0.0), Setting(0.5)]
-    seen_keys = np.arange(QUERIES, dtype=np.int64) * LABELS + 2
+    seen = Past.of(Pairs(rows_N, np.full(QUERIES, 2, np.int32)), queries=QUERIES)
     top_GNK, (_, log_p_N) = ranking.rank(
-        rows_N, lambda rows_B: queries_ND[rows_B], side, seen_keys, settings, k=4, log_proposal=log_proposal,
+        rows_N, lambda rows_B: queries_ND[rows_B], side, seen, settings, k=4, log_proposal=log_proposal,
         likely=likely, likely_at=settings[1:],
     )  # fmt: skip
     assert log_p_N is not None

@@ -163,11 +163,11 @@ def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finishe
 
     trained, figures = finished.trained, json.loads((finished.out / "metrics.json").read_text())
     dataset, config = trained.dataset, trained.recipe.evaluation
-    known = dataset.before("test")
-    task = Task.of(dataset.test, known, config, labels=len(dataset.label_ids), seed=0)
-    features, side = trained.encoding.query.with_history(known), trained.label_side(known)
+    held_out, past = dataset.with_past(dataset.test, dataset.before("test"))
+    task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=0)
+    features, side = trained.encoding.query.with_history(past), trained.label_side(past.known)
     (top_NK,), _ = rank(
-        task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), side, task.seen_keys,
+        task.rows_N, lambda rows_B: trained.model.embed_queries(features.of_queries(rows_B)), side, task.seen,
         [Setting(figures["default"])], k=task.k,
     )  # fmt: skip
     query_ids, label_ids = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
@@ -177,7 +177,7 @@ def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finishe
             "user_id": [query_ids[row] for row in pairs.queries], "item_id": [label_ids[row] for row in pairs.labels]
         }  # fmt: skip
 
-    lists = {"user_id": [query_ids[row] for row in task.queries_N],
+    lists = {"user_id": [query_ids[row] for row in task.rows_N],
              "item_id": [[label_ids[label] for label in top] for top in top_NK.tolist()]}  # fmt: skip
     splits = {name: ids(getattr(dataset, name)) for name in ("train", "valid", "test")}
     write(tmp_path, splits | {"lists": lists, "items": {"item_id": label_ids}})

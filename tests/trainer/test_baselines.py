@@ -12,6 +12,7 @@ from rich.console import Console
 from longtail.bundle import Buckets
 from longtail.trainer import job
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.baselines import (
     BASELINES,
     Interactions,
@@ -50,9 +51,10 @@ def planted() -> tuple[Pairs, Pairs]:
 
 
 TRAIN, HELD_OUT = planted()
-DATA = Interactions(TRAIN, TRAIN, queries=QUERIES, labels=L, seed=0)
+PAST = Past.of(TRAIN, queries=QUERIES)
+DATA = Interactions(TRAIN, PAST, queries=QUERIES, labels=L, seed=0)
 CONFIG = tiny.recipe(evaluation={"ks": [2, K], "metric": f"recall@{K}"}).evaluation
-TASK = Task.of(HELD_OUT, TRAIN, CONFIG, labels=L, seed=0)
+TASK = Task.of(HELD_OUT, PAST, CONFIG, labels=L, seed=0)
 COUNTS = np.bincount(TRAIN.labels, minlength=L)
 SIDE = LabelSide.of(
     np.zeros((L, 2), np.float32), None, COUNTS, training_queries=QUERIES, temperature=1.0,
@@ -99,7 +101,7 @@ def test_of_pairs_of_one_moment_the_first_are_the_latest(share: float) -> None:
     pairs = Pairs(np.sort(rng.integers(QUERIES, size=200)).astype(np.int32), labels, times=times, weights=weights)
     latest = np.argsort(-times, kind="stable")[: round(share * 200)]
 
-    scores = recent_popularity(Interactions(pairs, pairs, QUERIES, L, 0), {"share": share})
+    scores = recent_popularity(Interactions(pairs, PAST, QUERIES, L, 0), {"share": share})
     assert isinstance(scores, SameForAll)
     counts = np.bincount(labels[latest], weights[latest], minlength=L)
     np.testing.assert_allclose(scores.scores_L, counts, rtol=1e-6)
@@ -112,7 +114,7 @@ def weighted(rng: np.random.Generator) -> Interactions:
         query.astype(np.int32), label.astype(np.int32), weights=rng.random(len(query)).astype(np.float32) + 0.1
     )
     known = Pairs(np.append(pairs.queries, np.int32([39, 39])), np.append(pairs.labels, np.int32([2, 7])))
-    return Interactions(pairs, known, queries=40, labels=15, seed=0)
+    return Interactions(pairs, Past.of(known, queries=40), queries=40, labels=15, seed=0)
 
 
 def summed(data: Interactions, similarity_LL: np.ndarray, most: int) -> np.ndarray:
@@ -121,7 +123,7 @@ def summed(data: Interactions, similarity_LL: np.ndarray, most: int) -> np.ndarr
     for label in range(data.labels):
         others = [other for other in range(data.labels) if other != label]
         near = sorted(others, key=lambda other: -similarity_LL[label, other])[:most]
-        for query, known in zip(data.known.queries, data.known.labels, strict=True):
+        for query, known in zip(data.past.known.queries, data.past.known.labels, strict=True):
             scores_QL[query, label] += similarity_LL[label, known] if known in near else 0
     return scores_QL
 
@@ -171,7 +173,7 @@ def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
 
     found = ease(data, {"l2": l2})(np.arange(40, dtype=np.int32))
     known = np.zeros((40, 15))
-    known[data.known.queries, data.known.labels] = 1
+    known[data.past.known.queries, data.past.known.labels] = 1
     np.testing.assert_allclose(found, known @ weights, rtol=1e-4, atol=1e-5)
 
 
@@ -231,9 +233,10 @@ def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wan
     """Query 0 is asked in two contexts, and 1 in one; baselines know no context, and all leave out what 0 has seen."""
     train = tiny.pairs((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3))
     held_out = Pairs(np.int32([0, 0, 1]), np.int32([1, 3, 2]), requests=np.int32([0, 1, 2]))
-    data = Interactions(train, train, queries=3, labels=4, seed=0)
+    past = Past.of(train, queries=3, requests=np.int32([0, 0, 1]))
+    data = Interactions(train, past, queries=3, labels=4, seed=0)
     config = tiny.recipe(evaluation={"ks": [1, 2], "metric": "recall@2"}).evaluation
-    task = Task.of(held_out, train, config, labels=4, seed=0, request_queries=np.int32([0, 0, 1]))
+    task = Task.of(held_out, past, config, labels=4, seed=0)
 
     for name in ("popularity", "item-kNN", "RP3beta", "EASE", "iALS"):
         lists = top_labels(task, data, BASELINES[name].fit(data, BASELINES[name].settings))
@@ -284,7 +287,7 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_PRODUCTS", 10)
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._QUICK_LABELS", L - 1)
     untimed = dataclasses.replace(TRAIN, times=None)
-    data = Interactions(untimed, untimed, queries=QUERIES, labels=L, seed=0)
+    data = Interactions(untimed, PAST, queries=QUERIES, labels=L, seed=0)
 
     reasons = {name: skipped(name, data) for name in BASELINES}
 
@@ -325,8 +328,9 @@ def test_the_first_that_a_query_has_not_seen_are_found_however_far_down_they_are
         k, order_L = int(rng.integers(1, min(labels, 3) + 1)), rng.permutation(labels)
         seen = np.unique(rng.integers(0, 10 * labels, int(rng.integers(0, 20 * labels))))
         request_queries = rng.integers(0, 10, queries).astype(np.int32)
-        task = dataclasses.replace(TASK, queries_N=request_queries, seen_keys=seen, k=k)
-        found = _unseen(task, Interactions(TRAIN, TRAIN, queries=10, labels=labels, seed=0), order_L)
+        known = Pairs((seen // labels).astype(np.int32), (seen % labels).astype(np.int32))
+        past = Past.of(known, queries=10, requests=request_queries)
+        found = _unseen(dataclasses.replace(TASK, rows_N=np.arange(queries), past=past, k=k), order_L)
         for asker, top in zip(request_queries, found, strict=True):
             unseen = [label for label in order_L if asker * labels + label not in seen][:k]
             assert top.tolist() == unseen + [-1] * (k - len(unseen))

@@ -89,7 +89,7 @@ def test_splits_are_counted(small: Path) -> None:
     }  # fmt: skip
     assert test == {
         "pairs": 4, "distinct": 4, "queries": 2, "labels": 3, "first": "2023-11-22 00:00", "last": "2023-11-25 00:00",
-        "new queries": 1, "new labels": 1, "on new labels": 1, "seen": 1, "to find": 3,
+        "new queries": 1, "new labels": 1, "on new labels": 1, "short": 0, "seen": 1, "to find": 3,
     }  # fmt: skip
     assert "test: 1 pairs (25.0%) are of labels without a training pair" in found.warnings
     assert check(small, overrides=["evaluation.exclude_seen=false"]).splits["test"]["to find"] == 4

@@ -128,7 +128,9 @@ def test_a_bundle_is_measured_with_propensity_scores(finished: Finished, capsys:
     trained = finished.trained
     scored = replace(trained, recipe=load_recipe(finished.recipe, [propensity]))
     known = trained.dataset.train.followed_by(trained.dataset.valid)
-    curve = scored.curve(trained.dataset.test, known, [Setting(at) for at in (0.0, 0.5, 1.0)])
+    curve = scored.curve(
+        *trained.dataset.with_past(trained.dataset.test, known), [Setting(at) for at in (0.0, 0.5, 1.0)]
+    )
     for row, point in zip(rows, curve, strict=True):
         for name in ("psp@5", "psndcg@5"):
             assert row[names.index(name)] == f"{point.metrics[name].value:.4f}"

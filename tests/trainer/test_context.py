@@ -15,6 +15,7 @@ from longtail.trainer.config import EvaluationConfig, load_recipe
 from longtail.trainer.data.batches import epoch_batches
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.data.prepared import read_dataset
 from longtail.trainer.errors import DataError, RecipeError
 from longtail.trainer.evaluation.dial import Setting
@@ -124,8 +125,8 @@ def test_every_way_to_ask_has_a_list_of_its_own() -> None:
     config = EvaluationConfig.model_validate({"ks": [1, 2], "metric": "recall@1", "bootstrap": 10})
 
     (point,) = bias_removal_curve(
-        held_out, known, lambda rows: scores[rows], labels, config, seed=0, request_queries=request_queries,
-        settings=[Setting(0.0)],
+        held_out, Past.of(known, queries=2, requests=request_queries), lambda rows: scores[rows], labels, config,
+        seed=0, settings=[Setting(0.0)],
     )  # fmt: skip
 
     # Label 0 is seen by query 0 and hidden in both of its contexts: first are 1, 2 and, of query 1, label 0.

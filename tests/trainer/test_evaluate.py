@@ -6,6 +6,7 @@ import pytest
 
 from longtail.bundle import Augmentation, Buckets, CurvePoint, Interval
 from longtail.trainer.config import EvaluationConfig
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.dial import Noise, Setting, best_dial, lines
 from longtail.trainer.evaluation.ranking import LabelSide, bias_removal_curve, rank
@@ -21,6 +22,7 @@ BIAS = rng.standard_normal(L).astype(np.float32)
 COUNTS = np.array([50, 30, 9, 9, 4, 2, 1, 1, 0])
 LOG_PN = np.log((COUNTS + 0.5) / (COUNTS.sum() + L / 2))
 KNOWN = tiny.pairs(*[(query, label) for query in range(QUERIES) for label in rng.permutation(L)[:3]]).sorted()
+PAST = Past.of(KNOWN, queries=QUERIES)
 HELD_OUT = tiny.pairs(*[(query, label) for query in range(1, QUERIES) for label in rng.permutation(L)[:3]])
 
 
@@ -66,7 +68,7 @@ def test_evaluation_is_a_sort_of_every_score(
 ) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.ranking._BLOCK_BYTES", block_bytes)
 
-    curve = bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(bias=bias), config(exclude_seen=exclude_seen), seed=0)
+    curve = bias_removal_curve(HELD_OUT, PAST, embed, label_side(bias=bias), config(exclude_seen=exclude_seen), seed=0)
 
     assert [point.bias_removal for point in curve] == GRID
     for point in curve:
@@ -80,7 +82,7 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
     inverse = 1 + 2 * (np.log(100) - 1) / (COUNTS + 1)
 
     (point,) = bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]), seed=0,
+        HELD_OUT, PAST, embed, label_side(), config(propensity={"a": 1, "b": 1}, bias_removal=[0.7]), seed=0,
     )  # fmt: skip
 
     reached, best = 0.0, 0.0
@@ -94,15 +96,15 @@ def test_propensity_scores_are_those_of_the_counts_and_the_training_queries() ->
         best += np.sort(inverse[wanted])[::-1][:2].sum()
     assert point.metrics["psp@2"].value == pytest.approx(reached / best)
     assert not any(name.startswith("ps") for name in bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(), seed=0
+        HELD_OUT, PAST, embed, label_side(), config(), seed=0
     )[0].metrics)  # fmt: skip
 
 
 def test_rankings_leave_out_what_was_seen_and_end_where_nothing_is_left() -> None:
     known = tiny.pairs(*[(0, label) for label in range(L - 2)], (1, 3))
-    seen_keys = known.queries.astype(np.int64) * L + known.labels
+    seen = Past.of(known, queries=2)
 
-    top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen_keys, [Setting(0.0), Setting(1.0)], k=L)
+    top, likelihoods = rank(np.int32([0, 1]), embed, label_side(), seen, [Setting(0.0), Setting(1.0)], k=L)
 
     assert likelihoods == [None, None]
 
@@ -122,7 +124,7 @@ def log_softmax(scores: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("calibrated_at", GRID)
 def test_the_log_likelihood_is_the_mean_log_softmax_of_the_pairs_over_what_may_be_ranked(calibrated_at: float) -> None:
     curve = bias_removal_curve(
-        HELD_OUT, KNOWN, embed, label_side(), config(log_likelihood=True), seed=0,
+        HELD_OUT, PAST, embed, label_side(), config(log_likelihood=True), seed=0,
         calibrated_at=calibrated_at,
     )  # fmt: skip
 
@@ -151,7 +153,7 @@ def test_repeated_and_weighted_pairs_count_in_the_likelihood_where_the_true_prob
     def measured(pairs: Any, log_p_L: np.ndarray) -> dict[str, float]:
         side = dataclasses.replace(label_side(), embeddings=ITEMS * 0, bias=log_p_L.astype(np.float32))
         (point,) = bias_removal_curve(
-            pairs, KNOWN, embed, side, config(log_likelihood=True, exclude_seen=False, ks=[3], metric="recall@3"),
+            pairs, PAST, embed, side, config(log_likelihood=True, exclude_seen=False, ks=[3], metric="recall@3"),
             seed=0, settings=[Setting(0.0)], calibrated_at=0.0,
         )  # fmt: skip
         return {name: interval.value for name, interval in point.metrics.items()}
@@ -171,7 +173,7 @@ def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
 
     def likelihood(side: LabelSide, pairs: Any, *, described: bool) -> float:
         (point,) = bias_removal_curve(
-            pairs, KNOWN, embed, side, config(log_likelihood=True), seed=0,
+            pairs, PAST, embed, side, config(log_likelihood=True), seed=0,
             settings=[Setting(0.7)], calibrated_at=0.7, described=described,
         )  # fmt: skip
         return point.metrics["log_likelihood"].value
@@ -186,7 +188,7 @@ def test_labels_that_were_no_negatives_are_not_in_the_likelihood() -> None:
 def test_a_conditional_proposal_takes_the_place_of_the_frequencies() -> None:
     log_p = np.log(np.random.default_rng(4).dirichlet(np.ones(L), QUERIES)).astype(np.float32)
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, label_side(), np.zeros(0, np.int64), [*map(Setting, GRID)], k=L,
+        np.arange(QUERIES, dtype=np.int32), embed, label_side(), None, [*map(Setting, GRID)], k=L,
         log_proposal=lambda rows: log_p[rows],
     )  # fmt: skip
 
@@ -209,7 +211,7 @@ def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | Non
     settings = [Setting(0.0), Setting(1.0), Setting(0.7, -0.5), Setting(0.0, 2.0)]
 
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), embed, side, np.zeros(0, np.int64), settings, k=L,
+        np.arange(QUERIES, dtype=np.int32), embed, side, None, settings, k=L,
         log_proposal=(lambda rows: log_proposal[rows].astype(np.float32)) if tree else None,
     )  # fmt: skip
 
@@ -250,10 +252,11 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
     first_line, second_line = map(Setting, (-0.5, 0, 0.25, 1)), [Setting(0.25, at) for at in (-1, 0.5)]
     settings = [*first_line, *second_line, Setting(0, 2), Setting(-64, 32)]
     seen = few.random((QUERIES, labels)) < 0.1
+    past = Past.of(tiny.pairs(*np.argwhere(seen)), queries=QUERIES)
 
     top, _ = rank(
-        np.arange(QUERIES, dtype=np.int32), lambda rows: np.float32(users[rows]), side, np.flatnonzero(seen), settings,
-        k=k, log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
+        np.arange(QUERIES, dtype=np.int32), lambda rows: np.float32(users[rows]), side, past, settings, k=k,
+        log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
     )  # fmt: skip
 
     for at, (bias_removal, popularity) in enumerate(settings):
@@ -323,15 +326,15 @@ def test_a_prior_may_bring_a_floor_nearer() -> None:
 
 
 def test_nothing_to_find_is_an_error() -> None:
-    with pytest.raises(DataError, match="expected held-out pairs that are not in training, found none"):
-        bias_removal_curve(KNOWN, KNOWN, embed, label_side(), config(), seed=0)
+    with pytest.raises(DataError, match="expected held-out pairs to find, found none of 36: 36 seen before"):
+        bias_removal_curve(KNOWN, PAST, embed, label_side(), config(), seed=0)
 
 
 def test_a_metric_over_more_labels_than_there_are_is_an_error() -> None:
     long = config(ks=[2, 20], metric="recall@20")
 
     with pytest.raises(DataError, match=r"metric: expected a k of at most 9, all labels, received recall@20"):
-        bias_removal_curve(HELD_OUT, KNOWN, embed, label_side(), long, seed=0)
+        bias_removal_curve(HELD_OUT, PAST, embed, label_side(), long, seed=0)
 
 
 def test_a_metric_of_a_bucket_without_valid_pairs_is_refused() -> None:

@@ -140,8 +140,8 @@ def test_a_model_trained_in_mixed_precision_is_exported_in_full(tmp_path: Path) 
     training, query = {"precision": "mixed_bfloat16", "batch_size": 3}, {"features": [tiny.USER], "hidden": [8]}
     trained = id_towers(tmp_path, training=training, query=query)
 
-    train = trained.dataset.train
-    bundle = to_bundle(trained, train, np.arange(3), train, Dial(BiasRemoval(default=0)), {}, tmp_path)
+    train, past = trained.dataset.with_past(trained.dataset.train, trained.dataset.train)
+    bundle = to_bundle(trained, train, np.arange(3), past, Dial(BiasRemoval(default=0)), {}, tmp_path)
     inputs = {"user_id": np.int32([0, 1, 2, 3])}
     np.testing.assert_allclose(run(bundle.query_tower, inputs), trained.model.embed_queries(inputs), atol=1e-5)
 
@@ -173,9 +173,9 @@ def test_a_tower_that_computes_something_else_is_not_exported(
     for side, model in altered.items():
         (tmp_path / f"{side}_tower.onnx").write_bytes(model)
 
-    train = finished.trained.dataset.train
+    train, past = (dataset := finished.trained.dataset).with_past(dataset.train, dataset.train)
     with pytest.raises(ExportError, match=message):
-        to_bundle(finished.trained, train, np.arange(40), train, Dial(BiasRemoval(default=0)), {}, tmp_path)
+        to_bundle(finished.trained, train, np.arange(40), past, Dial(BiasRemoval(default=0)), {}, tmp_path)
 
 
 def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finished) -> None:

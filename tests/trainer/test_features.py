@@ -14,6 +14,7 @@ from longtail.trainer.data.columns import Bags
 from longtail.trainer.data.dataset import Dataset, load_dataset
 from longtail.trainer.data.encode import Encoding
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from tests.trainer import tiny
 
@@ -262,7 +263,7 @@ def test_a_history_may_be_of_some_event_types(ordered: bool) -> None:
     before, beside = [[], [], [1], [1], [], [], [3]], [[1, 3], [3], [1, 3], [1], [3], [], [3]]
     assert kept == (before if ordered else beside)
     later = Pairs(np.int32([1, 2]), np.int32([4, 0]), times=np.float64([8, 9]), events=np.int32([1, 0]))
-    asked = query.with_history(train.followed_by(later)).of_queries(np.int32([0, 1, 2]))
+    asked = query.with_history(Past.of(train.followed_by(later), queries=3)).of_queries(np.int32([0, 1, 2]))
     assert asked["seen"].tolist() == [[2, 4], [4, 5], [0, 0]]
 
 
@@ -299,7 +300,7 @@ def test_the_history_of_a_question_is_everything_known_latest_last() -> None:
     assert found["seen"].tolist() == [[3, 1], [3, 0], [0, 0]]
     assert found["seen__weight"].tolist() == [[1, 1], [1, 0], [0, 0]]
 
-    later = query.with_history(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))))
+    later = query.with_history(Past.of(dataset.train.followed_by(tiny.pairs((0, 3), (2, 1))), queries=3))
     assert later.of_queries(np.int32([0, 1, 2]))["seen"].tolist() == [[1, 0], [3, 0], [2, 0]]
     assert later.of_queries(np.int32([0, 1, 2]))["seen__weight"].tolist() == [[1, 1], [1, 0], [1, 0]]
 

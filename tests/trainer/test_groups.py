@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from longtail.bundle import Buckets
 from longtail.trainer.data.dataset import Requests
 from longtail.trainer.data.pairs import Pairs
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.groups import figures_by_group, record_of
 from longtail.trainer.evaluation.metrics import LabelFacts
@@ -24,14 +25,15 @@ TEST = tiny.pairs((0, 3), (0, 6), (1, 1), (2, 7), (3, 0), (3, 9), (4, 0), (5, 2)
 TOP = np.int32([[3, 4, 5], [2, 3, 4], [7, 8, 9], [0, 2, 9], [0, 1, 2], [0, 1, 3]])
 DATA = tiny.dataset(TRAIN, queries=6, labels=L, test=TEST, query_table=pa.table({"country": COUNTRIES}))
 CONFIG = tiny.recipe(evaluation={"ks": [K], "metric": f"recall@{K}"}).evaluation
-TASK = Task.of(TEST, TRAIN, CONFIG, labels=L, seed=0)
+PAST = Past.of(TRAIN, queries=6)
+TASK = Task.of(TEST, PAST, CONFIG, labels=L, seed=0)
 COUNTS = np.bincount(TRAIN.labels, minlength=L)
 FACTS = LabelFacts(COUNTS, Buckets.by_quantile(COUNTS).assign(COUNTS))
 
 
 def test_groups_by_known_pairs_and_by_a_column() -> None:
     """Known pairs are 3, 1, 4, 1, 0, 0: the median of those with any is 2. Recalls: ½, 0, 1, 1, 1, 0."""
-    groups = figures_by_group(["country"], DATA, TRAIN, TASK, TOP, FACTS)
+    groups = figures_by_group(["country"], DATA, TASK, TOP, FACTS)
 
     found = {group.name: (group.queries, group.pairs, group.metrics[f"recall@{K}"].value) for group in groups}
     assert found == {
@@ -50,10 +52,10 @@ def test_groups_by_known_pairs_and_by_a_column() -> None:
 @pytest.mark.parametrize("country", ["DE", "FR"])
 def test_a_group_has_the_figures_of_its_queries_alone(country: str) -> None:
     rows = [row for row, of in enumerate(COUNTRIES) if of == country]
-    alone = Task.of(TEST.take(np.isin(TEST.queries, rows)), TRAIN, CONFIG, labels=L, seed=0)
+    alone = Task.of(TEST.take(np.isin(TEST.queries, rows)), PAST, CONFIG, labels=L, seed=0)
     expected = alone.metrics(TOP[rows], FACTS)
 
-    (group,) = [each for each in figures_by_group(["country"], DATA, TRAIN, TASK, TOP, FACTS) if each.value == country]
+    (group,) = [each for each in figures_by_group(["country"], DATA, TASK, TOP, FACTS) if each.value == country]
 
     assert group.metrics.keys() == expected.keys()
     for name, interval in group.metrics.items():
@@ -65,9 +67,9 @@ def test_requests_are_in_the_group_of_their_own_context() -> None:
     held_out = Pairs(np.int32([0, 0]), np.int32([3, 6]), requests=np.int32([0, 1]))
     requests = Requests(np.int32([0, 0]), contexts=np.int32([1, 0]))
     data = tiny.dataset(TRAIN, queries=6, labels=L, requests=requests, contexts=pa.table({"device": ["tv", "phone"]}))
-    task = Task.of(held_out, TRAIN, CONFIG, labels=L, seed=0, request_queries=requests.queries)
+    task = Task.of(held_out, Past.of(TRAIN, queries=6, requests=requests.queries), CONFIG, labels=L, seed=0)
 
-    groups = figures_by_group(["device"], data, TRAIN, task, np.int32([[3, 4, 5], [3, 4, 5]]), FACTS)
+    groups = figures_by_group(["device"], data, task, np.int32([[3, 4, 5], [3, 4, 5]]), FACTS)
 
     recalls = {group.name: group.metrics[f"recall@{K}"].value for group in groups if group.column == "device"}
     assert recalls == {"device = phone": 1, "device = tv": 0}
@@ -85,9 +87,9 @@ def test_rare_values_are_one_group() -> None:
             {"zip": [*map(str, range(30)), *map(str, range(24)), *["other"] * 6], "few": ["other", "a"] * 30}
         ),
     )
-    task = Task.of(test, TRAIN.take(slice(0)), CONFIG, labels=L, seed=0)
+    task = Task.of(test, Past.of(TRAIN.take(slice(0)), queries=queries), CONFIG, labels=L, seed=0)
 
-    groups = figures_by_group(["zip", "few"], data, TRAIN, task, np.zeros((queries, K), np.int32), FACTS)
+    groups = figures_by_group(["zip", "few"], data, task, np.zeros((queries, K), np.int32), FACTS)
 
     of_zip = [group for group in groups if group.column == "zip"]
     assert [group.name for group in of_zip] == [*(f"zip = {place}" for place in range(20)), "zip = other"]
@@ -109,7 +111,7 @@ def test_columns_that_make_no_groups_are_refused() -> None:
     }
     for name, message in refused.items():
         with pytest.raises(DataError) as error:
-            figures_by_group([name], data, TRAIN, TASK, TOP, FACTS)
+            figures_by_group([name], data, TASK, TOP, FACTS)
         assert str(error.value) == message
 
 

@@ -196,6 +196,11 @@ def test_fit_serves_the_prior_that_it_evaluated(folder: Path, tmp_path: Path) ->
     assert early["forecast"] == pytest.approx(early["refreshed"], abs=0.02)  # no pair has come before the first period
     late = {each.prior: each.metrics["recall@10"].value for each in rolled[-3:]}
     assert late["refreshed"] > late["counts"]
+    each_pair = {"ks": [10], "metric": "recall@10", "baselines": [], "history": "growing"}
+    growing = recipe(folder, FORECAST, evaluation=each_pair)
+    _, forecast, _ = evaluate_rolling(bundle, growing, 1)  # one period is the whole of test
+    assert forecast.metrics["recall@10"].value == pytest.approx(evaluate(bundle, growing).value())
+    assert forecast.metrics["recall@10"].value != pytest.approx(evaluate(bundle).value(), abs=1e-4)
     stored, again = evaluate(bundle), evaluate(bundle, of)
     assert again.value() == pytest.approx(stored.value(), abs=1e-3)
     assert stored.value() > 1.3 * evaluate(count).value()

@@ -49,7 +49,7 @@ def test_the_page_escapes_what_it_is_told(page: str) -> None:
 
 
 COMPARED = Comparison(
-    metric="recall@2", queries=7, model=point(0.5, 0.25).metrics,
+    metric="recall@2", task="7 queries", model=point(0.5, 0.25).metrics,
     baselines={"iALS": point(0, 0.5).metrics, "popularity": point(0, 0.125).metrics},
     settings={"iALS": {"confidence": 5}, "popularity": {}}, seconds={"iALS": 1234.5, "popularity": 0.2}, best="iALS",
     differences={

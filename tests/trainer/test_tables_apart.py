@@ -70,9 +70,8 @@ def test_whatever_reads_a_table_finds_its_rows(tmp_path: Path, features: list[di
     trained = trained_on(
         tmp_path, query={"features": features, "hidden": [5]}, data={"timestamp": "time"}, loss={"hits": "keep"}
     )
-    made = to_bundle(
-        trained, trained.dataset.train, np.arange(4), trained.dataset.train, Dial(BiasRemoval(default=0)), {}, tmp_path
-    )
+    train, past = trained.dataset.with_past(trained.dataset.train, trained.dataset.train)
+    made = to_bundle(trained, train, np.arange(4), past, Dial(BiasRemoval(default=0)), {}, tmp_path)
     bundle = made.write(tmp_path / "bundle")
 
     for name in trained.model.towers.tables:

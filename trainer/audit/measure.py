@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from longtail.bundle import BUCKET_NAMES, Interval
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import is_among
+from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.audit.lists import Columns, Lists, read_lists, rows_of
 from longtail.trainer.config import DataConfig, EvaluationConfig
 from longtail.trainer.config.reading import in_words
@@ -208,14 +208,14 @@ class _Placed:
     @classmethod
     def of(cls, lists: Lists, query_rows: Int32, label_rows: Int32, task: Task) -> _Placed:
         listed = query_rows[lists.query_E]
-        kept_E: Bools = is_among(listed, task.queries_N)
-        row_E = np.searchsorted(task.queries_N, listed[kept_E])
+        kept_E: Bools = is_among(listed, task.rows_N)
+        row_E = np.searchsorted(task.rows_N, listed[kept_E])
         label_E, place_E = label_rows[lists.label_E[kept_E]], lists.place_E[kept_E]
-        length_N = np.bincount(row_E, minlength=len(task.queries_N))
+        length_N = np.bincount(row_E, minlength=len(task.rows_N))
         _, first = np.unique(row_E * np.int64(task.positives.labels) + label_E, return_index=True)
-        top_NK = np.full((len(task.queries_N), task.k), -1, np.int32)
+        top_NK = np.full((len(task.rows_N), task.k), -1, np.int32)
         top_NK[row_E[first], place_E[first]] = label_E[first]
-        left_out = int((~is_among(query_rows, task.queries_N)).sum())
+        left_out = int((~is_among(query_rows, task.rows_N)).sum())
         return cls(top_NK, length_N, len(row_E) - len(first), left_out)
 
 
@@ -225,9 +225,8 @@ def _findings(
     train, test, labels = dataset.before("test"), dataset.test, task.positives.labels
     entries, queries = int(placed.length_N.sum()), len(task.rows_N)
     row_n, label_n = task.past.seen(task.rows_N).T
-    known_NK = is_among(
-        np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK, row_n * np.int64(labels) + label_n
-    ) & (placed.top_NK >= 0)
+    keys_NK = np.arange(queries)[:, None] * np.int64(labels) + placed.top_NK
+    known_NK = is_among(keys_NK, distinct(row_n * labels + label_n)) & (placed.top_NK >= 0)
     allowed = " (allowed by --include-seen)" if audited.include_seen else ""
     found = [
         Finding(

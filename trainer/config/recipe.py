@@ -146,8 +146,12 @@ class Recipe(Section):
         lacking = [name for name in self.evaluation.groups if name not in self.context_columns]
         if lacking and not data.queries:
             yield f"evaluation.groups: expected data.queries, a table with {lacking[0]!r}, received none"
-        if self.evaluation.history == "growing" and not data.ordered:
-            yield "evaluation.history: expected data.timestamp, or a data.split by time per query, with 'growing'"
+        random = data.split is not None and data.split.strategy.startswith("random")
+        if self.evaluation.history == "growing" and (random or not data.ordered):
+            yield (
+                "evaluation.history: expected pairs in time order with 'growing', by data.timestamp or a data.split by "
+                f"time per query, received {'a random data.split' if random else 'none'}"
+            )
         if data.valid_from and not (data.queries and data.timestamp):
             yield "data.valid_from: expected data.queries and data.timestamp with it"
         if loss.negatives_per == "query" and data.reduction == "sample":

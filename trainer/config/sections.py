@@ -327,10 +327,10 @@ class EvaluationConfig(Section):
     `from = "row"`. Figures at the default λ and μ are reported for each of the 20 most frequent values. They are also
     reported for queries without a known pair (`new`), with up to the median number (`few`), and with more (`many`)."""
     history: Literal["fixed", "growing"] = "fixed"
-    """History of a query on valid and test. `fixed`: its pairs before the split, for all of its held-out pairs. `growing`
-    finds every held-out pair separately, as the next one after the query's pairs before the split and its earlier
-    held-out pairs. Metrics are then means over held-out pairs, so that a query with five of them counts five times, and
-    intervals resample queries. It suits sessions that begin after training."""
+    """History of a query on valid and test. `fixed` reads the pairs before the split, for all of its held-out pairs.
+    `growing` finds every held-out pair separately, as the next one after the query's pairs before the split and its
+    earlier held-out pairs. Metrics are then means over held-out pairs, so a query with five of them counts five times;
+    intervals still resample queries. Use it for sessions that begin after training."""
     least_history: int = Field(default=0, ge=0)
     """Leaves out held-out pairs whose history has fewer pairs, of any event type. With `history = "growing"`, 1 leaves
     out the first pair of a new session, of which nothing is known. `fit` prints their number."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from longtail.bundle.arrays import Bools, Int32, Int64
-from longtail.bundle.sets import distinct
 from longtail.trainer.data.pairs import Pairs
 
 Rows = npt.NDArray[np.integer]
@@ -48,11 +47,11 @@ class Past:
     @classmethod
     def growing(cls, known: Pairs, held_out: Pairs, *, queries: int) -> Past:
         """Create a growing past of sorted held-out pairs; row e is the e-th of these pairs."""
-        of_held_out_Q = np.zeros(queries, np.bool_)
-        of_held_out_Q[held_out.queries] = True
-        earlier = known.take(of_held_out_Q[known.queries])
-        ends = earlier.places_of(held_out) + np.arange(len(held_out))
-        pairs = earlier.followed_by(held_out)
+        has_row_Q = np.zeros(queries, np.bool_)
+        has_row_Q[held_out.queries] = True
+        earlier_pairs = known.take(has_row_Q[known.queries])  # a small part, if most held-out queries are new
+        ends = earlier_pairs.places_of(held_out) + np.arange(len(held_out))
+        pairs = earlier_pairs.followed_by(held_out)
         return cls(known, pairs, pairs.offsets(queries), None, held_out, ends)
 
     def queries(self, rows_B: Rows) -> Rows:
@@ -76,11 +75,10 @@ class Past:
         return ends_B - starts_B
 
     def seen(self, rows_B: Rows) -> Int64:
-        """Get the distinct labels of each row's history as (place in the block, label), ascending, int64 [n, 2]."""
+        """Get (place in the block, label) of every pair in the histories, oldest first, int64 [n, 2]."""
         row_n, place_n = self.entries(rows_B)
-        labels_n = self.pairs.labels[place_n]
-        keys = distinct((row_n << 32 | labels_n)[labels_n >= 0])
-        return np.stack([keys >> 32, keys & 0xFFFFFFFF], axis=1)
+        seen_n2 = np.stack([row_n, self.pairs.labels[place_n]], axis=1)
+        return seen_n2[seen_n2[:, 1] >= 0]
 
     def entries(self, rows_B: Rows) -> tuple[Int64, Int64]:
         """Get every pair of each row's history as a place in the block and a place in `pairs`, int64 [n] each."""
@@ -96,16 +94,16 @@ class Past:
         labels = int(max(pairs.labels.max(initial=0), labels_n.max(initial=0))) + 1
         keys_n = queries_n.astype(np.int64) * labels + labels_n
         keys_K, key_n = np.unique(keys_n, return_inverse=True)
-        asked_Q = np.zeros(len(self.offsets), np.bool_)
-        asked_Q[queries_n] = True
-        places = np.flatnonzero(asked_Q[pairs.queries] & (pairs.labels >= 0))
+        has_row_Q = np.zeros(len(self.offsets), np.bool_)
+        has_row_Q[queries_n] = True
+        places = np.flatnonzero(has_row_Q[pairs.queries] & (pairs.labels >= 0))
         keys = pairs.queries[places].astype(np.int64) * labels + pairs.labels[places]
         key = np.searchsorted(keys_K, keys)
         equal = np.append(keys_K, -1)[key] == keys
         first_K = np.full(len(keys_K), len(pairs))
         np.minimum.at(first_K, key[equal], places[equal])
-        first_before: Bools = first_K[key_n] < self.slices(rows_n)[1]
-        return first_before
+        in_history_n: Bools = first_K[key_n] < self.slices(rows_n)[1]
+        return in_history_n
 
     def with_labels(self, rows_L: Int32) -> Past:
         """Return the same histories with other label rows, int32 [L]; −1 leaves a label out."""

@@ -164,7 +164,7 @@ class TowerLists:
         if self.seen is not None:
             seen_m2 = self.seen.seen(rows_B)
             labels = c_BL.shape[1]
-            ranked_n &= ~is_among(row_n * labels + label_n, seen_m2[:, 0] * labels + seen_m2[:, 1])
+            ranked_n &= ~is_among(row_n * labels + label_n, np.sort(seen_m2[:, 0] * labels + seen_m2[:, 1]))
         return self._candidates(block, row_n[ranked_n], label_n[ranked_n]), c_n[ranked_n]
 
     def _candidates(self, block: slice, row_n: Int64, label_n: Int64) -> Candidates:

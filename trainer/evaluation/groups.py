@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Int32
 from longtail.bundle.ids import ids_of
+from longtail.bundle.sets import distinct
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import LabelFacts
@@ -75,8 +76,8 @@ def figures_by_group(
             kept_N = place_N == place
             if kept_N.any():
                 part = task.among(kept_N)
-                metrics = part.metrics(top_NK[kept_N], facts)
-                found.append(Group(name, value, words, len(part.rows_N), len(part.positives.keys), metrics))
+                metrics, queries = part.metrics(top_NK[kept_N], facts), len(distinct(part.past.queries(part.rows_N)))
+                found.append(Group(name, value, words, queries, len(part.positives.keys), metrics))
     return found
 
 
@@ -124,10 +125,10 @@ def _column(name: str, dataset: Dataset, task: Task) -> pa.Array:
         raise DataError(f"group {name!r} is not allowed because it names the known pairs; rename the column")
     if table is not None and name in table.column_names:
         of_request = None if requests is None else requests.attributes
-        rows = task.queries_N if of_request is None else of_request[task.requests_N]
+        rows = task.past.queries(task.rows_N) if of_request is None else of_request[task.past.requests(task.rows_N)]
         return table[name].combine_chunks().take(pa.array(rows))
     if contexts is not None and name in contexts.column_names and requests is not None:
         assert requests.contexts is not None
-        return contexts[name].combine_chunks().take(pa.array(requests.contexts[task.requests_N]))
+        return contexts[name].combine_chunks().take(pa.array(requests.contexts[task.past.requests(task.rows_N)]))
     found = [*(table.column_names if table is not None else []), *(contexts.column_names if contexts else [])]
     raise DataError(f"group {name!r}: expected a column of queries, found {', '.join(found) or 'none'}")

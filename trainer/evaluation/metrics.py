@@ -117,7 +117,7 @@ class Bootstrap:
 
     def per_query(self, values_N: Float64) -> Float64:
         """Sum values of rows by query, float64 [Q]."""
-        return np.bincount(self._query_N, values_N, minlength=self._counts_GQ.shape[1])
+        return np.bincount(self._query_N, values_N, minlength=self._counts_GQ.shape[1]).astype(np.float64)
 
     def interval(self, numerator_N: Float64, denominator_N: Float64) -> Interval:
         """Compute `Σ numerator / Σ denominator` with its 95 % interval; 0 if the denominator is 0."""

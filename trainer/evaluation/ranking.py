@@ -4,8 +4,8 @@ A query with several requests (another context, attributes of another time) is r
 pairs of that way as its positives and the labels that the query had in training left out of all. With a growing past a
 query is ranked once for each held-out pair, from the pairs before it.
 
-Legend: `N` rows of a task, `S` a process's share, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list length,
-`G` settings.
+Legend: `N` rows of a task, `S` a process's share, `B` a block of them, `L` labels, `E` augmented dimensions, `K` list
+length, `G` settings.
 """
 
 from __future__ import annotations

@@ -16,13 +16,13 @@ from longtail.bundle.arrays import Bools, Float64, Int32, Int64
 from longtail.bundle.sets import distinct, is_among
 from longtail.trainer.config import EvaluationConfig
 from longtail.trainer.data.pairs import Pairs
-from longtail.trainer.data.past import Past, Rows
+from longtail.trainer.data.past import Past
 from longtail.trainer.errors import DataError
 from longtail.trainer.evaluation.metrics import Bootstrap, LabelFacts, Positives, metrics_of, ratios_of
 from longtail.trainer.metric_registry import METRICS, Metric, k_of
 
 VALID_QUERIES = 10_000
-"""Most queries that a validation during training measures, drawn by seed."""
+"""Most requests that a validation during training measures, drawn by seed."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Task:
     """The requests of an evaluation: every model and every baseline answers the same ones.
 
     Attributes:
-        rows_N: rows of the past, int32 [N], ascending: requests (`Pairs.request_rows`), or held-out pairs, each of which
-            is then to be found from the pairs before it.
+        rows_N: rows of the past, int32 [N], ascending: requests, or held-out pairs, each of which is then to be found
+            from the pairs before it.
         past: history of every row.
         exclude_seen: whether the labels of a row's history are left out of its list.
         ks: list lengths that the catalogue has labels for.
@@ -116,9 +116,9 @@ class Task:
         pairs = held_out.take(~(short_n | seen_n))
         rows_N = distinct(pairs.request_rows)
         if len(rows_N) == 0:
-            short = f"; {short_n.sum():,} have fewer than evaluation.least_history = {config.least_history} before them"
             raise DataError(
-                "evaluation: expected held-out pairs that are not in training, found none" + short * bool(short_n.any())
+                f"evaluation: expected held-out pairs to find, found none of {len(held_out):,}: {seen_n.sum():,} seen "
+                f"before (exclude_seen), {short_n.sum():,} with too few earlier pairs (least_history)"
             )
         if max_queries is not None and len(rows_N) > max_queries:
             rows_N = np.sort(np.random.default_rng(seed).choice(rows_N, max_queries, replace=False))
@@ -138,19 +138,9 @@ class Task:
         return self.past if self.exclude_seen else None
 
     @property
-    def queries_N(self) -> Rows:
-        """Return the query row of each row, int [N]."""
-        return self.past.queries(self.rows_N)
-
-    @property
-    def requests_N(self) -> Rows:
-        """Return the request of each row (`Pairs.request_rows`), int [N]."""
-        return self.past.requests(self.rows_N)
-
-    @property
     def in_words(self) -> str:
         """Return the number of queries, and of requests if there are more."""
-        requests, queries = len(self.rows_N), len(distinct(self.queries_N))
+        requests, queries = len(self.rows_N), len(distinct(self.past.queries(self.rows_N)))
         return f"{requests:,} requests of {queries:,} queries" if requests > queries else f"{queries:,} queries"
 
     def among(self, kept_N: Bools) -> Task:

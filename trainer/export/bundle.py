@@ -54,7 +54,7 @@ def to_bundle(
     exclude_history = recipe.evaluation.exclude_seen and (
         trained.cooccurrence is not None or any(each.kind == "history" for each in trained.encoding.query_features)
     )
-    seen_N2 = past.seen(rows_C[embedded]).astype(np.int32) if exclude_history else None
+    seen_N2 = np.unique(past.seen(rows_C[embedded]).astype(np.int32), axis=0) if exclude_history else None
     towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
     if "label" in towers:

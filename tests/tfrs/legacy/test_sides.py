@@ -159,7 +159,9 @@ def test_the_curve_and_the_default_are_of_held_out_pairs(tmp_path: Path) -> None
     assert [point.metrics["recall@1"].value for point in dial.curve] == [0.75, 0.75, 0.75]  # ½ of ann's, all of bob's
     assert (dial.default, dial.chosen_by, dial.curve_split) == (1.0, "valid recall@1", "valid")  # of equals the largest
     figures = json.loads((tmp_path / "films" / "metrics.json").read_text())
-    assert figures["held_out"]["valid"] == {"pairs": 3, "distinct": 3, "seen": 0, "measured": 3, "queries": 2}
+    assert figures["held_out"]["valid"] == {
+        "pairs": 3, "distinct": 3, "short": 0, "seen": 0, "measured": 3, "queries": 2, "requests": 2
+    }  # fmt: skip
 
     seen = [["Alien", "nowhere"], ["Alien"], [], []]
     without = measured(tmp_path / "seen", validation=Validation(
@@ -187,9 +189,10 @@ def test_the_curve_and_the_default_are_of_held_out_pairs(tmp_path: Path) -> None
         ({"validation": Validation(["ann"], ["nowhere"])}, ExportError, "such as 'Alien', received none"),
         ({"validation": Validation(["ann"], ["Cube"], seen=[])}, ExportError, "seen: expected 1 lists, received 0"),
         ({"validation": Validation({"user": ["ann"]}, ["Cube"])}, ExportError, r"the columns \['user_id'\], received"),
-        ({"validation": Validation(["ann"], ["Cube"], seen=[["Cube"]])}, DataError, "pairs that are not in training"),
+        ({"validation": Validation(["ann"], ["Cube"], seen=[["Cube"]])}, DataError, "found none of 1: 1 seen before"),
         ({"evaluation": {"ks": [9], "metric": "recall@9"}}, DataError, "a k of at most 5, all labels, received"),
         ({"evaluation": {"k": 9}}, ValueError, "Extra inputs"),
+        ({"evaluation": {"history": "growing"}}, ExportError, "expected none with export_tfrs, .* received 'growing'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured(tmp_path: Path, changes: Any, error: Any, message: str) -> None:
