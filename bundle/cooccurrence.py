@@ -125,6 +125,19 @@ class Cooccurrence:
         changed = self.settings.model_copy(update={"scale": self.settings.scale * factor, **settings})
         return replace(self, settings=changed, weights_LN=self.weights_LN * np.float32(factor))
 
+    def take(self, rows_M: Int64) -> Cooccurrence:
+        """Take the labels of some rows, int64 [M]; −1 for a label without pairs. Others are neighbours of none."""
+        there_M1 = rows_M[:, None] >= 0
+        rows_MN = _numbers_after(rows_M, len(self.rows_LN))[np.where(there_M1, self.rows_LN[rows_M], NO_ENTRY)]
+        order_MN = np.argsort(rows_MN == NO_ENTRY, axis=1, kind="stable")
+        weights_MN = np.where(rows_MN == NO_ENTRY, np.float32(0), self.weights_LN[rows_M])
+        return replace(
+            self,
+            rows_LN=np.take_along_axis(rows_MN, order_MN, axis=1),
+            weights_LN=np.take_along_axis(weights_MN, order_MN, axis=1),
+            degrees_L=np.where(there_M1[:, 0], self.degrees_L[rows_M], np.float32(0)),
+        )
+
     def write(self, folder: Path) -> None:
         """Write `FILES` into a folder."""
         for name, array in zip(FILES, (self.rows_LN, self.weights_LN, self.degrees_L), strict=True):
@@ -195,12 +208,34 @@ class Remembered:
 
     def check(self, labels: int) -> None:
         """Check the rows; raises BundleInvariantError."""
-        rows_QR = self.rows_QR
-        fits = rows_QR.dtype == np.int32 and rows_QR.ndim == 2 and len(rows_QR) == self.queries.rows
-        expected = f"int32 ({self.queries.rows}, R)"
-        require(f"{REMEMBERED} has a row per query", fits, expected, f"{rows_QR.dtype} {rows_QR.shape}")
-        inside = bool(((rows_QR >= NO_ENTRY) & (rows_QR < labels)).all())
-        require(f"{REMEMBERED} holds label rows, or -1", inside, f"-1..{labels - 1}", "others")
+        check_histories(REMEMBERED, self.rows_QR, self.queries.rows, labels)
+
+    def take(self, rows_M: Int64) -> Remembered:
+        """Number the labels by the rows that stay, int64 [M]; see `Cooccurrence.take`."""
+        return replace(self, rows_QR=taken_histories(self.rows_QR, rows_M))
+
+
+def check_histories(file: str, rows_QR: Int32, queries: int, labels: int) -> None:
+    """Check the label rows of queries, int32 [Q, R]; raises BundleInvariantError."""
+    fits = rows_QR.dtype == np.int32 and rows_QR.ndim == 2 and len(rows_QR) == queries
+    require(f"{file} has a row per query", fits, f"int32 ({queries}, R)", f"{rows_QR.dtype} {rows_QR.shape}")
+    inside = bool(((rows_QR >= NO_ENTRY) & (rows_QR < labels)).all())
+    require(f"{file} holds label rows, or -1", inside, f"-1..{labels - 1}", "others")
+
+
+def taken_histories(rows_QR: Int32, rows_M: Int64) -> Int32:
+    """Number the labels of histories by the rows that stay, int64 [M]; other labels leave them."""
+    numbers_QR = _numbers_after(rows_M, int(rows_QR.max(initial=0)))[rows_QR]
+    order_QR = np.argsort(numbers_QR != NO_ENTRY, axis=1, kind="stable")
+    return np.take_along_axis(numbers_QR, order_QR, axis=1)
+
+
+def _numbers_after(rows_M: Int64, last: int) -> Int32:
+    """Return the new number of each row up to `last`, and −1 after them, for −1; −1 for rows that do not stay."""
+    numbers = np.full(max(last, int(rows_M.max(initial=0))) + 2, NO_ENTRY, np.int32)
+    stay_M = rows_M >= 0
+    numbers[rows_M[stay_M]] = np.flatnonzero(stay_M)
+    return numbers
 
 
 class LogPairs(NamedTuple):

@@ -21,6 +21,7 @@ import pyarrow as pa
 from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.bundle.cooccurrence import taken_histories
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.manifest import utc
 from longtail.index.errors import LongtailIndexError
@@ -80,6 +81,11 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         removed=len(removed),
         skipped=skipped,
     )
+    # The row of the bundle that each label had; −1 for an added one.
+    before = np.where(
+        places < len(rows), places, np.append(added.catalogue_rows, NEW_LABEL)[np.maximum(places - len(rows), -1)]
+    )
+    together, histories = source.cooccurrence, source.calibration_histories
     manifest = source.manifest
     newest = max((record.at for record in changes.records()), default=adder.data_until)
     replace(
@@ -100,6 +106,9 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
         calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _moved(seen_N2, removed),
+        calibration_histories=None if histories is None else taken_histories(histories, before),
+        cooccurrence=together and together.take(before),
+        remembered=source.remembered and source.remembered.take(before),
         forecast=source.forecast
         and source.forecast.with_labels(
             added.catalogue_rows,
