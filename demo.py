@@ -117,10 +117,8 @@ def show_dial() -> None:
         table.add_row(*cells, *(f"{share:.0%}" for share in shares), style="bold" if setting == default else None)
     console.print()
     console.print(table)
-    console.print(
-        "One model, one index: every request turns λ between the tail and the head, and ω, the weight of what was"
-    )
-    console.print("chosen together; the bold line is what a request gets that names neither.")
+    console.print("One model, one index: every request turns λ between the tail and the head, and ω, the weight of what")
+    console.print("was chosen together. A request that names neither gets the bold line.")
 
 
 def show_queries(url: str) -> None:

@@ -15,7 +15,14 @@ import pyarrow as pa
 
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
 from longtail.bundle.augment import Augmentation
-from longtail.bundle.cooccurrence import FILES, REMEMBERED, REMEMBERED_IDS, Cooccurrence, Remembered
+from longtail.bundle.cooccurrence import (
+    FILES,
+    REMEMBERED,
+    REMEMBERED_IDS,
+    Cooccurrence,
+    Remembered,
+    check_histories,
+)
 from longtail.bundle.display import check_displayable
 from longtail.bundle.errors import BundleCorruptError, BundleInvariantError, require
 from longtail.bundle.forecast import Forecast
@@ -33,6 +40,7 @@ LABELS = "labels.arrow"
 EMBEDDINGS = "embeddings.npy"
 CALIBRATION_QUERIES = "calibration_queries.npy"
 CALIBRATION_SEEN = "calibration_seen.npy"
+CALIBRATION_HISTORIES = "calibration_histories.npy"
 QUERY_TOWER = "query_tower.onnx"
 LABEL_TOWER = "label_tower.onnx"
 PROPOSAL = "proposal.npz"
@@ -41,7 +49,8 @@ VOCABULARIES = "vocabularies"
 TABLES = "tables"
 _REQUIRED = (LABELS, EMBEDDINGS, CALIBRATION_QUERIES, QUERY_TOWER)
 CONTRACT_FILES = (
-    *_REQUIRED, CALIBRATION_SEEN, LABEL_TOWER, PROPOSAL, FORECAST, *FILES, REMEMBERED, REMEMBERED_IDS,
+    *_REQUIRED, CALIBRATION_SEEN, CALIBRATION_HISTORIES, LABEL_TOWER, PROPOSAL, FORECAST, *FILES, REMEMBERED,
+    REMEMBERED_IDS,
 )  # fmt: skip
 """Contract files, in addition to manifest, vocabularies, tables and label vectors; other files are reports."""
 
@@ -59,6 +68,8 @@ class Bundle:
         embeddings: float32 [L, D]; row i belongs to label row i.
         calibration_queries: float32 [C, D], query tower outputs of held-out queries, on which index builds measure
             recall.
+        calibration_histories: int32 [C, R], rows of the last labels that each calibration query chose, oldest first, at
+            the end of each row; −1 before. None without.
         calibration_seen: int32 [N, 2], pairs of a calibration query and a label that its answer leaves out, ascending;
             None where answers leave no label out by default.
         query_tower: ONNX model, named inputs (`manifest.query_features`) → float32 [B, D]. To run the model use
@@ -81,6 +92,7 @@ class Bundle:
     query_tower: bytes
     label_tower: bytes | None = None
     calibration_seen: Int32 | None = None
+    calibration_histories: Int32 | None = None
     tables: Mapping[str, Path] = field(default_factory=dict)
     vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
     proposal: Proposal | None = None
@@ -153,6 +165,8 @@ class Bundle:
             np.save(working / CALIBRATION_QUERIES, self.calibration_queries, allow_pickle=False)
             if self.calibration_seen is not None:
                 np.save(working / CALIBRATION_SEEN, self.calibration_seen, allow_pickle=False)
+            if self.calibration_histories is not None:
+                np.save(working / CALIBRATION_HISTORIES, self.calibration_histories, allow_pickle=False)
             (working / QUERY_TOWER).write_bytes(self.query_tower)
             if self.label_tower is not None:
                 (working / LABEL_TOWER).write_bytes(self.label_tower)
@@ -211,6 +225,9 @@ class Bundle:
             embeddings=read_table(path / EMBEDDINGS),
             calibration_queries=read_table(path / CALIBRATION_QUERIES),
             calibration_seen=np.load(path / CALIBRATION_SEEN) if CALIBRATION_SEEN in manifest.files else None,
+            calibration_histories=(
+                np.load(path / CALIBRATION_HISTORIES) if CALIBRATION_HISTORIES in manifest.files else None
+            ),
             query_tower=(path / QUERY_TOWER).read_bytes() if towers else b"",
             label_tower=(path / LABEL_TOWER).read_bytes() if towers and LABEL_TOWER in manifest.files else None,
             tables={name: path / file for name, file in _in(TABLES, manifest)},
@@ -324,6 +341,8 @@ def _check(bundle: Bundle) -> None:
         bundle.cooccurrence.check(manifest.labels)
     if bundle.remembered is not None:
         bundle.remembered.check(manifest.labels)
+    if bundle.calibration_histories is not None:
+        check_histories(CALIBRATION_HISTORIES, bundle.calibration_histories, len(queries), manifest.labels)
     _check_features(bundle)
     _check_tables(bundle)
     if bundle.proposal is not None:

@@ -184,18 +184,17 @@ class Cooccurrence:
             fresh.rows_LN[labels_M], fresh.weights_LN[labels_M] = rows_MN, weights_MN
         return fresh, None if remembered is None else remembered.followed_by(history, ids_Q, rows_Q)
 
-    def take(self, rows_n: Int64) -> Cooccurrence:
-        """Select labels by rows, int64 [n], in that order; −1 is a new label, without neighbours."""
-        known_n = rows_n != NO_ENTRY
-        rows_nN = np.where(known_n[:, None], _moved(self.rows_LN[rows_n], rows_n, len(self.rows_LN)), NO_ENTRY)
-        # Entries of labels that are left out go to the end; the order of the others stays.
-        order_nN = np.argsort(rows_nN == NO_ENTRY, axis=1, kind="stable")
-        weights_nN = np.where(rows_nN == NO_ENTRY, np.float32(0), self.weights_LN[rows_n])
-        return Cooccurrence(
-            self.settings,
-            np.take_along_axis(rows_nN, order_nN, axis=1),
-            np.take_along_axis(weights_nN, order_nN, axis=1),
-            np.where(known_n, self.degrees_L[rows_n], np.float32(0)),
+    def take(self, rows_M: Int64) -> Cooccurrence:
+        """Take the labels of some rows, int64 [M]; −1 for a label without pairs. Others are neighbours of none."""
+        there_M1 = rows_M[:, None] >= 0
+        rows_MN = _numbers_after(rows_M, len(self.rows_LN))[np.where(there_M1, self.rows_LN[rows_M], NO_ENTRY)]
+        order_MN = np.argsort(rows_MN == NO_ENTRY, axis=1, kind="stable")
+        weights_MN = np.where(rows_MN == NO_ENTRY, np.float32(0), self.weights_LN[rows_M])
+        return replace(
+            self,
+            rows_LN=np.take_along_axis(rows_MN, order_MN, axis=1),
+            weights_LN=np.take_along_axis(weights_MN, order_MN, axis=1),
+            degrees_L=np.where(there_M1[:, 0], self.degrees_L[rows_M], np.float32(0)),
         )
 
     def write(self, folder: Path) -> None:
@@ -274,12 +273,6 @@ class Remembered:
         fresh.rows_QR[: len(others_Q)][others_Q] = self.rows_QR[others_Q]
         return fresh
 
-    def take(self, rows_n: Int64, labels: int) -> Remembered:
-        """Renumber `labels` labels to their places in `rows_n`, and leave out the others; for −1 see `Cooccurrence`."""
-        rows_QR = _moved(self.rows_QR, rows_n, labels)
-        order_QR = np.argsort(rows_QR != NO_ENTRY, axis=1, kind="stable")
-        return replace(self, rows_QR=np.take_along_axis(rows_QR, order_QR, axis=1))
-
     def write(self, folder: Path) -> None:
         """Write both files into a folder."""
         np.save(folder / REMEMBERED, self.rows_QR, allow_pickle=False)
@@ -293,12 +286,34 @@ class Remembered:
 
     def check(self, labels: int) -> None:
         """Check the rows; raises BundleInvariantError."""
-        rows_QR = self.rows_QR
-        fits = rows_QR.dtype == np.int32 and rows_QR.ndim == 2 and len(rows_QR) == self.queries.rows
-        expected = f"int32 ({self.queries.rows}, R)"
-        require(f"{REMEMBERED} has a row per query", fits, expected, f"{rows_QR.dtype} {rows_QR.shape}")
-        inside = bool(((rows_QR >= NO_ENTRY) & (rows_QR < labels)).all())
-        require(f"{REMEMBERED} holds label rows, or -1", inside, f"-1..{labels - 1}", "others")
+        check_histories(REMEMBERED, self.rows_QR, self.queries.rows, labels)
+
+    def take(self, rows_M: Int64) -> Remembered:
+        """Number the labels by the rows that stay, int64 [M]; see `Cooccurrence.take`."""
+        return replace(self, rows_QR=taken_histories(self.rows_QR, rows_M))
+
+
+def check_histories(file: str, rows_QR: Int32, queries: int, labels: int) -> None:
+    """Check the label rows of queries, int32 [Q, R]; raises BundleInvariantError."""
+    fits = rows_QR.dtype == np.int32 and rows_QR.ndim == 2 and len(rows_QR) == queries
+    require(f"{file} has a row per query", fits, f"int32 ({queries}, R)", f"{rows_QR.dtype} {rows_QR.shape}")
+    inside = bool(((rows_QR >= NO_ENTRY) & (rows_QR < labels)).all())
+    require(f"{file} holds label rows, or -1", inside, f"-1..{labels - 1}", "others")
+
+
+def taken_histories(rows_QR: Int32, rows_M: Int64) -> Int32:
+    """Number the labels of histories by the rows that stay, int64 [M]; other labels leave them."""
+    numbers_QR = _numbers_after(rows_M, int(rows_QR.max(initial=0)))[rows_QR]
+    order_QR = np.argsort(numbers_QR != NO_ENTRY, axis=1, kind="stable")
+    return np.take_along_axis(numbers_QR, order_QR, axis=1)
+
+
+def _numbers_after(rows_M: Int64, last: int) -> Int32:
+    """Return the new number of each row up to `last`, and −1 after them, for −1; −1 for rows that do not stay."""
+    numbers = np.full(max(last, int(rows_M.max(initial=0))) + 2, NO_ENTRY, np.int32)
+    stay_M = rows_M >= 0
+    numbers[rows_M[stay_M]] = np.flatnonzero(stay_M)
+    return numbers
 
 
 class LogPairs(NamedTuple):
@@ -539,14 +554,6 @@ def _added(
         sums = sums if following_LL is None else _plus(sums, following_LL, settings)
     added_L = np.bincount(history.labels[later_P], weights_P[later_P], labels).astype(np.float32)
     return added_L, sums
-
-
-def _moved(rows_X: Int32, rows_n: Int64, labels: int) -> Int32:
-    """Replace rows of labels by the places of the rows in `rows_n`; −1 of others, and of −1."""
-    known_n = rows_n != NO_ENTRY
-    place_L = np.full(labels + 1, NO_ENTRY, np.int32)  # the last is that of −1
-    place_L[rows_n[known_n]] = np.flatnonzero(known_n)
-    return place_L[rows_X]
 
 
 def remember(pairs: LogPairs, queries: Vocabulary, query_rows_Q: Int32, entries: int) -> Remembered:

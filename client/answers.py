@@ -21,8 +21,8 @@ LabelState = Literal["visible", "hidden", "added"]
 class Label:
     """One label of an answer, with score, frequency bucket and display columns.
 
-    `score` is s = u·v/T + b + λ·log ν + μ·log π in logits. `propensity` is the probability that the label is in the
-    answer, 1 unless the query explores.
+    `score` is s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c in logits. `propensity` is the probability that the label
+    is in the answer, 1 unless the query explores.
     """
 
     id: str
@@ -34,10 +34,10 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The answer to one query, best label first, at λ = `bias_removal` and μ = `popularity`.
+    """The answer to one query, best label first, at λ = `bias_removal`, μ = `popularity` and ω = `cooccurrence`.
 
     Attributes:
-        unknown: numbers of ids in `exclude` and `allow` that the release does not have.
+        unknown: numbers of ids in `exclude`, `allow` and `history` that the release does not have.
         id: the label of a `similar` request.
         exploration: `slots` and `candidates` by bucket and the `temperature`, if the query explores.
         pool: number of labels that `max_per` and `mmr` chose from.
@@ -60,6 +60,7 @@ class Result:
     counted: bool | None = None
     release: str | None = None
     answer_id: str | None = None
+    cooccurrence: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ Features = Mapping[str, Any]
 Json = dict[str, Any]
 """An answer in the form of the service's OpenAPI document."""
 Item = TypeVar("Item")
-_SEVERAL = ("exclude", "allow", "buckets", "display", "labels", "ids")
+_SEVERAL = ("exclude", "allow", "buckets", "display", "labels", "ids", "history")
 """Fields that refuse a single string, because its characters would be taken for ids."""
 
 
@@ -34,10 +34,12 @@ class Query:
         bias_removal: λ of `u·v/T + b + λ·log ν + μ·log π` [METHODS §6]; None: the release's default, 0 for `similar`.
         popularity: μ of the same score: above 0 favours frequent labels, below 0 rare ones; None: the release's
             default, 0 for `similar`.
+        cooccurrence: ω of `… + ω·c`, the weight of what was chosen together with the query's last labels; None: the
+            release's default, 0 for `similar`.
         priors: weights of the release's priors, such as `{"recent": 0.5}`; absent priors get the release's default, 0
             for `similar`.
         exclude: ids that the answer must not contain.
-        exclude_history: whether to exclude labels of the features' histories; None: the release's default.
+        exclude_history: whether to exclude the labels of the query's history; None: the release's default.
         explain: whether to return the parts of each label's score, and the interval of λ in which the label is among
             the k best.
         allow: if given, only these ids may be answered; an empty list allows none.
@@ -50,12 +52,15 @@ class Query:
         pool: number of labels that `max_per` and `mmr` choose from.
         display: columns to return with each label: True all (the default), False none, or their names.
         vector: u in place of features, such as one from `embed`: `release()["dim"]` numbers, used unchanged.
+        history: ids of the labels that the query chose, the latest last, unless a feature holds them; None: those that
+            the release remembers of the query, if any.
     """
 
     features: Features | None = None
     k: int | None = None
     bias_removal: float | None = None
     popularity: float | None = None
+    cooccurrence: float | None = None
     priors: Mapping[str, float] | None = None
     exclude: Collection[LabelId] | None = None
     allow: Collection[LabelId] | None = None
@@ -69,6 +74,7 @@ class Query:
     vector: Sequence[float] | None = None
     exclude_history: bool | None = None
     explain: bool | None = None
+    history: Collection[LabelId] | None = None
 
     def json(self) -> dict[str, Any]:
         """Return the query as JSON; raises ValueError unless it has either features or a vector."""
@@ -114,9 +120,10 @@ class Feedback:
         features: features of the query, for training on the choice; None: the choice only counts in the figures.
         event: type of the event, such as `purchase`. The service takes None for `click`.
         weight: weight in training; None: the service's default, 1.
-        bias_removal, popularity: for an organic choice: λ and μ at which the service is measured.
+        bias_removal, popularity, cooccurrence: for an organic choice: λ, μ and ω at which the service is measured.
         exclude: for an organic choice: ids that the answer would not have contained.
-        exclude_history: for an organic choice: whether to exclude labels of the features' histories.
+        exclude_history: for an organic choice: whether to exclude the labels of the query's history.
+        history: for an organic choice: ids of the labels that the query chose before, the latest last.
         idempotency_key: key by which repeated events are recognised, at most 128 characters.
     """
 
@@ -127,8 +134,10 @@ class Feedback:
     weight: float | None = None
     bias_removal: float | None = None
     popularity: float | None = None
+    cooccurrence: float | None = None
     exclude: Collection[LabelId] | None = None
     exclude_history: bool | None = None
+    history: Collection[LabelId] | None = None
     idempotency_key: str = field(default_factory=lambda: uuid4().hex, compare=False)
 
 
@@ -178,6 +187,7 @@ def retrieve(
 def similar(
     ids: LabelId | Iterable[LabelId],
     *,
+    by: Literal["embedding", "cooccurrence"] | None = None,
     release: str | None = None,
     preview: bool = False,
     answer_ids: bool = True,
@@ -187,10 +197,11 @@ def similar(
 
     Args:
         ids: id of one label, or ids of several.
+        by: `embedding`, labels like it, which is the default; or `cooccurrence`, labels chosen together with it.
         release, preview, answer_ids: see `retrieve`.
         selection: fields of a `Query`.
     """
-    options = _given(release=release, preview=preview or None, answer_ids=None if answer_ids else False)
+    options = _given(by=by, release=release, preview=preview or None, answer_ids=None if answer_ids else False)
     sent = Query({}, **selection).json() | options
     del sent["features"]
     asked = {"id": ids} if isinstance(ids, str | int) else {"ids": list(ids)}

@@ -22,7 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from longtail.bundle import Feature, LabelChanges, LabelRecord, Vocabulary, read_manifest, read_record, record_json
+from longtail.bundle import (
+    Feature,
+    LabelChanges,
+    LabelRecord,
+    Manifest,
+    Vocabulary,
+    read_manifest,
+    read_record,
+    record_json,
+)
+from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import as_float64, id_text, parts_of, respelled
 from longtail.bundle.mapped_table import in_one_piece
@@ -68,6 +78,8 @@ class Asked:
     """Column of lists of label ids to exclude from the row's answer; None: no exclusions."""
     keep: Sequence[str] | None = None
     """Columns to copy into the answers; None: all columns but lists, maps and structs."""
+    history: str | None = None
+    """Column of lists of label ids that the row's query chose, the latest last; None: no such column."""
 
 
 class _Excluded(RequestModel):
@@ -132,7 +144,7 @@ def answer(
             _agree(out, manifest)
         with engine(memory=_MEMORY) as duck:
             with found.manifests(name) as folder:
-                features = read_manifest(folder / BUNDLE).query_features
+                features = _features_of(read_manifest(folder / BUNDLE))
             table = _read(duck, files, str(queries), features, asked, say)
             slices = _slices(table, str(queries))
             mine = [each for each in slices if each.number % share[1] == share[0]]
@@ -164,10 +176,11 @@ def _read(
     duck: Engine, files: Sequence[DataFile], where: str, features: Sequence[Feature], asked: Asked,
     say: Callable[[str], None],
 ) -> Table:  # fmt: skip
-    """Read the table of queries: columns of features, columns to keep, and `exclude`."""
+    """Read the table of queries: columns of features, columns to keep, `exclude` and `history`."""
     expected = [feature.name for feature in features]
     ids = [feature.name for feature in features if feature.kind == "id"]
-    needed = [*(asked.keep or ()), *([] if asked.exclude is None else [asked.exclude])]
+    lists = [name for name in (asked.exclude, asked.history) if name is not None]
+    needed = [*(asked.keep or ()), *lists]
 
     def wanted(opened: Opened, _: int) -> dict[str, tuple[str, str]]:
         if not {*expected} & {*opened.names}:
@@ -186,14 +199,25 @@ def _read(
         for name in table.kinds:
             part.opened.column(name.removeprefix(_WRITTEN))
     table.refuse_rejected()
-    if asked.exclude is not None and not (is_text(kind := table.kinds[asked.exclude]) or kind.endswith("[]")):
-        raise BatchError(f"{where}: column {asked.exclude!r}: expected lists of label ids, found {in_words(kind)}")
+    for name in lists:
+        if not (is_text(kind := table.kinds[name]) or kind.endswith("[]")):
+            raise BatchError(f"{where}: column {name!r}: expected lists of label ids, found {in_words(kind)}")
     if taken := [name for name in _kept(table, asked) if name in _ANSWERS]:
         raise BatchError(f"{where}: column {taken[0]!r}: expected other names than the answers' own; see --keep")
-    table.find_types([name for name in table.kinds if name != asked.exclude])
+    table.find_types([name for name in table.kinds if name not in lists])
     if absent := [name for name in expected if name not in table.kinds]:
         say(f"{where}: no column {', '.join(map(repr, absent))}: queries are answered as without these features")
     return table
+
+
+def _features_of(manifest: Manifest) -> list[Feature]:
+    """List the features of a query, and the id by which the release remembers it."""
+    features, together = manifest.query_features, manifest.cooccurrence
+    if together is None or REMEMBERED not in manifest.files:
+        return features
+    name = together.log.query_id
+    by_name = {feature.name for feature in features}
+    return features if name in by_name else [*features, Feature(name=name, kind="id", vocabulary=REMEMBERED)]
 
 
 def _kept(table: Table, asked: Asked) -> list[str]:
@@ -262,7 +286,7 @@ def _add(path: Path, content: str) -> bool:
 
 def _checked(asked: Asked) -> dict[str, Any]:
     """Check the options, and return those shared by all queries."""
-    refused = [name for name in ("features", "vector", "explore", "explain") if name in asked.options]
+    refused = [name for name in ("features", "vector", "explore", "explain", "history") if name in asked.options]
     if refused:
         raise BatchError(f"--options: expected options of all queries alike, received {refused[0]}")
     options = {"k": _K, "display": False, **asked.options}
@@ -286,7 +310,7 @@ def _write(
             for start in range(0, part.rows, _AT_ONCE):
                 rows = found.slice(start, _AT_ONCE)
                 try:
-                    answers = retriever.retrieve(_queries(rows, part, start, retriever, asked.exclude, options))
+                    answers = retriever.retrieve(_queries(rows, part, start, retriever, asked, options))
                 except InvalidRequestError as error:
                     _, place, *path = (error.field or "queries.0").split(".")
                     where = f"{'.'.join(path)}: " if path else ""
@@ -301,25 +325,29 @@ def _write(
 
 
 def _queries(
-    rows: pa.Table, part: _Slice, first: int, retriever: Retriever, exclude: str | None, options: Mapping[str, Any]
+    rows: pa.Table, part: _Slice, first: int, retriever: Retriever, asked: Asked, options: Mapping[str, Any]
 ) -> list[Query]:
     """Create a query for every row; `first` is the first row's number in the slice."""
-    features = [each for each in retriever.manifest.query_features if each.name in rows.column_names]
+    features = [each for each in _features_of(retriever.manifest) if each.name in rows.column_names]
     columns = {each.name: _as_json(rows[each.name], as_lists=each.kind == "history") for each in features}
     for each in features:
         if (written := _WRITTEN + each.name) in rows.column_names:
             known = retriever.vocabularies[str(each.vocabulary)]
             columns[each.name] = _as_known(rows[written].to_pylist(), columns[each.name], known)
-    excluded = [None] * rows.num_rows if exclude is None else _as_json(rows[exclude], as_lists=True)
+    lists = [
+        [None] * rows.num_rows if name is None else _as_json(rows[name], as_lists=True)
+        for name in (asked.exclude, asked.history)
+    ]
     queries = []
-    for row, labels in enumerate(excluded):
-        if isinstance(labels, str):
-            found = f"column {exclude!r}: expected lists of label ids, found {describe(labels)}"
-            raise part.wrong(first + row, found)
+    for row, (excluded, history) in enumerate(zip(*lists, strict=True)):
+        for name, labels in ((asked.exclude, excluded), (asked.history, history)):
+            if isinstance(labels, str):
+                found = f"column {name!r}: expected lists of label ids, found {describe(labels)}"
+                raise part.wrong(first + row, found)
         given = {name: values[row] for name, values in columns.items()}
         try:
-            query = Query.model_validate({**options, "features": given})
-            query.exclude.extend(_Excluded.model_validate({"exclude": labels or []}).exclude)
+            query = Query.model_validate({**options, "features": given, "history": history})
+            query.exclude.extend(_Excluded.model_validate({"exclude": excluded or []}).exclude)
             queries.append(query)
         except ValidationError as error:
             raise part.wrong(first + row, ": ".join(filter(None, explain(error, Query)))) from None

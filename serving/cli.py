@@ -268,6 +268,9 @@ def batch(
     exclude: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Lists of labels that are not to be answered.")
     ] = None,
+    history: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Lists of labels that the query chose, the latest last.")
+    ] = None,
     keep: Annotated[
         list[str] | None, typer.Option(metavar="COLUMN", help="Goes into the answers (default: all but lists, maps).")
     ] = None,
@@ -289,7 +292,7 @@ def batch(
     which, _, of = shard.partition("/")
     if not (which.isdecimal() and of.isdecimal() and int(which) < int(of)):
         raise typer.BadParameter(f"expected I/N with 0 <= I < N, received {shard}", param_hint="--shard")
-    asked = Asked(given if k is None else {"k": k, **given}, exclude, keep)
+    asked = Asked(given if k is None else {"k": k, **given}, exclude, keep, history)
     answer(
         releases, as_place(queries), out, asked, release=release, state=_place_of(state),
         share=(int(which), int(of)), say=lambda line: print(line, file=sys.stderr),

@@ -39,6 +39,7 @@ _OWN = {
     "position": "position",
     "bias_removal": "bias_removal",
     "popularity": "popularity",
+    "cooccurrence": "cooccurrence",
     "release": "release",
     "source": "CASE kind WHEN 'choice' THEN 'answer' ELSE kind END",
     "time": "time",

@@ -105,16 +105,21 @@ class Report:
 
 
 def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], list[str]]:
-    """Read the point of the offline curve nearest to the default λ and μ.
+    """Read the point of the offline curve nearest to the default λ, μ and ω.
 
     Returns the point in words, the metric there by bucket, and the names of all metrics that the curve has by bucket.
     """
     dial, prior = bundle.bias_removal, bundle.popularity
+    together = 0.0 if bundle.cooccurrence is None else bundle.cooccurrence.default
     if not dial.curve:
         return "", {}, []
     point = min(
         dial.curve,
-        key=lambda point: abs(point.bias_removal - dial.default) + abs(point.popularity - prior.default),
+        key=lambda point: (
+            abs(point.bias_removal - dial.default)
+            + abs(point.popularity - prior.default)
+            + abs(point.cooccurrence - together)
+        ),
     )
     found = {
         bucket: point.metrics[f"{metric}/{bucket}"].value
@@ -122,7 +127,7 @@ def _at_default(bundle: Manifest, metric: str) -> tuple[str, dict[str, float], l
         if f"{metric}/{bucket}" in point.metrics
     }
     known = sorted({key.partition("/")[0] for key in point.metrics if "/" in key})
-    return dial_words(point.bias_removal, point.popularity), found, known
+    return dial_words(point.bias_removal, point.popularity, point.cooccurrence), found, known
 
 
 def _percent(share: float) -> str:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from longtail.bundle import Buckets, Bundle, Labels, refuse_existing
 from longtail.bundle.added_labels import NEW_LABEL, AddedLabels, LabelAdder, joined
 from longtail.bundle.arrays import Float32, Int32, Int64
+from longtail.bundle.cooccurrence import taken_histories
 from longtail.bundle.display import DisplayColumns
 from longtail.bundle.label_changes import LabelChanges
 from longtail.bundle.manifest import utc
@@ -91,7 +92,9 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
         removed=len(removed),
         skipped=skipped,
     )
+    # The row of the bundle that each label had; −1 for an added one.
     before_n = np.concatenate([np.arange(len(rows)), added.catalogue_rows])[places]
+    histories = source.calibration_histories
     manifest = source.manifest
     newest = max((record.at for record in changes.records()), default=adder.data_until)
     merged = replace(
@@ -112,6 +115,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
         labels=_labels(source.labels, added, places, manifest.buckets),
         embeddings=np.concatenate([source.embeddings, added.embeddings])[places],
         calibration_seen=None if (seen_N2 := source.calibration_seen) is None else _moved(seen_N2, removed),
+        calibration_histories=None if histories is None else taken_histories(histories, before_n),
         forecast=source.forecast
         and source.forecast.with_labels(
             added.catalogue_rows,
@@ -119,7 +123,7 @@ def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) ->
             [record.at.timestamp() for record in upserts if record.id not in skipped],
         ).take(places),
         cooccurrence=source.cooccurrence and source.cooccurrence.take(before_n),
-        remembered=source.remembered and source.remembered.take(before_n, len(rows)),
+        remembered=source.remembered and source.remembered.take(before_n),
         priors=None
         if source.priors is None or added.priors is None
         else replace(source.priors, values_LP=np.concatenate([source.priors.values_LP, added.priors])[places]),

@@ -28,8 +28,8 @@ from longtail.serving.monitoring import ArmAnswer
 
 MAX_LABELS = 100
 """Labels of an answer that its id holds; labels after the hundredth count as not answered."""
-_HEAD = struct.Struct("<BBIIffB")
-"""Head of a token: format, key number, time in seconds since 1970, random number, λ, μ, flags."""
+_HEAD = struct.Struct("<BBIIfffB")
+"""Head of a token: format, key number, time in seconds since 1970, random number, λ, μ, ω, flags."""
 _FORMAT = 1
 _RESTRICTED, _IN_ARM = 1, 2
 _SIGNATURE_BYTES = 10
@@ -67,6 +67,7 @@ class AnswerRecord:
     at: int
     bias_removal: float
     popularity: float
+    cooccurrence: float
     priors: tuple[float, ...]
     arm: ArmAnswer | None
     restricted: bool
@@ -84,7 +85,7 @@ def sign_answer(
     key: tuple[int, bytes],
     at: float,
     release: bytes,
-    dials: tuple[float, float],
+    dials: tuple[float, float, float],
     labels: Sequence[str],
     *,
     priors: Sequence[float] = (),
@@ -98,7 +99,7 @@ def sign_answer(
         key: number and secret of the signing key.
         at: time of the answer in seconds since 1970.
         release: name of the release that answered, UTF-8, at most 255 bytes.
-        dials: λ and μ.
+        dials: λ, μ and ω.
         labels: ids of the answered labels, in order, K.
         priors: weights of the release's priors.
         arm: arm of the answer; recorded only if the answer counts in the comparison of arms.
@@ -145,7 +146,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
     # Base64 ignores unused bits and foreign characters, so only the canonical text of a token is accepted.
     if len(content) < _HEAD.size or content[0] != _FORMAT or urlsafe_b64encode(token).rstrip(b"=").decode() != text:
         raise AnswerIdError("malformed", "found one that was cut, or text that is no answer id")
-    _, number, at, nonce, bias_removal, popularity, flags = _HEAD.unpack_from(content)
+    _, number, at, nonce, bias_removal, popularity, cooccurrence, flags = _HEAD.unpack_from(content)
     secret = keys.get(number)
     if secret is None and at < oldest:
         raise AnswerIdError("expired", "found one whose key is retired")
@@ -171,6 +172,7 @@ def read_answer_id(text: str, keys: Mapping[int, bytes], oldest: float) -> Answe
         at=at,
         bias_removal=bias_removal,
         popularity=popularity,
+        cooccurrence=cooccurrence,
         priors=priors,
         arm=arm,
         restricted=bool(flags & _RESTRICTED),

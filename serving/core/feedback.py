@@ -22,7 +22,7 @@ LONGEST_ANSWER_ID = 4096
 CANDIDATES = "candidates"
 """Key of an answer's options: of how many labels of a bucket exploring drew its slots."""
 _NOT_OPTIONS = {"features", "display", "explain"}
-_OF_ORGANIC = ("bias_removal", "popularity", "exclude", "exclude_history")
+_OF_ORGANIC = ("bias_removal", "popularity", "cooccurrence", "exclude", "exclude_history", "history")
 
 
 class Event(RequestModel):
@@ -42,12 +42,18 @@ class Event(RequestModel):
     )
     bias_removal: float | None = Field(default=None, allow_inf_nan=False, description="λ of an unseen retrieval.")
     popularity: float | None = Field(default=None, allow_inf_nan=False, description="μ of an unseen retrieval.")
+    cooccurrence: float | None = Field(default=None, allow_inf_nan=False, description="ω of an unseen retrieval.")
     exclude: list[LabelId] = Field(
         default=[], max_length=MAX_IDS, description="Labels that an unseen retrieval leaves out, such as seen ones."
     )
     exclude_history: bool | None = Field(
         default=None,
-        description="Whether an unseen retrieval leaves out the history among the features, as of a query.",
+        description="Whether an unseen retrieval leaves out the history of the query, as of a query.",
+    )
+    history: list[LabelId] | None = Field(
+        default=None,
+        max_length=MAX_IDS,
+        description="Ids of the labels that the query chose before, the latest last, of an unseen retrieval.",
     )
     idempotency_key: str | None = Field(
         default=None,
@@ -150,6 +156,7 @@ def read_choices(
                 answered_at=answer.at,
                 bias_removal=round(answer.bias_removal, 7),
                 popularity=round(answer.popularity, 7),
+                cooccurrence=round(answer.cooccurrence, 7),
                 priors=answer.priors or None,
                 restricted=answer.restricted,
                 features=recorded_features(event.features, settings),
@@ -190,6 +197,7 @@ def retrieve_unseen(
             propensities=[1.0] * len(labels),
             bias_removal=result["bias_removal"],
             popularity=result["popularity"],
+            cooccurrence=result.get("cooccurrence", 0.0),
             features=recorded_features(event.features, settings),
         )
         choices.append(choice)
@@ -204,8 +212,10 @@ def queries_of(organic: Sequence[Event], k: int, retriever: Retriever) -> list[Q
             k=min(k, retriever.manifest.labels),
             bias_removal=event.bias_removal,
             popularity=event.popularity,
+            cooccurrence=event.cooccurrence,
             exclude=event.exclude,
             exclude_history=event.exclude_history,
+            history=event.history,
         )
         for event in organic
     ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from longtail.bundle import Tower
 from longtail.index import Filter, Release, Releases
-from longtail.serving.core.ranking import Batch, IndexRanker
+from longtail.serving.core.ranking import Batch, Boost, BoostingRanker, IndexRanker
 from longtail.serving.core.retriever import Retriever
 from longtail.serving.errors import serving_errors
 from longtail.serving.monitoring import Baseline, measure_baseline
@@ -51,7 +51,7 @@ def load_release(
 
 
 def _measure_baseline_of(release: Release) -> Baseline | None:
-    """Measure the baseline: answers to the calibration queries at the default λ and μ.
+    """Measure the baseline: answers to the calibration queries at the default λ, μ and ω.
 
     None for a release with a tree p_n(y|x): calibration queries are embeddings, and the tree needs features.
     """
@@ -70,7 +70,13 @@ def _measure_baseline_of(release: Release) -> Baseline | None:
         # Answers leave a query's history out, which moves scores and shares: the baseline must do the same.
         ends = np.searchsorted(seen_N2[:, 0], np.arange(1, queries))
         filters = [Filter(exclude=rows.astype(np.int64)) for rows in np.split(seen_N2[:, 1], ends)]
-    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP)
-    scores_BK, rows_BK = IndexRanker(release.searcher, bundle.augmentation).rank(batch)
+    boosts: list[Boost | None] = []
+    if bundle.cooccurrence is not None and bundle.calibration_histories is not None:
+        weight = np.float32(bundle.cooccurrence.settings.default)
+        for history_R in bundle.calibration_histories if weight else ():
+            term = bundle.cooccurrence.term(history_R[history_R >= 0])
+            boosts.append(Boost(term.rows_C, weight * term.values_C) if term.rows_C.size else None)
+    batch = Batch(queries_BD, {}, bias_removal_B, popularity_B, filters, k, priors_BP, boosts or None)
+    scores_BK, rows_BK = BoostingRanker(IndexRanker(release.searcher, bundle.augmentation)).rank(batch)
     labels = bundle.labels
     return measure_baseline(scores_BK, rows_BK, labels.buckets, labels.counts, bias_removal, k, popularity)

@@ -20,6 +20,7 @@ import numpy as np
 
 from longtail.bundle import Bundle, Features, InputError, Inputs, LabelRecord, Tower, TowerError, Vocabulary
 from longtail.bundle.arrays import Float32, Int64
+from longtail.bundle.cooccurrence import REMEMBERED
 from longtail.bundle.errors import describe
 from longtail.bundle.ids import id_text
 from longtail.index import losses, refused_features, refused_priors
@@ -144,8 +145,9 @@ class Retriever:
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
-        """Return the vocabularies of the bundle by their names."""
-        return self._bundle.vocabularies
+        """Return the vocabularies of the bundle by their names, and the ids of remembered queries."""
+        remembered = self._bundle.remembered
+        return {**self._bundle.vocabularies, **({} if remembered is None else {REMEMBERED: remembered.queries})}
 
     @property
     def priors(self) -> list[str]:

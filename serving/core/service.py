@@ -396,7 +396,7 @@ class Service:
             if key is None or not (wanted[place] or is_event):
                 continue
             propensities_K = None if retrieval.propensities_N is None else retrieval.propensities_N[start:end]
-            dials = result["bias_removal"], result["popularity"]
+            dials = result["bias_removal"], result["popularity"], result.get("cooccurrence", 0.0)
             priors = [float(weight) for weight in result.get("priors", {}).values()]
             labels = [label["id"] for label in result["labels"]]
             answer_id, name = sign_answer(
@@ -408,7 +408,8 @@ class Service:
             if is_event:
                 line = event_json(
                     kind="answer", time=now, answer=name, answered_at=now, release=retrieval.release,
-                    bias_removal=float(dials[0]), popularity=float(dials[1]), priors=priors or None,
+                    bias_removal=float(dials[0]), popularity=float(dials[1]), cooccurrence=float(dials[2]),
+                    priors=priors or None,
                     restricted=query.restricted, labels=labels, positions=list(range(len(labels))),
                     propensities=[1.0] * len(labels) if propensities_K is None else propensities_K.tolist(),
                     buckets=retrieval.buckets_N[start:end].tolist(),

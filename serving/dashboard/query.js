@@ -1,11 +1,11 @@
-// The query box: one request asks at the form's λ and μ and at the defaults, so that each label's move can be shown.
+// The query box: one request asks at the form's λ, μ and ω and at the defaults, so that each label's move can be shown.
 
 const PAUSE = 120; // ms without a change before the service is asked
 const REST = 800; // ms without a change before it is asked to explain, which takes some hundred searches
 const EXPLAINED = 50; // labels that it explains, at most
 const asked = { sent: 0, shown: 0, timer: 0, release: null, failed: false };
 
-/** Prepares the box for a release: its example, unless the operator wrote something, and its ranges of λ and μ. */
+/** Prepares the box for a release: its example, unless the operator wrote something, and its ranges of λ, μ and ω. */
 function prepareQuery(release) {
   if (asked.release?.name === release.name) {
     if (asked.failed) ask();
@@ -20,6 +20,14 @@ function prepareQuery(release) {
   const mu = byId("mu");
   if (!asked.release || Number(mu.value) === asked.release.popularity.default) mu.value = release.popularity.default;
   Object.assign(mu, { min: release.popularity.minimum, max: release.popularity.maximum });
+  const omega = byId("omega");
+  byId("omega-field").hidden = !release.cooccurrence;
+  if (release.cooccurrence) {
+    const { minimum, maximum, default: preset } = release.cooccurrence;
+    const untouched = !asked.release?.cooccurrence || Number(omega.value) === asked.release.cooccurrence.default;
+    Object.assign(omega, { min: minimum, max: maximum });
+    if (untouched) omega.value = preset;
+  }
   asked.release = release;
   drawScale(release.bias_removal);
   ask();
@@ -45,9 +53,13 @@ function drawScale({ minimum, maximum, default: preset }) {
   );
 }
 
+function sayDials() {
+  for (const name of ["lambda", "omega"]) say(byId(`${name}-value`), lambda(Number(byId(name).value)));
+}
+
 /** Asks once typing or sliding has paused. */
 function askSoon() {
-  say(byId("lambda-value"), lambda(Number(byId("lambda").value)));
+  sayDials();
   clearTimeout(asked.timer);
   asked.timer = setTimeout(ask, PAUSE);
 }
@@ -67,15 +79,19 @@ function queries() {
     throw new Error(`k: expected a whole number from 1, received "${byId("k").value}".`);
   const λ = Number(byId("lambda").value);
   const μ = Number(byId("mu").value);
-  const { bias_removal, popularity } = asked.release;
+  const ω = Number(byId("omega").value);
+  const { bias_removal, popularity, cooccurrence } = asked.release;
   const preset = { features, k, bias_removal: bias_removal.default };
-  if (μ !== popularity.default) return [{ ...preset, bias_removal: λ, popularity: μ }, preset];
-  return λ === preset.bias_removal ? [preset] : [{ ...preset, bias_removal: λ }, preset];
+  const moved = {};
+  if (λ !== bias_removal.default) moved.bias_removal = λ;
+  if (μ !== popularity.default) moved.popularity = μ;
+  if (cooccurrence && ω !== cooccurrence.default) moved.cooccurrence = ω;
+  return Object.keys(moved).length ? [{ ...preset, ...moved }, preset] : [preset];
 }
 
 async function ask(explain = false) {
   clearTimeout(asked.timer);
-  say(byId("lambda-value"), lambda(Number(byId("lambda").value)));
+  sayDials();
   if (!asked.release) return;
   const turn = ++asked.sent;
   try {
@@ -134,7 +150,7 @@ function stays({ explanation, bucket }, λ) {
   const { minimum, maximum } = asked.release.bias_removal;
   const at = (place) => (100 * (place - minimum)) / (maximum - minimum);
   const [low, high] = explanation.bias_removal ?? [λ, λ];
-  const parts = [["taste", "taste"], ["bias", "bias"], ["noise", "λ·log ν"], ["popularity", "μ·log π"]]
+  const parts = [["taste", "taste"], ["bias", "bias"], ["noise", "λ·log ν"], ["popularity", "μ·log π"], ["cooccurrence", "ω·c"]]
     .filter(([part]) => explanation[part])
     .map(([part, word]) => `${word} ${fixed(explanation[part], 2)}`);
   for (const [prior, part] of Object.entries(explanation.priors ?? {})) if (part) parts.push(`${prior} ${fixed(part, 2)}`);
@@ -150,7 +166,16 @@ function stays({ explanation, bucket }, λ) {
   );
 }
 
-const dials = ({ bias_removal, popularity }) => lambda(bias_removal) + (popularity ? `, μ ${lambda(popularity)}` : "");
+const dials = ({ bias_removal, popularity, cooccurrence }) =>
+  lambda(bias_removal) +
+  (popularity ? `, μ ${lambda(popularity)}` : "") +
+  (cooccurrence ? `, ω ${lambda(cooccurrence)}` : "");
+
+/** The entries of the query's history behind a label, largest share first. */
+function because({ explanation }) {
+  const ids = (explanation?.because ?? []).map(({ id }) => id);
+  return ids.length ? el("small", { class: "because" }, `because of ${ids.join(", ")}`) : null;
+}
 
 function showAnswer({ results: [result, preset] }) {
   const { labels } = result;
@@ -168,7 +193,7 @@ function showAnswer({ results: [result, preset] }) {
         {},
         el("span", { class: "rank" }, String(rank + 1)),
         move(rank, before.get(label.id) ?? -1),
-        el("span", { class: "what" }, el("b", {}, title), " ", rest ? el("small", {}, rest) : null),
+        el("span", { class: "what" }, el("b", {}, title), " ", rest ? el("small", {}, rest) : null, " ", because(label)),
         el("span", { class: `name ${label.bucket}` }, label.bucket),
         el("span", { class: "score" }, fixed(label.score, 2)),
         stays(label, result.bias_removal),
@@ -180,11 +205,13 @@ function showAnswer({ results: [result, preset] }) {
 byId("features").addEventListener("input", askSoon);
 byId("lambda").addEventListener("input", askSoon);
 byId("mu").addEventListener("input", askSoon);
+byId("omega").addEventListener("input", askSoon);
 byId("k").addEventListener("input", askSoon);
 byId("default").addEventListener("click", () => {
   if (asked.release) {
     byId("lambda").value = asked.release.bias_removal.default;
     byId("mu").value = asked.release.popularity.default;
+    if (asked.release.cooccurrence) byId("omega").value = asked.release.cooccurrence.default;
   }
   ask();
 });

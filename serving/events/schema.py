@@ -29,6 +29,7 @@ SCHEMA = pa.schema(
         ("release", pa.string()),
         ("bias_removal", pa.float32()),  # λ of the answer
         ("popularity", pa.float32()),  # μ of the answer
+        ("cooccurrence", pa.float32()),  # ω of the answer; 0 where the release has no such term
         ("priors", pa.list_(pa.float32())),  # weights, in the release's order
         ("restricted", pa.bool_()),  # whether the client restricted the eligible labels
         ("run", pa.string()),  # run of an experiment, if the answer counts in the comparison of arms

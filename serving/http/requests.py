@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 import orjson
@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from longtail.bundle.errors import describe
 from longtail.bundle.validation import did_you_mean, keys_at
-from longtail.serving.core.queries import ELSEWHERE, RequestModel, features_json
+from longtail.serving.core.queries import ELSEWHERE, MAX_IDS, RequestModel, features_json
 from longtail.serving.errors import (
     BodyTooLargeError,
     ContentTypeError,
@@ -145,6 +145,13 @@ def at_most(count: int, limit: int, what: str, field: str) -> None:
     """Raise InvalidRequestError if there are more than `limit` entries."""
     if count > limit:
         raise InvalidRequestError(f"expected at most {limit} {what}, received {count}", field=field)
+
+
+def check_lengths(features: Mapping[str, JsonValue] | None, field: str) -> None:
+    """Raise InvalidRequestError if a list or object among features is too long."""
+    for name, value in (features or {}).items():
+        if isinstance(value, list | dict):
+            at_most(len(value), MAX_IDS, "entries", f"{field}.{name[:_LONGEST_NAME]}")
 
 
 def check_recorded(features: dict[str, JsonValue] | None, settings: Settings, field: str) -> None:

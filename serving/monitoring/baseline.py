@@ -111,7 +111,7 @@ class OfflineFigures:
     """Offline figures of one release.
 
     Attributes:
-        recall: recall at the default λ and μ, by k, then by bucket and `all`; empty if the model was not evaluated.
+        recall: recall at the default λ, μ and ω, by k, then by bucket and `all`; empty if the model was not evaluated.
         data_until: time when the training data was read, in seconds since 1970; None: unknown.
     """
 
@@ -121,10 +121,12 @@ class OfflineFigures:
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
         """Read the offline figures from a bundle's manifest."""
-        wanted = manifest.bias_removal.default, manifest.popularity.default
+        together = 0.0 if manifest.cooccurrence is None else manifest.cooccurrence.default
+        wanted = np.array([manifest.bias_removal.default, manifest.popularity.default, together])
         recall: dict[int, dict[str, OfflineRecall]] = {}
         for point in manifest.bias_removal.curve:
-            if max(abs(point.bias_removal - wanted[0]), abs(point.popularity - wanted[1])) > _NEAR:
+            dials = point.bias_removal, point.popularity, point.cooccurrence
+            if np.abs(wanted - dials).max() > _NEAR:
                 continue
             for name, found in point.metrics.items():
                 if named := _RECALL.fullmatch(name):

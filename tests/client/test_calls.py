@@ -20,10 +20,11 @@ FREE = ("features", "display", "explore", "priors", "filter", "max_per")
 PARTS: dict[str, Any] = {
     "k": 3, "bias_removal": 0.0, "popularity": 0.25, "priors": {"recent": 0.5}, "exclude": {"x"}, "allow": [],
     "buckets": ("tail",), "filter": {"price": {"lt": 20}}, "explore": {"new": 2}, "max_per": {"brand": 2}, "mmr": 0.25,
-    "pool": 99, "display": ["title"],
+    "pool": 99, "display": ["title"], "cooccurrence": 0.5,
 }  # fmt: skip
 SENT = PARTS | {"exclude": ["x"], "buckets": ["tail"]}
 ORGANIC = Feedback(None, ["a"], {"u": 1}, bias_removal=0.5, popularity=1.0, exclude=["s"], idempotency_key="visit-1")
+TOGETHER = Feedback(None, ["a"], {"u": 1}, cooccurrence=0.5, history=["h", 7], idempotency_key="visit-2")
 RETRIEVE, SIMILAR, FEEDBACK = "POST /v1/retrieve", "POST /v1/similar", "POST /v1/feedback"
 
 CASES: list[tuple[Call[Any], str, Any]] = [
@@ -39,6 +40,18 @@ CASES: list[tuple[Call[Any], str, Any]] = [
         {"queries": [{"features": {"u": "a"}, **SENT}, {"vector": [0.5, 1.0], "display": False}]},
     ),
     (calls.similar("b"), SIMILAR, {"id": "b"}),
+    (
+        calls.retrieve(features={}, history=("h", 7)), RETRIEVE, {"queries": [{"features": {}, "history": ["h", 7]}]}
+    ),
+    (calls.similar("b", by="cooccurrence"), SIMILAR, {"id": "b", "by": "cooccurrence"}),
+    (
+        calls.feedback(TOGETHER),
+        FEEDBACK,
+        {"events": [{
+            "labels": ["a"], "features": {"u": 1}, "cooccurrence": 0.5, "history": ["h", 7],
+            "idempotency_key": "visit-2",
+        }]},
+    ),
     (calls.similar(4, preview=True), SIMILAR, {"id": 4, "preview": True}),
     (calls.similar(["b", 4], release="r", **PARTS), SIMILAR, {"ids": ["b", 4], "release": "r", **SENT}),
     (calls.embed({"u": 1}), "POST /v1/embed", {"queries": [{"features": {"u": 1}}]}),
@@ -154,7 +167,7 @@ def test_every_route_has_its_method_and_reads_every_key() -> None:
 
 RESULT = {
     "labels": [{"id": "a", "score": 1.5, "bucket": "tail", "display": {"title": "Alpha"}}],
-    "bias_removal": 0.5, "popularity": 0.25, "unknown": {"exclude": 1, "allow": 0},
+    "bias_removal": 0.5, "popularity": 0.25, "cooccurrence": 0.75, "unknown": {"exclude": 1, "allow": 0, "history": 2},
     "answer_id": "q0",
 }  # fmt: skip
 ALPHA = Label("a", 1.5, "tail", {"title": "Alpha"})
@@ -169,7 +182,11 @@ LISTED, PLACE = {**KNOWN, "state": "hidden"}, {"release": "r", "request_id": "q"
         (
             "retrieve", (Query({}),), RETRIEVED,
             Answer(
-                (Result((ALPHA,), 0.5, 0.25, {"exclude": 1, "allow": 0}, answer_id="q0"),), "r", "q",
+                (
+                    Result(
+                        (ALPHA,), 0.5, 0.25, {"exclude": 1, "allow": 0, "history": 2}, answer_id="q0", cooccurrence=0.75
+                    ),
+                ), "r", "q",
             ),
         ),
         ("label", ("a",), KNOWN | PLACE, KNOWN | PLACE),

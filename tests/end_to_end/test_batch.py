@@ -23,8 +23,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from longtail.bundle import Hide, Restore, Upsert, Vocabulary
+from longtail.index import Releases, build
 from longtail.serving.batch import Asked, BatchError, _as_known, answer
+from longtail.serving.core.loader import load_release
+from longtail.serving.core.queries import Query
 from longtail.state import LabelStore
+from tests.bundles import make_bundle
 from tests.end_to_end.commands import fitted_and_published, longtail, served
 
 USERS, ITEMS = 60, 30
@@ -393,3 +397,28 @@ def test_a_broken_text_file_is_refused_with_its_place(shop: Path, tmp_path: Path
     with pytest.raises(BatchError, match=said):
         answer(shop / "releases", tmp_path / "queries", tmp_path / "out", Asked({}, "seen" if "two" in what else None))
     assert not list((tmp_path / "out").glob("*part-*"))
+
+
+def test_histories_come_from_a_column_or_from_what_the_release_remembers(tmp_path: Path) -> None:
+    bundle = make_bundle(labels=60, cooccurrence=True)
+    bundle.write(tmp_path / "bundle")
+    releases = Releases(tmp_path / "releases")
+    releases.publish(build(tmp_path / "bundle", tmp_path / "releases", name="a").name)
+    retriever = load_release(releases, "a")
+    chosen = [["item-3", "item-9"], [], None, ["item-8", "of no release"]]
+    rows = {"user_id": ["u3", "u4", "u5", "u6"], "chosen": chosen}
+    pq.write_table(pa.table(rows), tmp_path / "queries.parquet")
+    asked = Asked({"k": 12, "cooccurrence": 1.5}, history="chosen")
+    answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "out", asked)
+    queries = [
+        Query(features={"user_id": user}, history=history, k=12, cooccurrence=1.5)
+        for user, history in zip(rows["user_id"], chosen, strict=True)
+    ]
+    expected = [[label["id"] for label in result["labels"]] for result in retriever.retrieve(queries).results]
+    assert answers(tmp_path / "out")["labels"].to_pylist() == expected
+    assert bundle.remembered is not None
+    remembered = [f"item-{row}" for row in bundle.remembered.history("u5").tolist()]
+    (by_column,) = retriever.retrieve([queries[2].model_copy(update={"history": remembered})]).results
+    assert [label["id"] for label in by_column["labels"]] == expected[2]
+    with pytest.raises(BatchError, match="--options: expected options of all queries alike, received history"):
+        answer(tmp_path / "releases", tmp_path / "queries.parquet", tmp_path / "other", Asked({"history": ["item-1"]}))

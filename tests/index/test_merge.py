@@ -40,7 +40,10 @@ def written(tmp_path: Path, *records: LabelRecord, **variant: Any) -> tuple[Path
     bundle = make_bundle(labels=L, **({"label_tower": True} | variant))
     seen = np.array([[0, 5], [0, 7], [2, 0], [2, 59]], np.int32)
     reports = {"report.html": b"<p>", "metrics.json": b"{}"}
-    bundle = replace(bundle, reports=reports, calibration_seen=seen).write(tmp_path / "bundle")
+    histories = np.array([[-1, 7, 5], [59, 7, 8], [-1, -1, -1]] + [[-1, -1, 0]] * 47, np.int32)
+    histories = histories if bundle.cooccurrence else None
+    bundle = replace(bundle, reports=reports, calibration_seen=seen, calibration_histories=histories)
+    bundle = bundle.write(tmp_path / "bundle")
     kept(tmp_path, *records)
     return tmp_path / "bundle", tmp_path, bundle
 
@@ -163,3 +166,33 @@ def test_what_cannot_be_merged_is_refused_and_nothing_is_written(
     ):
         merge_labels(tmp_path / "tree", log, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
+
+
+def test_what_was_chosen_together_keeps_its_labels(tmp_path: Path) -> None:
+    records = [upsert("new-1", genres=["g1"]), upsert("item-5", genres=["g2"], year=3), hide("item-7")]
+    path, log, before = written(tmp_path, *records, cooccurrence=True)
+    merge_labels(path, log, tmp_path / "merged")
+    after = Bundle.load(tmp_path / "merged")
+    assert before.cooccurrence is not None
+    assert after.cooccurrence is not None
+    ids, old_ids = after.labels.ids.to_pylist(), before.labels.ids.to_pylist()
+    assert (old_ids[7] in ids, "new-1" in ids) == (False, True)
+
+    def weights(bundle: Bundle, of: list[str]) -> dict[tuple[str, str], float]:
+        matrix = bundle.cooccurrence.matrix().tocoo()
+        return {(of[row], of[column]): weight for row, column, weight in zip(*matrix.coords, matrix.data, strict=True)}
+
+    expected = weights(before, old_ids)
+    lost = {pair for pair in expected if "item-7" in pair}
+    assert {pair[0] for pair in lost} > {"item-7"}, "no label has the hidden one as its neighbour"
+    assert weights(after, ids) == {pair: weight for pair, weight in expected.items() if pair not in lost}
+    assert after.cooccurrence.degrees_L.tolist() == [*np.delete(before.cooccurrence.degrees_L, 7), 0]
+    assert (np.diff(after.cooccurrence.weights_LN, axis=1) <= 0).all()
+
+    assert after.calibration_histories is not None
+    assert after.calibration_histories[:3].tolist() == [[-1, -1, 5], [-1, 58, 7], [-1, -1, -1]]
+    assert before.remembered is not None
+    assert after.remembered is not None
+    for user in ("u3", "u6", "u12", "nobody"):
+        kept = [old_ids[row] for row in before.remembered.history(user) if row != 7]
+        assert [ids[row] for row in after.remembered.history(user)] == kept

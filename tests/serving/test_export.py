@@ -36,7 +36,8 @@ TYPES = {
     "user": TEXT, "seen": TEXTS, "tags": TEXTS, "words": TEXT, "age": NUMBER, "taste": pa.list_(NUMBER),
     "day": TEXT, "feature_weight": NUMBER, "joined": TEXTS, "label_id": TEXT, "answer": TEXT, "idempotency_key": TEXT,
     "event": TEXT, "weight": NUMBER, "propensity": NUMBER, "debiased_weight": NUMBER, "position": pa.int32(),
-    "bias_removal": pa.float32(), "popularity": pa.float32(), "release": TEXT, "source": TEXT,
+    "bias_removal": pa.float32(), "popularity": pa.float32(), "cooccurrence": pa.float32(), "release": TEXT,
+    "source": TEXT,
     "time": pa.timestamp("us", "UTC"), "arm": TEXT, "run": TEXT, "unit": pa.int64(), "impressions": TEXTS,
 }  # fmt: skip
 

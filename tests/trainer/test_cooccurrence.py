@@ -174,6 +174,8 @@ def test_queries_without_history_feature_are_remembered(tmp_path: Path) -> None:
     bundle = fit(write_chain(tmp_path, alone), tmp_path / "model", overrides=["cooccurrence.remember=3"])
     assert bundle.remembered is not None
     assert bundle.manifest.exclude_history
+    assert bundle.calibration_histories is not None
+    assert bundle.calibration_histories.shape == (len(bundle.calibration_queries), bundle.manifest.cooccurrence.last)
     ids = bundle.labels.ids.to_pylist()
     last = [ids[row] for row in bundle.remembered.history("2")]
     assert last == [str((10 + step * 3) % 16) for step in (3, 4, 5)]  # its last pair is test's

@@ -21,6 +21,7 @@ from longtail.trainer.cooccurrence import remembered
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
+from longtail.trainer.evaluation.cooccurrence import HistoryEntries
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.ranking import buckets_for
 from longtail.trainer.export.onnx import check_parity, export_towers
@@ -55,6 +56,10 @@ def to_bundle(
         trained.cooccurrence is not None or any(each.kind == "history" for each in trained.encoding.query_features)
     )
     seen_N2 = np.unique(past.seen(rows_C[embedded]).astype(np.int32), axis=0) if exclude_history else None
+    histories_CR = None
+    if trained.cooccurrence is not None:
+        entries = HistoryEntries(past, recipe.history_events)
+        histories_CR = entries.padded(rows_C[embedded], trained.cooccurrence.settings.last)
     towers, tables = export_towers(trained, folder)
     check_parity(QUERY_TOWER, folder / QUERY_TOWER, inputs, queries_CD)
     if "label" in towers:
@@ -116,6 +121,7 @@ def to_bundle(
         embeddings=label_side.embeddings,
         calibration_queries=queries_CD[embedded],
         calibration_seen=seen_N2,
+        calibration_histories=histories_CR,
         query_tower=towers["query"],
         label_tower=towers.get("label"),
         tables=tables,

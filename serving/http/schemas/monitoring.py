@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, JsonValue
 
 from longtail.serving.core.feedback import Event
 from longtail.serving.core.queries import BucketName
-from longtail.serving.http.requests import Body, at_most, check_recorded
+from longtail.serving.http.requests import Body, at_most, check_lengths, check_recorded
 from longtail.serving.monitoring.records import Source
 from longtail.serving.monitoring.verdict import Severity, Signal
 from longtail.serving.settings import MOST_QUERIES, Settings
@@ -24,6 +24,7 @@ class FeedbackRequest(Body):
         """Check the number of events, and features that are recorded."""
         at_most(len(self.events), settings.max_queries, "events", "events")
         for index, event in enumerate(self.events):
+            check_lengths(event.features, f"events.{index}.features")
             check_recorded(event.features, settings, f"events.{index}.features")
 
 

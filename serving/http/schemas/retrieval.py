@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, JsonValue
 from longtail.bundle.errors import describe
 from longtail.serving.core.queries import MAX_IDS, BucketName, Query, SearchOptions, SimilarQuery, ToEmbed
 from longtail.serving.errors import InvalidRequestError
-from longtail.serving.http.requests import Body, at_most
+from longtail.serving.http.requests import Body, at_most, check_lengths
 from longtail.serving.settings import MOST_QUERIES, Settings
 
 _RELEASE = Field(
@@ -55,6 +55,8 @@ class RetrieveRequest(Body):
                 f"{len(explained)}, the first of k = {self.queries[explained[0]].k}",
                 field=f"queries.{explained[-1]}.explain",
             )
+        for place, query in enumerate(self.queries):
+            check_lengths(query.features, f"queries.{place}.features")
         _check_options(self.queries, settings, [f"queries.{place}." for place in range(len(self.queries))], "queries")
 
 
@@ -110,6 +112,8 @@ class EmbedRequest(ToEmbed, Body):
         """Check the number of requested vectors."""
         name = "queries" if self.labels is None else "labels"
         at_most(self.count, settings.max_queries, name, name)
+        for place, query in enumerate(self.queries or ()):
+            check_lengths(query.features, f"queries.{place}.features")
 
 
 class EmbedAnswer(BaseModel):

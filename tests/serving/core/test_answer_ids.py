@@ -17,7 +17,7 @@ NOW = 1_800_000_000.25
 
 
 def sign(labels: list[str], **options: object) -> str:
-    return sign_answer(KEY, NOW, b"demo", (0.3, -0.25), labels, **options)[0]  # type: ignore[arg-type]
+    return sign_answer(KEY, NOW, b"demo", (0.3, -0.25, 0.75), labels, **options)[0]  # type: ignore[arg-type]
 
 
 def read(text: str, oldest: float = NOW - 60) -> AnswerRecord:
@@ -26,7 +26,7 @@ def read(text: str, oldest: float = NOW - 60) -> AnswerRecord:
 
 def test_twenty_labels_take_about_a_hundred_url_safe_characters() -> None:
     text = sign([str(id_) for id_ in range(20)])
-    assert len(text) <= 105
+    assert len(text) <= 110
     assert text == urlsafe_b64encode(urlsafe_b64decode(text + "=" * (-len(text) % 4))).decode().rstrip("=")
 
 
@@ -52,12 +52,12 @@ def test_what_is_signed_is_read_again(
     propensities = np.array([0.37 ** (1 + place % 9) if place in drawn else 1 for place in range(len(labels))], "f4")
     name = release.encode("utf-8", "replace")
     text, answer = sign_answer(
-        KEY, NOW, name, (0.3, -0.25), labels,
+        KEY, NOW, name, (0.3, -0.25, 0.75), labels,
         priors=priors, arm=arm, restricted=restricted, propensities_K=propensities,
     )  # fmt: skip
     found = read(text)
     assert (found.release, found.at) == (name.decode(), int(NOW))
-    assert (found.bias_removal, found.popularity) == (pytest.approx(0.3), -0.25)
+    assert (found.bias_removal, found.popularity, found.cooccurrence) == (pytest.approx(0.3), -0.25, 0.75)
     assert list(found.priors) == priors
     assert (found.restricted, found.name) == (restricted, answer)
     assert found.arm == (arm if in_arm and counted else None)

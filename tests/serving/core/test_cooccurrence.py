@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,18 @@ import pytest
 from longtail.bundle import Bundle, Hide, LabelRecord, Prior, Priors, Tower, Upsert
 from longtail.index import IndexSpec, Searcher
 from longtail.index.construct.tuning import tune_index
-from longtail.serving import Retriever
+from longtail.serving import Retriever, create_app
 from longtail.serving.core.exploration import Draws, Lottery, explore
 from longtail.serving.core.queries import Query, SimilarQuery
 from longtail.serving.errors import InvalidRequestError
+from longtail.serving.http.schemas.operations import ReleaseAnswer
+from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from tests.bundles import make_bundle
+from tests.serving.client import client_of
 from tests.serving.core.shop import meets, shop_bundle, some_filter
 from tests.serving.core.test_diversity import greedily, marginally
-from tests.serving.plane import results_of
+from tests.serving.http.test_feedback import kept
+from tests.serving.plane import plane_settings, results_of
 
 AT = datetime(2026, 5, 1, tzinfo=UTC)
 L = 400
@@ -408,3 +413,47 @@ def test_an_explanation_adds_up_and_names_the_entries_behind_it(name: str) -> No
         assert [each["share"] for each in part["because"]] == pytest.approx([share for _, share in expected])
         seen += bool(expected)
     assert seen >= 3
+
+
+def test_over_http(tmp_path: Path) -> None:
+    retriever = retriever_of(shop_bundle(L, cooccurrence=True))
+    formula = Formula(retriever)
+    app = create_app(plane_settings(tmp_path, answer_share=1, max_body_bytes=1 << 20), retriever=retriever)
+    history = ["item-3", "nothing", "item-21", 5]
+    dials = {"bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 1.5}
+    body = {"features": {"user_id": "u3"}, "history": history, "k": 5, "explain": True, "display": False} | dials
+    with client_of(app) as client:
+        answer = client.post("/v1/retrieve", json={"queries": [body]})
+        RetrieveAnswer.model_validate_json(answer.content, strict=True)
+        ReleaseAnswer.model_validate_json(client.get("/v1/release").content)
+        (result,) = answer.json()["results"]
+        rows, scores = formula.best(
+            Query(features={"user_id": "u3"}, **dials), ["item-3", "nothing", "item-21", "5"], []
+        )
+        assert [label["id"] for label in result["labels"]] == [f"item-{row}" for row in rows[:5]]
+        assert [label["score"] for label in result["labels"]] == pytest.approx(scores[:5], rel=1e-5)
+        assert (result["cooccurrence"], result["unknown"]) == (1.5, {"exclude": 0, "allow": 0, "history": 2})
+        together = {one["id"] for label in result["labels"] for one in label["explanation"]["because"]}
+        assert together <= {"item-3", "item-21"}
+        assert together
+
+        longest = body | {"history": [f"item-{row % L}" for row in range(10_000)], "explain": False}
+        (by_last,) = client.post("/v1/retrieve", json={"queries": [longest]}).json()["results"]
+        last = body | {"history": [f"item-{row % L}" for row in range(9_995, 10_000)], "explain": False}
+        (expected,) = client.post("/v1/retrieve", json={"queries": [last]}).json()["results"]
+        assert by_last["labels"] == expected["labels"]
+
+        near = client.post("/v1/similar", json={"id": "item-3", "by": "cooccurrence", "k": 3, "display": False})
+        c = formula.together(["item-3"])
+        assert [label["score"] for label in near.json()["results"][0]["labels"]] == pytest.approx(-np.sort(-c)[:3])
+        wrong = client.post("/v1/similar", json={"id": "item-3", "by": "cooccurrence", "bias_removal": 0.5})
+        assert wrong.status_code == 422
+        message = "expected no bias_removal beside by: cooccurrence, which alone ranks, received one"
+        assert wrong.json()["error"]["message"] == message
+
+        chosen = {"answer_id": result["answer_id"], "labels": ["item-3"]}
+        organic = {"labels": ["item-3"], "features": {"user_id": "u3"}, "history": ["item-5"], "cooccurrence": 0.25}
+        assert client.post("/v1/feedback", json={"events": [chosen, organic]}).status_code == 200
+    assert kept(tmp_path, "answer")[0]["cooccurrence"] == 1.5
+    assert kept(tmp_path, "choice")[0]["cooccurrence"] == 1.5
+    assert kept(tmp_path, "organic")[0]["cooccurrence"] == 0.25

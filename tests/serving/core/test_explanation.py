@@ -90,7 +90,7 @@ def test_over_http(client: httpx.Client) -> None:
     b, c = (label["explanation"] for label in labels)
     assert b.pop("bias_removal") == pytest.approx([-1, 2], abs=STEP)
     assert c.pop("bias_removal") == pytest.approx([-1, 0.9 / np.log(2)], abs=STEP)
-    assert b == pytest.approx({"taste": 2, "bias": 0, "noise": 0, "popularity": 0}, abs=1e-6)
+    assert b == pytest.approx({"taste": 2, "bias": 0, "noise": 0, "popularity": 0, "cooccurrence": 0}, abs=1e-6)
     for wrong in ([query, query], [{**query, "k": 51}]):
         answer = client.post("/v1/retrieve", json={"queries": wrong})
         assert answer.status_code == 422

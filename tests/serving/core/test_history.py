@@ -62,3 +62,20 @@ def test_the_baseline_of_drift_leaves_out_what_answers_leave_out(tmp_path: Path)
     answered = np.concatenate([rows[3 * (query % 2) :][:20] for query, rows in enumerate(best_CL)])
     assert baseline.popularity == pytest.approx(made.labels.counts[answered].mean())
     assert baseline.shares == pytest.approx(np.bincount(made.labels.buckets[answered], minlength=4) / len(answered))
+
+
+def test_the_baseline_of_drift_is_of_the_default_weight_of_cooccurrence(tmp_path: Path) -> None:
+    made = make_bundle(labels=60, cooccurrence=True)
+    assert made.cooccurrence is not None
+    histories = np.random.default_rng(9).integers(0, 60, (50, 5)).astype(np.int32)
+    histories[::2] = -1
+    replace(made, calibration_histories=histories).write(tmp_path / "bundle")
+    build(tmp_path / "bundle", tmp_path / "releases", name="a")
+    baseline = load_release(Releases(tmp_path / "releases"), "a").baseline
+    scores_CL = made.augmentation.queries(made.calibration_queries, 0.5) @ made.rows().T / 0.1
+    factors = np.array([0.8**4, 0.8**3, 0.8**2, 0.8, 1])
+    scores_CL[1::2] += 0.5 * np.einsum("r,crl->cl", factors, made.cooccurrence.matrix().toarray()[histories[1::2]])
+    answered = np.argsort(-scores_CL, axis=1)[:, :20].ravel()
+    assert baseline.popularity == pytest.approx(made.labels.counts[answered].mean())
+    deciles = np.quantile(np.sort(scores_CL, axis=1)[:, -20:], np.linspace(0.1, 0.9, 9))
+    assert baseline.score_edges == pytest.approx(deciles, abs=0.05)

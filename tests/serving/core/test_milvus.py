@@ -33,7 +33,7 @@ AT = datetime(2026, 5, 1, tzinfo=UTC)
 @pytest.fixture(scope="module")
 def releases(milvus: RunningMilvus, tmp_path_factory: pytest.TempPathFactory) -> Releases:  # noqa: ARG001
     root = tmp_path_factory.mktemp("shops")
-    shop_bundle(LABELS).write(root / "bundle")
+    shop_bundle(LABELS, cooccurrence=True).write(root / "bundle")
     for spec in ("flat", *COLLECTIONS):
         build(root / "bundle", root / "releases", spec=spec, name=spec)
     return Releases(root / "releases")

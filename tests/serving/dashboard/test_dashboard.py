@@ -41,15 +41,23 @@ RELEASE: dict[str, Any] = {
         "curve": [{"bias_removal": at, "popularity": 0.0, "metrics": METRICS} for at in (0.0, 0.5, 1.0)],
     },
     "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0}, "priors": [], "filterable": [],
+    "cooccurrence": {
+        "default": 0.5, "minimum": 0.0, "maximum": 2.0, "kind": "next", "last": 10, "decay": 0.8, "query_id": "user_id"
+    },
     "exclude_history": False, "query_features": [], "example": {"user_id": "196"}, "request_id": "r-release",
 }  # fmt: skip
-EXPLAINED = {"taste": 2.25, "bias": 0.0, "noise": -1.0, "popularity": 0.0, "bias_removal": [-0.25, 0.75]}
+BECAUSE = [{"id": "p7", "share": 0.75}, {"id": "p<9>", "share": 0.25}]
+EXPLAINED = {
+    "taste": 2.25, "bias": 0.0, "noise": -1.0, "popularity": 0.0, "cooccurrence": 0.5, "because": BECAUSE,
+    "bias_removal": [-0.25, 0.75],
+}  # fmt: skip
 LABELS = [
     {"id": "7", "score": 1.25, "bucket": "tail", "display": {"title": "<b>Aparajito</b>"}, "explanation": EXPLAINED}
 ]
 RETRIEVED = {
     "results": [
-        {"labels": LABELS, "bias_removal": 0.5, "popularity": 0.0, "unknown": {"exclude": 0, "allow": 0}},
+        {"labels": LABELS, "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.5,
+         "unknown": {"exclude": 0, "allow": 0, "history": 0}},
     ] * 2,
     "release": "r1", "request_id": "r-retrieve",
 }  # fmt: skip
@@ -131,7 +139,10 @@ def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: 
     assert "0.500" in text(document, "feedback")
     assert "Shed 1" in text(document, "load-figures")
     assert "<b>Aparajito</b>" in text(document, "results"), "shown as text, not taken as HTML"
-    assert 'aria-label="In the answer from λ −0.25 to 0.75: taste 2.25, λ·log ν −1.00"' in document
+    assert 'aria-label="In the answer from λ −0.25 to 0.75: taste 2.25, λ·log ν −1.00, ω·c 0.50"' in document
+    assert "because of p7, p<9>" in text(document, "results")
+    assert "ω 0.50" in text(document, "answer-summary")
+    assert text(document, "omega-value") == "0.50"
     assert re.findall(r'class="band (\w+)"', document) == ["head"], "none of a bucket that is never found"
     charts = re.findall(r'<svg[^>]*role="img"[^>]*>', document)
     assert len(charts) >= 10

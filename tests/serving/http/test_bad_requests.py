@@ -86,6 +86,22 @@ INVALID: dict[str, Case] = {
         "the recipe and longtail-index build --filterable choose them",
         max_per={"brand": 10**400},
     ),
+    "a history of too many": in_query(
+        "history", "expected at most 10000 of them, received 10001", history=[1] * 10_001
+    ),
+    "a history of no ids": in_query("history.1", f"{AN_ID}null", history=["a", None]),
+    "a history as a string": in_query("history", 'expected a valid array, received "a"', history="a"),
+    "co-occurrence of a release without": in_query(
+        "cooccurrence",
+        "expected cooccurrence 0 or none, as this release knows nothing of what was chosen together, received 0.5",
+        cooccurrence=0.5,
+    ),
+    "co-occurrence as a string": in_query("cooccurrence", 'expected a valid number, received "1"', cooccurrence="1"),
+    "a feature of too many": (
+        {"queries": [{"features": {"seen": [1] * 10_001}, "k": 1}]},
+        "queries.0.features.seen",
+        "expected at most 10000 entries, received 10001",
+    ),
     "a pool for nothing": in_query("pool", "expected max_per or mmr beside pool, received neither", pool=5),
     "a pool too large": in_query(
         "pool",
