@@ -117,7 +117,9 @@ def show_dial() -> None:
         table.add_row(*cells, *(f"{share:.0%}" for share in shares), style="bold" if setting == default else None)
     console.print()
     console.print(table)
-    console.print("One model, one index: every request turns λ between the tail and the head, and ω, the weight of what")
+    console.print(
+        "One model, one index: every request turns λ between the tail and the head, and ω, the weight of what"
+    )
     console.print("was chosen together. A request that names neither gets the bold line.")
 
 

@@ -148,7 +148,7 @@ def test_labels_are_taken_with_their_neighbours() -> None:
     first = log((X, A), (X, B), (X, C), (Y, C), (Y, D))
     before, remembered = made(first, settings("walk")), known(first, NAMES[:2])
     rows = np.array([D, C, A, -1])  # b is left out, and a label is new
-    after, now = before.take(rows), remembered.take(rows, 4)
+    after, now = before.take(rows), remembered.take(rows)
 
     expected = np.zeros((4, 4))
     expected[0, 1] = 1 / 2

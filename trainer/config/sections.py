@@ -152,7 +152,7 @@ class CooccurrenceConfig(Section):
     decay: list[Annotated[float, Field(gt=0, le=1)]] = Field(default=[0.5, 0.7, 0.8, 0.9, 1.0], min_length=1)
     """Factors γ of every older entry; 1 for data without an order."""
     weights: list[Annotated[float, Field(ge=0)]] = Field(
-        default=[0.0, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0], min_length=1
+        default=[0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0], min_length=1
     )
     """The grid of ω. At ω = 1 the term's standard deviation over labels is ½, in the mean over queries."""
     neighbours: int = Field(default=20, ge=1, le=1000)

@@ -1,6 +1,6 @@
 """Export of a trained model as a bundle: towers, labels, the curve of the dials, reports.
 
-Legend: `C` calibration queries, `D` dimensions, `N` labels that their queries have seen.
+Legend: `C` calibration queries, `D` dimensions, `N` labels that their queries have seen, `R` entries of a history.
 """
 
 from __future__ import annotations
