@@ -1,4 +1,4 @@
-"""Score labels by what was chosen together with a query's last labels [METHODS §13].
+"""Score labels by what was chosen together with a query's last labels [METHODS §11].
 
 `c(x, y) = Σ γ^age(j) · W[j, y]` over the last R entries j of a history, age 0 for the newest. W ≥ 0 has at most N
 entries a row and no diagonal. All kinds of W have one form, `W[j, y] = scale · C[j, y] / (d_j^a · d_y^b)`, with d_j the

@@ -204,7 +204,7 @@ class LogColumns(Record):
 
 
 class CooccurrenceSettings(Popularity):
-    """The dial ω: default weight of c, its limits, and how W and c are made [METHODS §13]."""
+    """The dial ω: default weight of c, its limits, and how W and c are made [METHODS §11]."""
 
     default: float
     minimum: float = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from longtail.bundle import Feature, Manifest
+from longtail.bundle.cooccurrence import REMEMBERED
 
 _JSON_TYPES = {
     "id": {"string", "number", "boolean"},
@@ -32,7 +33,7 @@ def losses(features: Sequence[str], labels: Mapping[str, str]) -> list[str]:
 
 
 def refused_features(before: Manifest, after: Manifest) -> list[str]:
-    """List query features that release `before` accepts and `after` refuses, expected and found."""
+    """List query features, and the dial ω, that release `before` accepts and `after` refuses, expected and found."""
     taken = {feature.name: feature for feature in after.query_features}
     refused = []
     for feature in before.query_features:
@@ -47,7 +48,23 @@ def refused_features(before: Manifest, after: Manifest) -> list[str]:
                 f"query feature {feature.name!r}: expected {feature.expects}, as in the published release, found "
                 f"{found.expects}"
             )
+    if (name := _query_id(before)) is not None and name not in taken and name != _query_id(after):
+        refused.append(
+            f"query id {name!r}: expected as in the published release, found none: every request that has it among "
+            "its features would be refused"
+        )
+    if before.cooccurrence is not None and after.cooccurrence is None:
+        refused.append(
+            "cooccurrence: expected as in the published release, found none: every request that weighs it would be "
+            "refused"
+        )
     return refused
+
+
+def _query_id(manifest: Manifest) -> str | None:
+    """Get the name in a request's features by which a release remembers queries."""
+    together = manifest.cooccurrence
+    return None if together is None or REMEMBERED not in manifest.files else together.log.query_id
 
 
 def refused_priors(before: Collection[str], after: Collection[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Create and read answer ids: signed tokens with all that feedback on an answer needs, so no answer is stored.
 
 A token is URL-safe text: base64 of a fixed head, the release's name, the dials of the answer, its first 100 labels as
-16 bits each, the propensities of drawn labels, and the first 10 bytes of an HMAC-SHA256. Twenty labels take 100
+16 bits each, the propensities of drawn labels, and the first 10 bytes of an HMAC-SHA256. Twenty labels take 107
 characters, and each 3 bytes of the release's name 4 more.
 
 The 16 bits of a label depend on the token's own random odd number. So a label that was not in an answer of k labels

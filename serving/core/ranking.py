@@ -165,7 +165,7 @@ class IndexRanker:
 
 
 class BoostingRanker:
-    """Adds ω·c to the scores of another ranker, exactly [METHODS §13].
+    """Adds ω·c to the scores of another ranker, exactly [METHODS §11].
 
     As c >= 0, a label of the k best is among the k best without ω·c, or has c > 0: both are candidates, and c > 0 is
     scored exactly.

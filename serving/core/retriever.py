@@ -195,7 +195,7 @@ class Retriever:
     def retrieve(self, queries: Sequence[Query], draws: Draws | None = None) -> Retrieval:
         """Find the best labels of each query.
 
-        The score is `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` [METHODS §6, §13]. ν is p_n(y|x) if the bundle
+        The score is `s = u·v/T + b + λ·log ν + μ·log π + Σ w·r + ω·c` [METHODS §6, §11]. ν is p_n(y|x) if the bundle
         has a tree [BM20 eq. 5], otherwise the noise of the bundle's `log_pn`. Raises InvalidRequestError, which names
         the query and the field that this release does not support.
         """

@@ -29,7 +29,8 @@ _TITLE = "Longtail"
 _DESCRIPTION = (
     "Retrieves the best labels for a query from a two-tower model. Every request may set `bias_removal`, "
     "the dial between the tail (0) and plain recall (1) where training's noise is near the label frequencies, and "
-    "`popularity`, the weight of a prior for frequent labels."
+    "`popularity`, the weight of a prior for frequent labels. `cooccurrence` weighs what was chosen together with a "
+    "query's last labels, where the release knows it."
 )
 _PHRASES = {"413": "Request Entity Too Large", "422": "Unprocessable Entity"}
 """Phrases of statuses that Python 3.13 renamed, so that the document is the same with every version of Python."""

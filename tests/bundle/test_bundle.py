@@ -155,6 +155,14 @@ INVARIANTS: dict[str, tuple[Callable[[Bundle], Bundle], str]] = {
         lambda b: replace(b, calibration_seen=np.array([[0, 1], [0, 1]], np.int32)),
         "calibration_seen.npy is ascending: expected distinct pairs, ascending, found others",
     ),
+    "histories of too few queries": (
+        lambda b: replace(b, calibration_histories=np.zeros((3, 2), np.int32)),
+        r"calibration_histories.npy has a row per query: expected int32 \(50, R\), found int32 \(3, 2\)",
+    ),
+    "histories of labels that do not exist": (
+        lambda b: replace(b, calibration_histories=np.full((50, 2), 12, np.int32)),
+        "calibration_histories.npy holds label rows, or -1: expected -1..11, found others",
+    ),
     "too few labels": (
         lambda b: with_labels(b, ids=b.labels.ids[:-1]),
         "labels.arrow has a row per label: expected 12 rows, found 11 rows",

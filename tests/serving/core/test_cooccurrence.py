@@ -16,7 +16,7 @@ from longtail.index.construct.tuning import tune_index
 from longtail.serving import Retriever, create_app
 from longtail.serving.core.exploration import Draws, Lottery, explore
 from longtail.serving.core.queries import Query, SimilarQuery
-from longtail.serving.errors import InvalidRequestError
+from longtail.serving.errors import InvalidRequestError, UnservableReleaseError
 from longtail.serving.http.schemas.operations import ReleaseAnswer
 from longtail.serving.http.schemas.retrieval import RetrieveAnswer
 from tests.bundles import make_bundle
@@ -293,13 +293,18 @@ def test_sources_of_a_history_in_their_order() -> None:
     assert raised.value.field == "queries.1.history"
 
 
-def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
-    bundle = make_bundle(labels=60, cooccurrence=True)
+def renamed(bundle: Bundle) -> Bundle:
+    """The bundle, which remembers queries by `customer` instead of a feature of its tower."""
     assert bundle.cooccurrence is not None
     settings = bundle.cooccurrence.settings
     settings = settings.model_copy(update={"log": settings.log.model_copy(update={"query_id": "customer"})})
     manifest = bundle.manifest.model_copy(update={"cooccurrence": settings})
-    bundle = replace(bundle, manifest=manifest, cooccurrence=replace(bundle.cooccurrence, settings=settings))
+    return replace(bundle, manifest=manifest, cooccurrence=replace(bundle.cooccurrence, settings=settings))
+
+
+def test_a_name_that_the_tower_does_not_read_names_the_query() -> None:
+    bundle = make_bundle(labels=60, cooccurrence=True)
+    bundle = renamed(bundle)
     retriever = retriever_of(bundle)
 
     def scores(**asked: Any) -> list[tuple[str, float]]:
@@ -457,3 +462,13 @@ def test_over_http(tmp_path: Path) -> None:
     assert kept(tmp_path, "answer")[0]["cooccurrence"] == 1.5
     assert kept(tmp_path, "choice")[0]["cooccurrence"] == 1.5
     assert kept(tmp_path, "organic")[0]["cooccurrence"] == 0.25
+
+
+def test_a_release_that_would_refuse_what_clients_send_is_not_served(tmp_path: Path) -> None:
+    before = retriever_of(renamed(make_bundle(labels=60, cooccurrence=True)).write(tmp_path / "bundle"))
+    after = retriever_of(make_bundle(labels=60))
+    lost = "query id 'customer': expected as in the published release, .*; cooccurrence: expected as in the published"
+    with pytest.raises(UnservableReleaseError, match=lost):
+        after.check_compatible(before)
+    before.check_compatible(after)
+    before.check_compatible(before)
