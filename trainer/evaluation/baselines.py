@@ -304,14 +304,18 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
             top_NK[newcomer_N] = _unseen(task, data, popular_L)[newcomer_N]
         return top_NK
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
+    places_L, negative_L = np.argsort(popular_L), -np.arange(1, data.labels + 1, dtype=np.float32)
     for start in range(0, len(task.rows_N), block):
         rows_B = task.queries_N[start : start + block]
-        scores_BL = scores(rows_B)
-        scores_BL[newcomer_Q[rows_B]] = data.popularity
+        scores_BL = np.take(scores(rows_B), popular_L, axis=1)
+        scores_BL[newcomer_Q[rows_B]] = data.popularity[popular_L]
+        if scores_BL.min() >= 0:
+            # Most labels may score 0, and `best` takes ten times as long with so many ties.
+            np.copyto(scores_BL, negative_L, where=scores_BL == 0)
         query_n, label_n = seen_by(task.seen_keys, rows_B, labels=data.labels).T
-        scores_BL[query_n, label_n] = -np.inf
+        scores_BL[query_n, places_L[label_n]] = -np.inf
         places_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
-        places_BK = best(scores_BL[:, popular_L], places_BL, task.k)
+        places_BK = best(scores_BL, places_BL, task.k)
         top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
     return top_NK
 
