@@ -1,10 +1,11 @@
 """Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
 
 Baselines learn from the model's own training pairs. They describe a query by the pairs that its history would hold: the
-pairs known before the held-out ones. A query without known pairs gets the most popular labels, like in a service. Equal
-scores are ranked by popularity.
+pairs known before the held-out ones. Item-kNN, RP3beta and EASE weigh these by age, as validation pairs choose. A query
+without known pairs gets the most popular labels, like in a service. Equal scores are ranked by popularity.
 
-Legend: `Q` queries, `L` labels, `B` a block of queries, `N` those of an evaluation, `K` list length, `F` factors.
+Legend: `Q` queries, `L` labels, `B` a block of queries, `N` those of an evaluation, `K` list length, `F` factors, `H`
+entries of histories.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 
 import numpy as np
 from scipy.linalg import lapack  # type: ignore[import-untyped]
-from scipy.sparse import csr_matrix, diags, vstack  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, diags, issparse, vstack  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
 from longtail.bundle.arrays import Bools, Float32, Float64, Int32, Int64
@@ -49,13 +50,19 @@ _MOST_UPDATES = 5e11
 
 @dataclass(frozen=True)
 class Interactions:
-    """Interactions from which a baseline learns."""
+    """Interactions from which a baseline learns.
+
+    Attributes:
+        known: pairs that describe queries, sorted as in a data set.
+        ordered: whether the pairs of a query are in time order (`Dataset.ordered`).
+    """
 
     train: Pairs
     known: Pairs
     queries: int
     labels: int
     seed: int
+    ordered: bool
 
     @cached_property
     def popularity(self) -> Float64:
@@ -65,7 +72,9 @@ class Interactions:
     @cached_property
     def pairs_of_training(self) -> csr_matrix:
         """Return the weighted training pairs, float32 [Q, L]."""
-        return self._matrix(self.train)
+        pairs = self.train
+        weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
+        return csr_matrix((weights, (pairs.queries, pairs.labels)), shape=(self.queries, self.labels))
 
     @cached_property
     def newcomers(self) -> Bools:
@@ -73,14 +82,32 @@ class Interactions:
         has_Q: Bools = occurrences(self.known.queries, self.queries) > 0
         return ~has_Q
 
-    @cached_property
-    def pairs_known(self) -> csr_matrix:
-        """Return the weighted known pairs, float32 [Q, L]."""
-        return self._matrix(self.known)
+    def histories(self, rows_B: Int32, last: int = 0, decay: float = 1) -> csr_matrix:
+        """Return the known pairs of query rows, float32 [B, L]; repeats of a label are summed.
 
-    def _matrix(self, pairs: Pairs) -> csr_matrix:
-        weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
-        return csr_matrix((weights, (pairs.queries, pairs.labels)), shape=(self.queries, self.labels))
+        Args:
+            last: number of a query's newest pairs to read; 0 reads all.
+            decay: γ: the weight of a query's j-th newest pair is multiplied by γ^j, where j begins at 0.
+        """
+        ends_B = self._offsets[rows_B + 1]
+        lengths_B = ends_B - self._offsets[rows_B]
+        if last:
+            lengths_B = np.minimum(lengths_B, last)
+        starts_B = np.append(0, np.cumsum(lengths_B))
+        ages_H = np.repeat(starts_B[1:], lengths_B) - 1 - np.arange(starts_B[-1])
+        pairs_H = np.repeat(ends_B, lengths_B) - 1 - ages_H
+        weights_H = decay**ages_H
+        if self.known.weights is not None:
+            weights_H = weights_H * self.known.weights[pairs_H]
+        histories_BL = csr_matrix(
+            (weights_H.astype(np.float32), self.known.labels[pairs_H], starts_B), shape=(len(rows_B), self.labels)
+        )
+        histories_BL.sum_duplicates()
+        return histories_BL
+
+    @cached_property
+    def _offsets(self) -> Int64:
+        return self.known.offsets(self.queries)
 
 
 Scores = Callable[[Int32], Float32]
@@ -96,6 +123,29 @@ class SameForAll:
     def __call__(self, rows_B: Int32) -> Float32:
         """Return the same scores for every query row, float32 [B, L]."""
         return np.tile(self.scores_L, (len(rows_B), 1))
+
+
+@dataclass(frozen=True)
+class FromHistory:
+    """Scores of a query's weighted history times label weights, a matrix float32 [L, L], sparse or dense.
+
+    `last` and `decay` are as in `Interactions.histories`.
+    """
+
+    data: Interactions
+    weights_LL: csr_matrix | Float32
+    last: int
+    decay: float
+
+    def read(self, reading: Settings) -> FromHistory:
+        """Return the scores of another `last` and `decay`, without another fit."""
+        return replace(self, last=int(reading["last"]), decay=reading["decay"])
+
+    def __call__(self, rows_B: Int32) -> Float32:
+        """Return the scores of query rows, float32 [B, L]."""
+        product_BL = self.data.histories(rows_B, self.last, self.decay) @ self.weights_LL
+        scores_BL: Float32 = product_BL.toarray() if issparse(product_BL) else product_BL
+        return scores_BL
 
 
 def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG001
@@ -118,7 +168,7 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
     return SameForAll(counts.astype(np.float32))
 
 
-def item_knn(data: Interactions, settings: Settings) -> Scores:
+def item_knn(data: Interactions, settings: Settings) -> FromHistory:
     """Sum the similarities of a label's `neighbours` nearest labels that the query knows.
 
     Similarity is x·y / (|x| |y| + `shrink`), a cosine if `shrink` is 0, after queries are scaled to unit length
@@ -137,7 +187,7 @@ def _lengths(matrix: csr_matrix, axis: int) -> Float64:
     return lengths
 
 
-def rp3beta(data: Interactions, settings: Settings) -> Scores:
+def rp3beta(data: Interactions, settings: Settings) -> FromHistory:
     """Walk from a known label over a query to a label [Paudel et al. 2016, §4].
 
     Each step's probability is taken to the power `alpha`, and the label's degree^`beta` divides it. Only a label's
@@ -154,7 +204,7 @@ def rp3beta(data: Interactions, settings: Settings) -> Scores:
 
 def _by_nearest(
     data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64]
-) -> Scores:
+) -> FromHistory:
     """Score each label by the sum of x·y / divisor over known labels among its `neighbours` nearest.
 
     `columns_QL` has x or y of every label; `divisor` takes n labels and their n neighbours, both int32 [n].
@@ -171,11 +221,10 @@ def _by_nearest(
             values[np.argpartition(-values, most)[most:]] = 0
         similar.eliminate_zeros()
         nearest.append(similar)
-    near_LL = vstack(nearest).T.tocsr()
-    return lambda rows_B: (data.pairs_known[rows_B] @ near_LL).toarray().astype(np.float32)
+    return FromHistory(data, vstack(nearest).T.tocsr(), int(settings["last"]), settings["decay"])
 
 
-def ease(data: Interactions, settings: Settings) -> Scores:
+def ease(data: Interactions, settings: Settings) -> FromHistory:
     """Regress each label on the others: weights −P / diag P, P = (XᵀX + `l2`·I)⁻¹ [Steck 2019, eq. 8].
 
     Raises:
@@ -205,7 +254,7 @@ def ease(data: Interactions, settings: Settings) -> Scores:
         weights_LL[end:, start:end] = weights_LL[start:end, end:].T
     weights_LL /= -weights_LL.diagonal().copy()
     np.fill_diagonal(weights_LL, 0)
-    return lambda rows_B: data.pairs_known[rows_B] @ weights_LL
+    return FromHistory(data, weights_LL, int(settings["last"]), settings["decay"])
 
 
 def ials(data: Interactions, settings: Settings) -> Scores:
@@ -224,21 +273,41 @@ def ials(data: Interactions, settings: Settings) -> Scores:
 
     def scores(rows_B: Int32) -> Float32:
         with _alone():
-            factors_BF = model.recalculate_user(rows_B, data.pairs_known[rows_B])
+            factors_BF = model.recalculate_user(rows_B, data.histories(rows_B))
         scores_BL: Float32 = factors_BF @ model.item_factors.T
         return scores_BL
 
     return scores
 
 
+READINGS: tuple[Settings, ...] = tuple(
+    {"last": last, "decay": decay}
+    for last, decays in {
+        0: (1,), 50: (1, 0.9), 20: (1, 0.9, 0.8), 10: (1, 0.9, 0.8, 0.6), 5: (1, 0.9, 0.8, 0.6)
+    }.items()
+    for decay in decays
+)  # fmt: skip
+"""Readings of histories to choose from; none reads further than to weights of some .02."""
+WHOLE = READINGS[0]
+"""Reading that counts all pairs of a history alike."""
+
+
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline: its fit, settings, grid for validation pairs, and whether the grid is always tried."""
+    """A baseline: its fit, settings, and grid for validation pairs.
+
+    Attributes:
+        tuned_always: whether the grid is tried without `evaluation.tune_baselines`.
+    """
 
     fit: Callable[[Interactions, Settings], Scores]
     settings: Settings
     grid: tuple[Settings, ...] = ()
     tuned_always: bool = False
+
+    def reads(self, data: Interactions) -> bool:
+        """Return whether the baseline may weigh the pairs of a history by age."""
+        return data.ordered and "last" in self.settings
 
 
 BASELINES: dict[str, Baseline] = {
@@ -248,17 +317,17 @@ BASELINES: dict[str, Baseline] = {
     ),
     "item-kNN": Baseline(
         item_knn,
-        {"neighbours": 200, "shrink": 1},
+        {"neighbours": 200, "shrink": 1} | WHOLE,
         tuple({"neighbours": n, "shrink": shrink} for n in (50, 200, 500) for shrink in (0, 0.3, 1, 3, 10)),
     ),
     "RP3beta": Baseline(
         rp3beta,
-        {"neighbours": 200, "alpha": 0.7, "beta": 0.35},
+        {"neighbours": 200, "alpha": 0.7, "beta": 0.35} | WHOLE,
         tuple(
             {"neighbours": 200, "alpha": a, "beta": b} for a in (0.4, 0.7, 1, 1.3) for b in (0.05, 0.2, 0.35, 0.5, 0.65)
         ),
     ),
-    "EASE": Baseline(ease, {"l2": 200}, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
+    "EASE": Baseline(ease, {"l2": 200} | WHOLE, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
     "iALS": Baseline(
         ials,
         {"confidence": 5, "regularization": 1},
@@ -266,6 +335,13 @@ BASELINES: dict[str, Baseline] = {
     ),
 }
 """Baselines by the names of `evaluation.baselines`."""
+
+
+def in_words(settings: Settings) -> str:
+    """Write settings for a table, such as `l2 200, last all, decay 1`."""
+    return ", ".join(
+        f"{key} {'all' if key == 'last' and not value else f'{value:g}'}" for key, value in settings.items()
+    )
 
 
 def skipped(name: str, data: Interactions) -> str | None:
