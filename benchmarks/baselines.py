@@ -23,7 +23,7 @@ from longtail.trainer import Recipe, load_recipe
 from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.prepared import read_dataset
-from longtail.trainer.evaluation.baselines import BASELINES, Interactions, Settings, skipped, top_labels
+from longtail.trainer.evaluation.baselines import BASELINES, Interactions, Settings, in_words, skipped, top_labels
 from longtail.trainer.evaluation.comparison import tuned
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
@@ -64,28 +64,30 @@ class Trial:
         """Answer test with a row of `BASELINES`, or return the reason why it is skipped.
 
         Args:
-            settings: settings of the baseline; None takes the best on validation.
+            settings: settings in place of the defaults; None takes the best on validation.
             long: runs even a baseline that takes many minutes.
         """
         data = self.learnt_from(self.final.train, self.task)
         if (reason := skipped(name, data)) and not (long and "many minutes" in reason):
             return reason
         baseline, began = BASELINES[name], time.perf_counter()
-        if settings is None:
+        if settings is not None:
+            settings = baseline.settings | settings
+        elif baseline.grid:
+            learnt = self.learnt_from(self.dataset.train, self.valid)
+            settings = tuned(baseline, self.valid, learnt, self.recipe.evaluation.metric, self.facts)
+        else:
             settings = baseline.settings
-            if baseline.grid:
-                learnt = self.learnt_from(self.dataset.train, self.valid)
-                settings = tuned(baseline, self.valid, learnt, self.recipe.evaluation.metric, self.facts)
         chosen = time.perf_counter()
         top_NK = top_labels(self.task, data, baseline.fit(data, settings))
-        said = ", ".join(f"{key} {value:g}" for key, value in settings.items())
-        method = f"{name} ({said})" if said else name
+        method = f"{name} ({in_words(settings)})" if settings else name
         return Row(method, top_NK, time.perf_counter() - chosen, chosen - began)
 
     def learnt_from(self, train: Pairs, task: Task) -> Interactions:
         """Return the interactions from which a baseline learns, with the histories of a task."""
         queries, labels = len(self.dataset.query_ids), len(self.dataset.label_ids)
-        return Interactions(train, task.past, queries=queries, labels=labels, seed=self.recipe.seed)
+        seed, ordered = self.recipe.seed, self.dataset.ordered
+        return Interactions(train, task.past, queries=queries, labels=labels, seed=seed, ordered=ordered)
 
     @cached_property
     def valid(self) -> Task:

@@ -310,7 +310,9 @@ def measure_default(
         reporter.say(f"Baselines on {split}: {', '.join(config.baselines)} …")
 
     def learnt_from(train: Pairs, past: Past) -> Interactions:
-        return Interactions(train, past, queries=len(dataset.query_ids), labels=labels, seed=seed)
+        return Interactions(
+            train, past, queries=len(dataset.query_ids), labels=labels, seed=seed, ordered=dataset.ordered
+        )
 
     tuning = None
     if len(dataset.valid):

@@ -172,9 +172,10 @@ def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finishe
     )  # fmt: skip
     query_ids, label_ids = dataset.query_ids.to_pylist(), dataset.label_ids.to_pylist()
 
-    def ids(pairs: Any) -> dict[str, list[str]]:
+    def ids(pairs: Any) -> dict[str, list[Any]]:
         return {
-            "user_id": [query_ids[row] for row in pairs.queries], "item_id": [label_ids[row] for row in pairs.labels]
+            "user_id": [query_ids[row] for row in pairs.queries], "item_id": [label_ids[row] for row in pairs.labels],
+            "at": pairs.times.tolist(),
         }  # fmt: skip
 
     lists = {"user_id": [query_ids[row] for row in task.rows_N],
@@ -184,13 +185,14 @@ def test_figures_are_those_that_fit_reports_for_the_same_lists(finished: Finishe
 
     found = audited(
         tmp_path, ks=(5, 3), labels=[str(tmp_path / "items.parquet")], baselines=("item-kNN",),
-        valid=[str(tmp_path / "valid.parquet")],
+        valid=[str(tmp_path / "valid.parquet")], timestamp="at",
     )  # fmt: skip
 
     (default,) = [point for point in figures["curve"] if point["bias_removal"] == figures["default"]]
     expected = {name: figure["value"] for name, figure in default["metrics"].items()}
     assert len(expected) == len(values(found)) > 40
     assert {name: values(found)[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+    assert found.compared.settings["item-kNN"] == figures["baseline_settings"]["item-kNN"]
     theirs = figures["baselines"]["item-kNN"]["recall@5"]["value"]
     assert found.compared.differences["item-kNN"]["recall@5"].value == pytest.approx(
         expected["recall@5"] - theirs, abs=1e-6
@@ -225,6 +227,18 @@ def test_leaks_and_gaps_are_counted(tmp_path: Path) -> None:
     assert found.metrics["exposure@3/new"].value == pytest.approx(1 / 5), "the repeated entry is none"
     assert (found.labels, found.pairs) == (4, 4)
     assert any(note.startswith("1 of 4 lists are of queries without a test pair") for note in found.notes)
+
+
+def test_histories_are_read_alike_without_valid(tmp_path: Path) -> None:
+    write(tmp_path, LEAKY)
+
+    timed, untimed = (audited(tmp_path, ks=(3,), baselines=("item-kNN",), timestamp=at) for at in ("at", None))
+
+    settings = {"neighbours": 200, "shrink": 1, "last": 0, "decay": 1}
+    assert timed.compared.settings == untimed.compared.settings == {"item-kNN": settings}
+    said = "item-kNN was not tuned, for want of validation data: it reads all pairs of a history alike."
+    assert said in timed.compared.notes
+    assert said not in untimed.compared.notes, "without times, all pairs count alike in any case"
 
 
 def test_notes_and_findings_name_what_the_command_was_given(tmp_path: Path) -> None:

@@ -15,17 +15,21 @@ from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.baselines import (
     BASELINES,
+    READINGS,
+    WHOLE,
     Interactions,
     SameForAll,
+    Scores,
     _unseen,
     ease,
+    in_words,
     item_knn,
     recent_popularity,
     rp3beta,
     skipped,
     top_labels,
 )
-from longtail.trainer.evaluation.comparison import Comparison, compare
+from longtail.trainer.evaluation.comparison import Comparison, compare, tuned
 from longtail.trainer.evaluation.dial import Dial
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import LabelSide
@@ -52,7 +56,7 @@ def planted() -> tuple[Pairs, Pairs]:
 
 TRAIN, HELD_OUT = planted()
 PAST = Past.of(TRAIN, queries=QUERIES)
-DATA = Interactions(TRAIN, PAST, queries=QUERIES, labels=L, seed=0)
+DATA = Interactions(TRAIN, PAST, queries=QUERIES, labels=L, seed=0, ordered=False)
 CONFIG = tiny.recipe(evaluation={"ks": [2, K], "metric": f"recall@{K}"}).evaluation
 TASK = Task.of(HELD_OUT, PAST, CONFIG, labels=L, seed=0)
 COUNTS = np.bincount(TRAIN.labels, minlength=L)
@@ -101,7 +105,7 @@ def test_of_pairs_of_one_moment_the_first_are_the_latest(share: float) -> None:
     pairs = Pairs(np.sort(rng.integers(QUERIES, size=200)).astype(np.int32), labels, times=times, weights=weights)
     latest = np.argsort(-times, kind="stable")[: round(share * 200)]
 
-    scores = recent_popularity(Interactions(pairs, PAST, QUERIES, L, 0), {"share": share})
+    scores = recent_popularity(Interactions(pairs, PAST, QUERIES, L, 0, ordered=True), {"share": share})
     assert isinstance(scores, SameForAll)
     counts = np.bincount(labels[latest], weights[latest], minlength=L)
     np.testing.assert_allclose(scores.scores_L, counts, rtol=1e-6)
@@ -114,7 +118,7 @@ def weighted(rng: np.random.Generator) -> Interactions:
         query.astype(np.int32), label.astype(np.int32), weights=rng.random(len(query)).astype(np.float32) + 0.1
     )
     known = Pairs(np.append(pairs.queries, np.int32([39, 39])), np.append(pairs.labels, np.int32([2, 7])))
-    return Interactions(pairs, Past.of(known, queries=40), queries=40, labels=15, seed=0)
+    return Interactions(pairs, Past.of(known, queries=40), queries=40, labels=15, seed=0, ordered=False)
 
 
 def summed(data: Interactions, similarity_LL: np.ndarray, most: int) -> np.ndarray:
@@ -140,7 +144,7 @@ def test_item_knn_sums_the_nearest_of_each_candidate(most: int, shrink: float) -
             norms = np.linalg.norm(x_QL[:, one]) * np.linalg.norm(x_QL[:, other])
             similarity[one, other] = x_QL[:, one] @ x_QL[:, other] / (norms + shrink)
 
-    found = item_knn(data, {"neighbours": most, "shrink": shrink})(np.arange(40, dtype=np.int32))
+    found = item_knn(data, {"neighbours": most, "shrink": shrink} | WHOLE)(np.arange(40, dtype=np.int32))
     np.testing.assert_allclose(found, summed(data, similarity, most), rtol=1e-5, atol=1e-7)
 
 
@@ -158,7 +162,7 @@ def test_rp3beta_walks_three_steps_and_divides_by_degree(most: int, alpha: float
                 forth = x_QL[query, label] / of_query[query] if of_query[query] else 0
                 walk[label, known] += back**alpha * forth**alpha / of_label[label] ** beta
 
-    found = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta})(np.arange(40, dtype=np.int32))
+    found = rp3beta(data, {"neighbours": most, "alpha": alpha, "beta": beta} | WHOLE)(np.arange(40, dtype=np.int32))
     np.testing.assert_allclose(found, summed(data, walk, most), rtol=1e-5, atol=1e-7)
 
 
@@ -171,7 +175,7 @@ def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
         x = x_QL[:, others]
         weights[others, label] = np.linalg.solve(x.T @ x + l2 * np.eye(14), x.T @ x_QL[:, label])
 
-    found = ease(data, {"l2": l2})(np.arange(40, dtype=np.int32))
+    found = ease(data, {"l2": l2} | WHOLE)(np.arange(40, dtype=np.int32))
     known = np.zeros((40, 15))
     known[data.past.known.queries, data.past.known.labels] = 1
     np.testing.assert_allclose(found, known @ weights, rtol=1e-4, atol=1e-5)
@@ -179,10 +183,146 @@ def test_ease_is_the_ridge_regression_of_each_label_on_the_others() -> None:
 
 def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     data, rows = weighted(np.random.default_rng(7)), np.arange(40, dtype=np.int32)
-    fits = [item_knn(data, {"neighbours": 3, "shrink": 0})(rows), ease(data, {"l2": 2})(rows)]
+    by_knn, by_ease = {"neighbours": 3, "shrink": 0} | WHOLE, {"l2": 2} | WHOLE
+    fits = [item_knn(data, by_knn)(rows), ease(data, by_ease)(rows)]
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._AT_A_TIME", 4)
-    for whole, parts in zip(fits, (item_knn(data, {"neighbours": 3, "shrink": 0}), ease(data, {"l2": 2})), strict=True):
+    for whole, parts in zip(fits, (item_knn(data, by_knn), ease(data, by_ease)), strict=True):
         np.testing.assert_allclose(parts(rows), whole, rtol=1e-4, atol=1e-5)
+
+
+def test_histories_hold_the_newest_pairs_and_halve_with_age() -> None:
+    known = tiny.pairs((0, 1), (0, 0), (0, 1), (0, 2), (2, 3), weights=[16, 4, 2, 8, 1])
+    data = Interactions(known, known, queries=3, labels=4, seed=0, ordered=True)
+
+    def read(last: int, decay: float) -> list[list[float]]:
+        return data.histories(np.int32([2, 0, 1]), last, decay).toarray().tolist()
+
+    assert read(0, 1) == [[0, 0, 0, 1], [4, 18, 8, 0], [0, 0, 0, 0]]
+    assert read(2, 1) == [[0, 0, 0, 1], [0, 2, 8, 0], [0, 0, 0, 0]]
+    assert read(2, 0.5) == [[0, 0, 0, 1], [0, 1, 8, 0], [0, 0, 0, 0]]
+    assert read(0, 0.5) == [[0, 0, 0, 1], [1, 1 + 2, 8, 0], [0, 0, 0, 0]], "16/8 + 2/2 of the repeated label"
+    unit = dataclasses.replace(data, known=dataclasses.replace(known, weights=None))
+    assert unit.histories(np.int32([0]), 0, 0.5).toarray().tolist() == [[0.25, 0.125 + 0.5, 1, 0]]
+
+
+CHAIN = Interactions(
+    tiny.pairs((0, 0), (0, 1), (1, 1), (1, 2)), tiny.pairs((2, 0), (2, 2), (2, 1)), queries=3, labels=3, seed=0,
+    ordered=True,
+)  # fmt: skip
+"""Labels 0 and 1 occur together, and 1 and 2; query 2 knows 0, then 2, then 1."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "whole", "newest"),
+    [
+        # Similarities of 0 and 1, of 1 and 2: (½) / (√½ · 1) = √½.
+        ("item-kNN", {"neighbours": 2, "shrink": 0}, [0.5**0.5, 2**0.5, 0.5**0.5], [0.5**0.5, 0.5**1.5, 0.5**0.5]),
+        # Walks of ½ to 1 from 0 and from 2, of ½ · ½ to 0 and to 2 from 1.
+        ("RP3beta", {"neighbours": 2, "alpha": 1, "beta": 0}, [1 / 4, 1 / 2 + 1 / 2, 1 / 4], [1 / 4, 1 / 4, 1 / 4]),
+        # XᵀX + I = [[2, 1, 0], [1, 3, 1], [0, 1, 2]], whose inverse is [[5, −2, 1], [−2, 4, −2], [1, −2, 5]] / 8.
+        ("EASE", {"l2": 1}, [2 / 5 - 1 / 5, 1 / 2 + 1 / 2, 2 / 5 - 1 / 5], [2 / 5 - 1 / 10, 1 / 4, 2 / 5]),
+    ],
+)  # fmt: skip
+def test_scores_of_the_last_two_pairs_of_which_the_older_counts_half(
+    name: str, settings: dict[str, float], whole: list[float], newest: list[float]
+) -> None:
+    fit, row = BASELINES[name].fit, np.int32([2])
+    np.testing.assert_allclose(fit(CHAIN, settings | WHOLE)(row), [whole], rtol=1e-5)
+    np.testing.assert_allclose(fit(CHAIN, settings | {"last": 2, "decay": 0.5})(row), [newest], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["item-kNN", "RP3beta", "EASE"])
+def test_labels_of_equal_scores_are_listed_by_popularity(name: str) -> None:
+    settings = BASELINES[name].settings | {"last": 1}
+    scores_QL = BASELINES[name].fit(DATA, settings)(np.arange(QUERIES, dtype=np.int32))
+    assert (scores_QL[:-2] == 0).any(), "labels that never occur with the last one"
+    assert answers(name, last=1).tolist() == sorted_lists(scores_QL)
+
+
+def moved() -> tuple[Interactions, Task]:
+    """30 queries with six pairs of one taste, then one of another, from which the held-out pair comes."""
+    rng, rows = np.random.default_rng(4), []
+    for query in range(30):
+        old, new = rng.permutation(3)[:2] * 8
+        rows += [(query, old + label) for label in rng.permutation(8)[:6]] + [(query, new + query % 4)]
+    held_out = tiny.pairs(*((query, label // 8 * 8 + 4 + query % 4) for query, label in rows[6::7]))
+    # Other queries know all labels of one taste.
+    known = tiny.pairs(*rows, *((30 + taste, taste * 8 + label) for taste in range(3) for label in range(8)))
+    data = Interactions(known, known, queries=33, labels=24, seed=0, ordered=True)
+    return data, Task.of(held_out, known, CONFIG, labels=24, seed=0)
+
+
+def test_validation_pairs_choose_the_reading_of_histories_by_one_fit() -> None:
+    data, task = moved()
+    metric, fits = f"recall@{K}", []
+
+    def fit(data: Interactions, settings: dict[str, float]) -> Scores:
+        fits.append(settings)
+        return item_knn(data, settings)
+
+    baseline = dataclasses.replace(BASELINES["item-kNN"], fit=fit)
+    values = []
+    for reading in READINGS:
+        top_NK = top_labels(task, data, item_knn(data, baseline.settings | reading))
+        values.append(task.metrics(top_NK, FACTS)[metric].value)
+
+    settings = tuned(baseline, task, data, metric, FACTS, grid=False)
+    assert settings == {"neighbours": 200, "shrink": 1} | READINGS[int(np.argmax(values))]
+    assert values[0] < max(values), "all pairs alike are worse"
+    assert fits == [{"neighbours": 200, "shrink": 1, "last": 0, "decay": 1}]
+
+    reading = {name: settings[name] for name in ("last", "decay")}
+    everything = tuned(baseline, task, data, metric, FACTS)
+    assert [{**tried, **reading} for tried in fits[2:-1]] == fits[2:-1], "the grid is tried at the best reading"
+    assert len(fits) == 1 + 1 + 15 + 1
+    assert {name: everything[name] for name in ("neighbours", "shrink")} in baseline.grid
+    unordered = dataclasses.replace(data, ordered=False)
+    assert tuned(baseline, task, unordered, metric, FACTS, grid=False) == baseline.settings
+
+
+def test_fewer_queries_choose_a_reading_among_many_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, task = moved()
+    sizes = []
+
+    def top(task: Task, data: Interactions, scores: Scores) -> np.ndarray:
+        sizes.append(len(task.rows_N))
+        return top_labels(task, data, scores)
+
+    monkeypatch.setattr("longtail.trainer.evaluation.comparison.top_labels", top)
+    monkeypatch.setattr("longtail.trainer.evaluation.comparison._READING_QUERIES", 7)
+    for scores, queries in ((24 * 12, 12), (24 * 2, 7), (24 * 1000, 30)):
+        monkeypatch.setattr("longtail.trainer.evaluation.comparison._READING_SCORES", scores)
+        sizes.clear()
+        tuned(BASELINES["RP3beta"], task, data, f"recall@{K}", FACTS, grid=False)
+        assert sizes == [queries] * len(READINGS)
+
+
+def test_a_reading_is_chosen_in_every_comparison_of_ordered_pairs() -> None:
+    data, task = moved()
+    config = CONFIG.model_copy(update={"baselines": ["popularity", "EASE", "iALS"], "tune_baselines": False})
+    ours = np.zeros((len(task.rows_N), K), np.int32)
+
+    result, _ = compare(task, ours, FACTS, data, config, tuning=(task, data))
+    blind, _ = compare(task, ours, FACTS, data, config, tuning=None)
+    unordered, _ = compare(task, ours, FACTS, dataclasses.replace(data, ordered=False), config, tuning=None)
+
+    assert result is not None
+    assert blind is not None
+    assert unordered is not None
+    assert result.settings["EASE"].keys() == {"l2", "last", "decay"}
+    assert 0 < result.settings["EASE"]["last"] <= 50
+    assert result.settings["iALS"].keys() == {"confidence", "regularization"}
+    value, alike = (each.baselines["EASE"][f"recall@{K}"].value for each in (result, blind))
+    assert value > alike
+    assert blind.settings["EASE"] == unordered.settings["EASE"] == {"l2": 200, "last": 0, "decay": 1}
+    assert result.notes == unordered.notes == []
+    assert blind.notes == ["EASE was not tuned, for want of validation data: it reads all pairs of a history alike."]
+
+
+def test_settings_in_words() -> None:
+    assert in_words({"l2": 200, "last": 0, "decay": 1}) == "l2 200, last all, decay 1"
+    assert in_words({"last": 10, "decay": 0.6}) == "last 10, decay 0.6"
+    assert in_words({}) == ""
 
 
 def test_ease_refuses_what_it_cannot_invert() -> None:
@@ -234,7 +374,7 @@ def test_a_query_asked_in_several_ways_has_the_same_list_in_each_and_what_it_wan
     train = tiny.pairs((0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2), (2, 3))
     held_out = Pairs(np.int32([0, 0, 1]), np.int32([1, 3, 2]), requests=np.int32([0, 1, 2]))
     past = Past.of(train, queries=3, requests=np.int32([0, 0, 1]))
-    data = Interactions(train, past, queries=3, labels=4, seed=0)
+    data = Interactions(train, past, queries=3, labels=4, seed=0, ordered=False)
     config = tiny.recipe(evaluation={"ks": [1, 2], "metric": "recall@2"}).evaluation
     task = Task.of(held_out, past, config, labels=4, seed=0)
 
@@ -275,11 +415,11 @@ def test_a_model_worse_than_a_baseline_is_told_so() -> None:
 
 
 def test_tuning_takes_the_best_of_the_grid() -> None:
-    tuned = compared(answers("popularity"), baselines=["item-kNN"], tune_baselines=True)
+    chosen = compared(answers("popularity"), baselines=["item-kNN"], tune_baselines=True)
 
     metric, grid = f"recall@{K}", BASELINES["item-kNN"].grid
     tried = [TASK.metrics(answers("item-kNN", **settings), FACTS)[metric].value for settings in grid]
-    assert tuned.baselines["item-kNN"][metric].value == max(tried) > min(tried)
+    assert chosen.baselines["item-kNN"][metric].value == max(tried) > min(tried)
 
 
 def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +427,7 @@ def test_what_cannot_be_run_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._MOST_PRODUCTS", 10)
     monkeypatch.setattr("longtail.trainer.evaluation.baselines._QUICK_LABELS", L - 1)
     untimed = dataclasses.replace(TRAIN, times=None)
-    data = Interactions(untimed, PAST, queries=QUERIES, labels=L, seed=0)
+    data = Interactions(untimed, PAST, queries=QUERIES, labels=L, seed=0, ordered=False)
 
     reasons = {name: skipped(name, data) for name in BASELINES}
 

@@ -27,7 +27,7 @@ from longtail.trainer.evaluation.comparison import Comparison, compare
 from longtail.trainer.evaluation.groups import Group, figures_by_group
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.ranking import buckets_for
-from longtail.trainer.evaluation.task import HeldOut, Task
+from longtail.trainer.evaluation.task import VALID_QUERIES, HeldOut, Task
 
 _SEED = 0
 BEFORE_TRAIN_ENDS, BEFORE_OWN_TRAIN = "before_train_ends", "before_own_train"
@@ -168,12 +168,14 @@ def audit(audited: Audited) -> Audit:
     counts = np.bincount(dataset.train.labels, minlength=labels)
     bucket_L = buckets_for(config, counts).assign(counts)
     facts = LabelFacts(counts, bucket_L)
-    learnt = Interactions(dataset.train, past, queries=queries, labels=labels, seed=_SEED)
+    learnt = Interactions(dataset.train, past, queries=queries, labels=labels, seed=_SEED, ordered=dataset.ordered)
     tuning = None
     if len(dataset.valid):
         past_of_valid = Past.of(dataset.train, queries=queries)
-        of_train = Interactions(dataset.train, past_of_valid, queries=queries, labels=labels, seed=_SEED)
-        tuning = Task.of(dataset.valid, past_of_valid, config, labels=labels, seed=_SEED), of_train
+        valid = Task.of(
+            dataset.valid, past_of_valid, config, labels=labels, seed=_SEED, max_queries=VALID_QUERIES
+        )  # fmt: skip
+        tuning = valid, replace(learnt, past=past_of_valid)
     compared, left_out = compare(task, placed.top_NK, facts, learnt, config, tuning=tuning)
     compared = compared and replace(compared, subject="the recommender")
     pairs_L = np.bincount(task.positives.label_rows, minlength=labels)

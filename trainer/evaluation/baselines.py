@@ -1,10 +1,12 @@
 """Baselines of a model: popularity, recent popularity, item-kNN, RP3beta, EASE, and implicit ALS by `implicit`.
 
 Baselines learn from the model's own training pairs. They describe a query by the pairs that its history would hold: the
-pairs known before the held-out ones, or before each of them (`evaluation.history`). A request without history gets the
-most popular labels, like in a service. Equal scores are ranked by popularity.
+pairs known before the held-out ones, or before each of them (`evaluation.history`). Item-kNN, RP3beta and EASE weigh
+these by age, as validation pairs choose. A request without history gets the most popular labels, like in a service.
+Equal scores are ranked by popularity.
 
-Legend: `Q` queries, `L` labels, `N` rows of a task, `B` a block of them, `K` list length, `F` factors.
+Legend: `Q` queries, `L` labels, `N` rows of a task, `B` a block of them, `K` list length, `F` factors, `H` entries of
+histories.
 """
 
 from __future__ import annotations
@@ -12,13 +14,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 
 import numpy as np
 from scipy.linalg import lapack  # type: ignore[import-untyped]
-from scipy.sparse import csr_matrix, diags, vstack  # type: ignore[import-untyped]
+from scipy.sparse import csr_matrix, diags, issparse, vstack  # type: ignore[import-untyped]
 from threadpoolctl import threadpool_limits
 
 from longtail.bundle.arrays import Float32, Float64, Int32, Int64
@@ -54,6 +56,7 @@ class Interactions:
 
     Attributes:
         past: histories that describe the rows of a task.
+        ordered: whether the pairs of a query are in time order (`Dataset.ordered`).
     """
 
     train: Pairs
@@ -61,6 +64,7 @@ class Interactions:
     queries: int
     labels: int
     seed: int
+    ordered: bool
 
     @cached_property
     def popularity(self) -> Float64:
@@ -74,11 +78,26 @@ class Interactions:
         weights = np.ones(len(pairs), np.float32) if pairs.weights is None else pairs.weights
         return csr_matrix((weights, (pairs.queries, pairs.labels)), shape=(self.queries, self.labels))
 
-    def histories(self, rows_B: Rows) -> csr_matrix:
-        """Return the weighted pairs of some histories, float32 [B, L]; repeats of a label are summed."""
-        pairs, (row_n, place_n) = self.past.pairs, self.past.entries(rows_B)
-        weights_n = np.ones(len(place_n), np.float32) if pairs.weights is None else pairs.weights[place_n]
-        return csr_matrix((weights_n, (row_n, pairs.labels[place_n])), shape=(len(rows_B), self.labels))
+    def histories(self, rows_B: Rows, last: int = 0, decay: float = 1) -> csr_matrix:
+        """Return the weighted pairs of some histories, float32 [B, L]; repeats of a label are summed.
+
+        Args:
+            last: number of a history's newest pairs to read; 0 reads all.
+            decay: γ: the weight of a history's j-th newest pair is multiplied by γ^j, where j begins at 0.
+        """
+        pairs, (starts_B, ends_B) = self.past.pairs, self.past.slices(rows_B)
+        lengths_B = np.minimum(ends_B - starts_B, last) if last else ends_B - starts_B
+        starts_B = np.append(0, np.cumsum(lengths_B))
+        ages_H = np.repeat(starts_B[1:], lengths_B) - 1 - np.arange(starts_B[-1])
+        pairs_H = np.repeat(ends_B, lengths_B) - 1 - ages_H
+        weights_H = decay**ages_H
+        if pairs.weights is not None:
+            weights_H = weights_H * pairs.weights[pairs_H]
+        histories_BL = csr_matrix(
+            (weights_H.astype(np.float32), pairs.labels[pairs_H], starts_B), shape=(len(rows_B), self.labels)
+        )
+        histories_BL.sum_duplicates()
+        return histories_BL
 
 
 Scores = Callable[[Int32], Float32]
@@ -94,6 +113,29 @@ class SameForAll:
     def __call__(self, rows_B: Int32) -> Float32:
         """Return the same scores for every row, float32 [B, L]."""
         return np.tile(self.scores_L, (len(rows_B), 1))
+
+
+@dataclass(frozen=True)
+class FromHistory:
+    """Scores of a query's weighted history times label weights, a matrix float32 [L, L], sparse or dense.
+
+    `last` and `decay` are as in `Interactions.histories`.
+    """
+
+    data: Interactions
+    weights_LL: csr_matrix | Float32
+    last: int
+    decay: float
+
+    def read(self, reading: Settings) -> FromHistory:
+        """Return the scores of another `last` and `decay`, without another fit."""
+        return replace(self, last=int(reading["last"]), decay=reading["decay"])
+
+    def __call__(self, rows_B: Int32) -> Float32:
+        """Return the scores of query rows, float32 [B, L]."""
+        product_BL = self.data.histories(rows_B, self.last, self.decay) @ self.weights_LL
+        scores_BL: Float32 = product_BL.toarray() if issparse(product_BL) else product_BL
+        return scores_BL
 
 
 def popularity(data: Interactions, settings: Settings) -> Scores:  # noqa: ARG001
@@ -116,7 +158,7 @@ def recent_popularity(data: Interactions, settings: Settings) -> Scores:
     return SameForAll(counts.astype(np.float32))
 
 
-def item_knn(data: Interactions, settings: Settings) -> Scores:
+def item_knn(data: Interactions, settings: Settings) -> FromHistory:
     """Sum the similarities of a label's `neighbours` nearest labels that the query knows.
 
     Similarity is x·y / (|x| |y| + `shrink`), a cosine if `shrink` is 0, after queries are scaled to unit length
@@ -135,7 +177,7 @@ def _lengths(matrix: csr_matrix, axis: int) -> Float64:
     return lengths
 
 
-def rp3beta(data: Interactions, settings: Settings) -> Scores:
+def rp3beta(data: Interactions, settings: Settings) -> FromHistory:
     """Walk from a known label over a query to a label [Paudel et al. 2016, §4].
 
     Each step's probability is taken to the power `alpha`, and the label's degree^`beta` divides it. Only a label's
@@ -152,7 +194,7 @@ def rp3beta(data: Interactions, settings: Settings) -> Scores:
 
 def _by_nearest(
     data: Interactions, columns_QL: csr_matrix, settings: Settings, divisor: Callable[[Int32, Int32], Float64]
-) -> Scores:
+) -> FromHistory:
     """Score each label by the sum of x·y / divisor over known labels among its `neighbours` nearest.
 
     `columns_QL` has x or y of every label; `divisor` takes n labels and their n neighbours, both int32 [n].
@@ -169,11 +211,10 @@ def _by_nearest(
             values[np.argpartition(-values, most)[most:]] = 0
         similar.eliminate_zeros()
         nearest.append(similar)
-    near_LL = vstack(nearest).T.tocsr()
-    return lambda rows_B: (data.histories(rows_B) @ near_LL).toarray().astype(np.float32)
+    return FromHistory(data, vstack(nearest).T.tocsr(), int(settings["last"]), settings["decay"])
 
 
-def ease(data: Interactions, settings: Settings) -> Scores:
+def ease(data: Interactions, settings: Settings) -> FromHistory:
     """Regress each label on the others: weights −P / diag P, P = (XᵀX + `l2`·I)⁻¹ [Steck 2019, eq. 8].
 
     Raises:
@@ -203,7 +244,7 @@ def ease(data: Interactions, settings: Settings) -> Scores:
         weights_LL[end:, start:end] = weights_LL[start:end, end:].T
     weights_LL /= -weights_LL.diagonal().copy()
     np.fill_diagonal(weights_LL, 0)
-    return lambda rows_B: data.histories(rows_B) @ weights_LL
+    return FromHistory(data, weights_LL, int(settings["last"]), settings["decay"])
 
 
 def ials(data: Interactions, settings: Settings) -> Scores:
@@ -229,14 +270,34 @@ def ials(data: Interactions, settings: Settings) -> Scores:
     return scores
 
 
+READINGS: tuple[Settings, ...] = tuple(
+    {"last": last, "decay": decay}
+    for last, decays in {
+        0: (1,), 50: (1, 0.9), 20: (1, 0.9, 0.8), 10: (1, 0.9, 0.8, 0.6), 5: (1, 0.9, 0.8, 0.6)
+    }.items()
+    for decay in decays
+)  # fmt: skip
+"""Readings of histories to choose from; none reads further than to weights of some .02."""
+WHOLE = READINGS[0]
+"""Reading that counts all pairs of a history alike."""
+
+
 @dataclass(frozen=True)
 class Baseline:
-    """A baseline: its fit, settings, grid for validation pairs, and whether the grid is always tried."""
+    """A baseline: its fit, settings, and grid for validation pairs.
+
+    Attributes:
+        tuned_always: whether the grid is tried without `evaluation.tune_baselines`.
+    """
 
     fit: Callable[[Interactions, Settings], Scores]
     settings: Settings
     grid: tuple[Settings, ...] = ()
     tuned_always: bool = False
+
+    def reads(self, data: Interactions) -> bool:
+        """Return whether the baseline may weigh the pairs of a history by age."""
+        return data.ordered and "last" in self.settings
 
 
 BASELINES: dict[str, Baseline] = {
@@ -246,17 +307,17 @@ BASELINES: dict[str, Baseline] = {
     ),
     "item-kNN": Baseline(
         item_knn,
-        {"neighbours": 200, "shrink": 1},
+        {"neighbours": 200, "shrink": 1} | WHOLE,
         tuple({"neighbours": n, "shrink": shrink} for n in (50, 200, 500) for shrink in (0, 0.3, 1, 3, 10)),
     ),
     "RP3beta": Baseline(
         rp3beta,
-        {"neighbours": 200, "alpha": 0.7, "beta": 0.35},
+        {"neighbours": 200, "alpha": 0.7, "beta": 0.35} | WHOLE,
         tuple(
             {"neighbours": 200, "alpha": a, "beta": b} for a in (0.4, 0.7, 1, 1.3) for b in (0.05, 0.2, 0.35, 0.5, 0.65)
         ),
     ),
-    "EASE": Baseline(ease, {"l2": 200}, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
+    "EASE": Baseline(ease, {"l2": 200} | WHOLE, tuple({"l2": l2} for l2 in (20, 80, 200, 500, 1500))),
     "iALS": Baseline(
         ials,
         {"confidence": 5, "regularization": 1},
@@ -264,6 +325,13 @@ BASELINES: dict[str, Baseline] = {
     ),
 }
 """Baselines by the names of `evaluation.baselines`."""
+
+
+def in_words(settings: Settings) -> str:
+    """Write settings for a table, such as `l2 200, last all, decay 1`."""
+    return ", ".join(
+        f"{key} {'all' if key == 'last' and not value else f'{value:g}'}" for key, value in settings.items()
+    )
 
 
 def skipped(name: str, data: Interactions) -> str | None:
@@ -302,15 +370,19 @@ def top_labels(task: Task, data: Interactions, scores: Scores) -> Int32:
             top_NK[newcomer_N] = _unseen(task, popular_L)[newcomer_N]
         return top_NK
     top_NK, block = np.empty((len(task.rows_N), task.k), np.int32), block_of(data.labels, matrices=2)
+    places_L, negative_L = np.argsort(popular_L), -np.arange(1, data.labels + 1, dtype=np.float32)
     for start in range(0, len(task.rows_N), block):
         rows_B = task.rows_N[start : start + block]
-        scores_BL = scores(rows_B)
-        scores_BL[newcomer_N[start : start + block]] = data.popularity
+        scores_BL = np.take(scores(rows_B), popular_L, axis=1)
+        scores_BL[newcomer_N[start : start + block]] = data.popularity[popular_L]
+        if scores_BL.min() >= 0:
+            # Most labels may score 0, and `best` takes ten times as long with so many ties.
+            np.copyto(scores_BL, negative_L, where=scores_BL == 0)
         if task.seen is not None:
             row_n, label_n = task.seen.seen(rows_B).T
-            scores_BL[row_n, label_n] = -np.inf
+            scores_BL[row_n, places_L[label_n]] = -np.inf
         places_BL = np.broadcast_to(np.arange(data.labels), scores_BL.shape)
-        places_BK = best(scores_BL[:, popular_L], places_BL, task.k)
+        places_BK = best(scores_BL, places_BL, task.k)
         top_NK[start : start + block] = np.where(places_BK < 0, -1, popular_L[places_BK])
     return top_NK
 

@@ -15,10 +15,23 @@ import numpy as np
 from longtail.bundle import Interval
 from longtail.bundle.arrays import Float64, Int32
 from longtail.trainer.config import EvaluationConfig
-from longtail.trainer.evaluation.baselines import BASELINES, Baseline, Interactions, Settings, skipped, top_labels
+from longtail.trainer.evaluation.baselines import (
+    BASELINES,
+    READINGS,
+    Baseline,
+    FromHistory,
+    Interactions,
+    Scores,
+    Settings,
+    skipped,
+    top_labels,
+)
 from longtail.trainer.evaluation.metrics import LabelFacts
 from longtail.trainer.evaluation.task import Task
 from longtail.trainer.metric_registry import k_of
+
+_READING_SCORES, _READING_QUERIES = 1e8, 1000
+"""Scores that are computed for each reading of histories: few enough for seconds, but of at least so many queries."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +127,13 @@ def compare(
             notes.append(f"{name} was left out: {reason}.")
             continue
         baseline = BASELINES[name]
-        settings = baseline.settings
-        if baseline.grid and (config.tune_baselines or baseline.tuned_always):
-            if tuning is None:
-                notes.append(f"{name} was not tuned, for want of validation data.")
-            else:
-                settings = tuned(baseline, *tuning, config.metric, facts)
+        settings, grid = baseline.settings, bool(baseline.grid) and (config.tune_baselines or baseline.tuned_always)
+        if tuning is not None:
+            settings = tuned(baseline, *tuning, config.metric, facts, grid=grid)
+        elif baseline.reads(data):
+            notes.append(f"{name} was not tuned, for want of validation data: it reads all pairs of a history alike.")
+        elif grid:
+            notes.append(f"{name} was not tuned, for want of validation data.")
         began = time.monotonic()
         lists[name] = top_labels(task, data, baseline.fit(data, settings))
         seconds[name] = time.monotonic() - began
@@ -150,11 +164,29 @@ def _differences(
     }
 
 
-def tuned(baseline: Baseline, task: Task, data: Interactions, metric: str, facts: LabelFacts) -> Settings:
-    """Return the settings of the highest metric on validation; of equals, the first of the grid."""
+def tuned(
+    baseline: Baseline, task: Task, data: Interactions, metric: str, facts: LabelFacts, *, grid: bool = True
+) -> Settings:
+    """Choose the settings of the highest metric on validation; of equals, the first.
 
-    def value(settings: Settings) -> float:
-        numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, baseline.fit(data, settings)), facts)
+    Histories are read in each of `READINGS` by one fit. With `grid`, the baseline's grid comes next, at the best
+    reading, then the readings again.
+    """
+
+    def value(task: Task, scores: Scores) -> float:
+        numerator_N, denominator_N = task.ratio(metric, top_labels(task, data, scores), facts)
         return float(numerator_N.sum() / max(denominator_N.sum(), 1))
 
-    return max(baseline.grid, key=value)
+    def best_reading(settings: Settings) -> Settings:
+        scores = baseline.fit(data, settings) if baseline.reads(data) else None
+        if not isinstance(scores, FromHistory):
+            return settings
+        queries = int(max(_READING_QUERIES, _READING_SCORES // data.labels))
+        some = task.among(np.random.default_rng(data.seed).permutation(len(task.rows_N)) < queries)
+        return settings | max(READINGS, key=lambda reading: value(some, scores.read(reading)))
+
+    settings = best_reading(baseline.settings)
+    if not grid or not baseline.grid:
+        return settings
+    found = max(baseline.grid, key=lambda others: value(task, baseline.fit(data, settings | others)))
+    return best_reading(settings | found)

@@ -16,6 +16,7 @@ from rich.table import Table
 from longtail.bundle import BUCKET_NAMES, Bundle, CurvePoint, Interval
 from longtail.bundle.page import AMBER, BLUE, GREEN, INK, SOFT, page, plot, scrolled, style
 from longtail.trainer.config import Recipe
+from longtail.trainer.evaluation.baselines import in_words
 from longtail.trainer.evaluation.bundle import RollingFigures
 from longtail.trainer.evaluation.comparison import Comparison
 from longtail.trainer.evaluation.dial import Dial, Setting, line_of, removes_nothing
@@ -179,8 +180,7 @@ def baselines_html(compared: Comparison | None, names: list[str]) -> str:
         return ""
     rows = []
     for name, metrics in {compared.subject: compared.model, **compared.baselines}.items():
-        settings = ", ".join(f"{key} {value:g}" for key, value in compared.settings.get(name, {}).items())
-        of = f"{html.escape(name)}<small>{html.escape(settings)}</small>"
+        of = f"{html.escape(name)}<small>{html.escape(in_words(compared.settings.get(name, {})))}</small>"
         rows.append(([of], _cells(metrics, names), metrics is compared.model))
     words, subject = " ".join([compared.sentence, *compared.notes]), html.escape(compared.subject.capitalize())
     apart = list(compared.differences[compared.best])

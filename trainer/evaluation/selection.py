@@ -239,11 +239,11 @@ def best(score_bN: Float32, label_bN: Int64, k: int) -> Int32:
     if not k:
         return top_bK
     kth_b = np.maximum(np.partition(score_bN, -k, axis=1)[:, -k], _LOWEST)
-    kept = np.flatnonzero(score_bN >= kth_b[:, None])
-    bits = (score_bN.reshape(-1).take(kept) + np.float32(0)).view(np.uint32)  # −0 is 0
+    kept = np.divmod(np.flatnonzero(score_bN >= kth_b[:, None]), score_bN.shape[1])
+    bits = (score_bN[kept] + np.float32(0)).view(np.uint32)  # −0 is 0
     falling = np.where(bits >> 31, bits, bits ^ np.uint32(0x7FFFFFFF)).astype(np.uint64)
-    keys = falling << np.uint64(32) | label_bN.reshape(-1).take(kept).astype(np.uint64)
-    keys_bN = padded(kept // score_bN.shape[1], keys, len(top_bK), np.iinfo(np.uint64).max)
+    keys = falling << np.uint64(32) | label_bN[kept].astype(np.uint64)
+    keys_bN = padded(kept[0], keys, len(top_bK), np.iinfo(np.uint64).max)
     keys_bN.sort(axis=1)
     found_bN = keys_bN[:, :k].astype(np.uint32).view(np.int32)  # of the padding, −1
     top_bK[:, : found_bN.shape[1]] = found_bN
