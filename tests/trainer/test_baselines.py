@@ -192,7 +192,7 @@ def test_ease_of_several_blocks_is_that_of_one(monkeypatch: pytest.MonkeyPatch) 
 
 def test_histories_hold_the_newest_pairs_and_halve_with_age() -> None:
     known = tiny.pairs((0, 1), (0, 0), (0, 1), (0, 2), (2, 3), weights=[16, 4, 2, 8, 1])
-    data = Interactions(known, known, queries=3, labels=4, seed=0, ordered=True)
+    data = Interactions(known, Past.of(known, queries=3), queries=3, labels=4, seed=0, ordered=True)
 
     def read(last: int, decay: float) -> list[list[float]]:
         return data.histories(np.int32([2, 0, 1]), last, decay).toarray().tolist()
@@ -201,13 +201,13 @@ def test_histories_hold_the_newest_pairs_and_halve_with_age() -> None:
     assert read(2, 1) == [[0, 0, 0, 1], [0, 2, 8, 0], [0, 0, 0, 0]]
     assert read(2, 0.5) == [[0, 0, 0, 1], [0, 1, 8, 0], [0, 0, 0, 0]]
     assert read(0, 0.5) == [[0, 0, 0, 1], [1, 1 + 2, 8, 0], [0, 0, 0, 0]], "16/8 + 2/2 of the repeated label"
-    unit = dataclasses.replace(data, known=dataclasses.replace(known, weights=None))
+    unit = dataclasses.replace(data, past=Past.of(dataclasses.replace(known, weights=None), queries=3))
     assert unit.histories(np.int32([0]), 0, 0.5).toarray().tolist() == [[0.25, 0.125 + 0.5, 1, 0]]
 
 
 CHAIN = Interactions(
-    tiny.pairs((0, 0), (0, 1), (1, 1), (1, 2)), tiny.pairs((2, 0), (2, 2), (2, 1)), queries=3, labels=3, seed=0,
-    ordered=True,
+    tiny.pairs((0, 0), (0, 1), (1, 1), (1, 2)), Past.of(tiny.pairs((2, 0), (2, 2), (2, 1)), queries=3), queries=3,
+    labels=3, seed=0, ordered=True,
 )  # fmt: skip
 """Labels 0 and 1 occur together, and 1 and 2; query 2 knows 0, then 2, then 1."""
 
@@ -248,8 +248,9 @@ def moved() -> tuple[Interactions, Task]:
     held_out = tiny.pairs(*((query, label // 8 * 8 + 4 + query % 4) for query, label in rows[6::7]))
     # Other queries know all labels of one taste.
     known = tiny.pairs(*rows, *((30 + taste, taste * 8 + label) for taste in range(3) for label in range(8)))
-    data = Interactions(known, known, queries=33, labels=24, seed=0, ordered=True)
-    return data, Task.of(held_out, known, CONFIG, labels=24, seed=0)
+    past = Past.of(known, queries=33)
+    data = Interactions(known, past, queries=33, labels=24, seed=0, ordered=True)
+    return data, Task.of(held_out, past, CONFIG, labels=24, seed=0)
 
 
 def test_validation_pairs_choose_the_reading_of_histories_by_one_fit() -> None:
