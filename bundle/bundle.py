@@ -278,7 +278,7 @@ class Bundle:
             query_tower: ONNX model of float inputs [B] or [B, n], with output float32 [B, D]; or a `GivenTower`, which
                 names its features and their ids. None: requests give vectors.
             label_tower: the same for labels that are added while serving.
-            pairs: who chose what, for the term of co-occurrence [METHODS §13].
+            pairs: who chose what, for the term of co-occurrence [METHODS §11].
 
         Raises:
             BundleInvariantError: numbers of rows differ, a vector has length 0 with cosine, or a tower has other

@@ -1,4 +1,4 @@
-"""Choose the term of co-occurrence on validation pairs, and make W from the log [METHODS §13].
+"""Choose the term of co-occurrence on validation pairs, and make W from the log [METHODS §11].
 
 The towers' lists of validation queries are computed once. Then every W, reading of histories, λ, μ and ω is judged by
 these lists and the labels of c alone, without training anything.

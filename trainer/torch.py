@@ -82,7 +82,7 @@ def export_torch(
         temperature: T, what training divided scores by.
         noise: the noise ν of training, numbers above 0 [L]; None: ν is π [METHODS §9].
         display: columns to show in answers, L rows.
-        pairs: who chose what, for the term of co-occurrence [METHODS §13].
+        pairs: who chose what, for the term of co-occurrence [METHODS §11].
 
     Raises:
         ExportError: a column without a vocabulary, or a module that does not take the columns as float32 and int64 on

@@ -135,7 +135,7 @@ class PriorConfig(Section):
 
 
 class CooccurrenceConfig(Section):
-    """Add what was chosen together with a query's last labels to the score [METHODS §13].
+    """Add what was chosen together with a query's last labels to the score [METHODS §11].
 
     Every list holds the values among which valid chooses; one value fixes a setting. Where valid sees no gain, the
     model gets no term. `[cooccurrence]` alone takes all defaults.

@@ -1,4 +1,4 @@
-"""Rank with the term of co-occurrence, exactly, for any λ, μ and ω [METHODS §13].
+"""Rank with the term of co-occurrence, exactly, for any λ, μ and ω [METHODS §11].
 
 As W ≥ 0, the best labels with the term are among the best without it and the labels with c > 0. So the lists of the
 towers and the labels of c are scored together.

@@ -1,4 +1,4 @@
-"""Choose the points of a curve over the dials λ, μ and ω, and the default point of the service [METHODS §6, §9, §13].
+"""Choose the points of a curve over the dials λ, μ and ω, and the default point of the service [METHODS §6, §9, §11].
 
 The score is `f + λ·log ν + μ·log π + ω·c`. A curve is a line over λ at μ = 0 and, if log ν differs from log π, a second
 line over μ at the served λ, both at the served ω. With a term of co-occurrence a third line is over ω, at the served λ
