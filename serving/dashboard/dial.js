@@ -1,8 +1,9 @@
 // The dial's offline curve at μ = 0: what each λ costs and gives, with the default and what is asked for.
 
-function dial(view, { bias_removal, popularity, forecast }) {
+function dial(view, { bias_removal, popularity, cooccurrence, forecast }) {
   const { default: preset, chosen_by: chosen, curve_split: split } = bias_removal;
-  const curve = bias_removal.curve.filter((point) => !point.popularity);
+  const weight = cooccurrence?.default ?? 0;
+  const curve = bias_removal.curve.filter((point) => !point.popularity && point.cooccurrence === weight);
   const asked = settings(view.window.dials.bias_removal);
   const prior = popularity.default ? ` with μ ${lambda(popularity.default)}` : "";
   const today = asked.length ? `${upper(view.words)}: ${commonest(view.window.dials.bias_removal)}. ` : "";
