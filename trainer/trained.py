@@ -30,10 +30,8 @@ from longtail.trainer.evaluation.dial import (
     Noise,
     Setting,
     best_dial,
-    best_point,
     chosen_by,
     floors_of,
-    line_of,
     lines,
     missed,
 )
@@ -267,9 +265,6 @@ def choose_dial(trained: Trained, dataset: Dataset, found: FoundByLabel | None =
                 trained = replace(trained, cooccurrence=term)
                 curve = measure([*lines(config, noise, best, [0.0, *of_term.weights]), towers])
                 found.keep([Setting.of(point) for point in curve])
-                if noise.apart and not noise.ahead and config.target_prior is None:
-                    over_popularity = line_of(curve, "popularity", best)
-                    best = Setting.of(best_point(over_popularity, config, floors_of(curve, config)))
     elif config.default_bias_removal is not None:
         why, best = "the recipe, for want of validation data", Setting(config.default_bias_removal)
     else:
