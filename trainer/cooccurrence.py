@@ -18,7 +18,7 @@ import pyarrow as pa
 from scipy.ndimage import uniform_filter  # type: ignore[import-untyped]
 
 from longtail.bundle import Vocabulary
-from longtail.bundle.arrays import Bools, Float64, Int32
+from longtail.bundle.arrays import Bools, Int32
 from longtail.bundle.cooccurrence import Cooccurrence, LogPairs, Remembered, cooccurrences, remember
 from longtail.bundle.manifest import CooccurrenceSettings, LogColumns
 from longtail.bundle.sets import distinct
@@ -44,8 +44,6 @@ _REMEMBERED = 50
 
 Value = Callable[[Task, Int32], float]
 """Returns the value of lists of a task, int32 [N, K]."""
-PerRow = Callable[[Task, Int32], Float64]
-"""Returns what each row adds to the mean of a metric, float64 [N]."""
 
 
 class Choice(NamedTuple):
@@ -57,22 +55,19 @@ class Choice(NamedTuple):
 
 def choose_term(
     recipe: Recipe, dataset: Dataset, task: Task, lists: TowerLists, entries: HistoryEntries, *,
-    metric: Value, judge: Value, per_row: PerRow | None, rare: Value, k: int,
+    metric: Value, judge: Value, k: int,
 ) -> Choice | None:  # fmt: skip
     """Choose W, the reading of histories, λ or μ, and ω; None if the towers alone are no worse.
 
     First kinds and powers are compared, then the readings of the best two, each over a coarse grid of the dials: by
     the recipe's metric and by the gain over the longest lists, both relative to the towers'. Then the whole grid is
-    measured for the best, by the mean of `judge` over a cell and its neighbours. Of the settings that are level with
-    the best, the one of highest `rare` is chosen.
+    measured for the best, by the mean of `judge` over a cell and its neighbours.
 
     Args:
         lists: the towers' lists of the task at every setting of λ or μ to consider.
         metric: the recipe's metric.
         judge: the metric, less what misses a floor.
-        per_row: the metric's rows, by whose standard error settings are level; None if only the best will do.
-        rare: recall of labels outside of the head.
-        k: length of the lists that these need.
+        k: length of the lists that both need.
     """
     config = recipe.cooccurrence or CooccurrenceConfig()
     few_N = _some(len(task.rows_N), recipe.seed)
@@ -106,29 +101,9 @@ def choose_term(
     _, chosen = max([*tried, mean], key=lambda each: each[0])
     settings = [towers._replace(cooccurrence=weight) for towers, weight in product(lists.settings, weights)]
     top_SNK = lists.with_term(TermOf(chosen, entries), settings, k)
-    judged_S = np.array([judge(task, top_NK) for top_NK in top_SNK])
-    best = int(_smooth(judged_S, len(weights)).argmax())
-    if per_row is None:
-        return Choice(chosen, settings[best]) if judged_S[best] > max(alone) else None
-    rows_SN = np.stack([per_row(task, top_NK) for top_NK in top_SNK])
-    towers_N = per_row(task, lists.top_GNK[int(np.argmax(alone)), :, :k])
-    if _is_level(towers_N, rows_SN[best]):
-        return None
-    level_S = np.array([_is_level(row_N, rows_SN[best]) for row_N in rows_SN])
-    rare_S = _smooth(np.array([rare(task, top_NK) for top_NK in top_SNK]), len(weights))
-    return Choice(chosen, settings[int(np.where(level_S, rare_S, -np.inf).argmax())])
-
-
-def _smooth(values_S: Float64, weights: int) -> Float64:
-    """Average the values of a grid, whose last axis is ω, over each cell and its neighbours."""
-    smooth_S: Float64 = uniform_filter(values_S.reshape(-1, weights), 3, mode="nearest").ravel()
-    return smooth_S
-
-
-def _is_level(row_N: Float64, best_N: Float64) -> bool:
-    """Return whether a setting's rows are behind those of the best by no more than one standard error."""
-    behind_N = best_N - row_N
-    return bool(behind_N.mean() <= behind_N.std() / np.sqrt(len(behind_N)))
+    judged_GW = np.array([judge(task, top_NK) for top_NK in top_SNK]).reshape(-1, len(weights))
+    best = int(uniform_filter(judged_GW, 3, mode="nearest").argmax())
+    return Choice(chosen, settings[best]) if judged_GW.ravel()[best] > max(alone) else None
 
 
 def _some(rows: int, seed: int) -> Bools:

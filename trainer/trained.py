@@ -13,7 +13,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
-from longtail.bundle import BUCKET_NAMES, BiasRemoval, CurvePoint, Popularity
+from longtail.bundle import BiasRemoval, CurvePoint, Popularity
 from longtail.bundle.arrays import Float32, Float64, Int32
 from longtail.bundle.cooccurrence import Cooccurrence
 from longtail.bundle.forecast import Forecast
@@ -313,19 +313,6 @@ def _choose_term(
         point = CurvePoint(bias_removal=0.0, metrics=task.metrics(top_NK, facts))
         return point.metrics[config.metric].value - _FLOOR_FIRST * missed(point, floors)
 
-    def per_row(task: Task, top_NK: Int32) -> Float64:
-        value_N, weight_N = task.ratio(config.metric, top_NK, facts)
-        return value_N / max(float(weight_N.mean()), 1e-300)
-
-    def rare(task: Task, top_NK: Int32) -> float:
-        ratios = [task.ratio(f"recall@{config.k}/{bucket}", top_NK, facts) for bucket in BUCKET_NAMES[1:]]
-        found, wanted = (sum(float(part.sum()) for part in of_buckets) for of_buckets in zip(*ratios, strict=True))
-        return found / max(wanted, 1.0)
-
-    plain = not floors and config.target_prior is None
     k = task.k if floors else min(int(config.k), labels)
     entries = HistoryEntries(past, recipe.history_events)
-    return choose_term(
-        recipe, dataset, task, lists, entries,
-        metric=metric, judge=judge, per_row=per_row if plain else None, rare=rare, k=k,
-    )  # fmt: skip
+    return choose_term(recipe, dataset, task, lists, entries, metric=metric, judge=judge, k=k)
