@@ -208,7 +208,7 @@ def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | Non
         ITEMS, BIAS, COUNTS, training_queries=100, temperature=T, buckets=Buckets.by_quantile(COUNTS),
         log_pn=np.float32(LOG_PN if tree else LOG_NU), log_popularity=None if tree else np.float32(LOG_PN),
     )  # fmt: skip
-    settings = [Setting(0.0), Setting(1.0), Setting(0.7, -0.5), Setting(0.0, 2.0)]
+    settings = [Setting(0.0), Setting(1.0), Setting(0.7, -0.5, 0), Setting(0.0, 2.0)]
 
     top, _ = rank(
         np.arange(QUERIES, dtype=np.int32), embed, side, None, settings, k=L,
@@ -216,7 +216,7 @@ def test_the_noise_and_the_prior_each_have_a_dial(log_proposal: np.ndarray | Non
     )  # fmt: skip
 
     assert side.rows().shape == (L, D + (2 if tree else 3))
-    for at, (bias_removal, popularity) in enumerate(settings):
+    for at, (bias_removal, popularity, _) in enumerate(settings):
         noise = log_proposal if tree else LOG_NU
         scores = USERS @ ITEMS.T / T + BIAS + bias_removal * noise + popularity * LOG_PN
         np.testing.assert_array_equal(top[at], np.argsort(-scores, axis=1))
@@ -259,7 +259,7 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
         log_proposal=(lambda rows: np.float32(of_queries[rows])) if tree else None,
     )  # fmt: skip
 
-    for at, (bias_removal, popularity) in enumerate(settings):
+    for at, (bias_removal, popularity, _) in enumerate(settings):
         noise = of_queries if tree else log_nu
         scores = np.where(seen, -np.inf, users @ items.T / 0.5 + bias + bias_removal * noise + popularity * log_pi)
         assert len(np.unique(scores[0])) < 500, "ties"
@@ -269,16 +269,16 @@ def test_lists_of_two_lines_are_those_of_a_sort_to_the_last_tie(
 def test_the_prior_is_chosen_after_the_noise_and_only_where_they_differ() -> None:
     grids = config(popularity=[-0.5, 0.0, 0.5, 0.3])
     best, curve = best_dial(measure, grids, Noise("π^0.5", constant=False, apart=True))
-    assert best == (0.7, 0.3)
-    assert [*map(Setting.of, curve)] == [*map(Setting, GRID), (0.7, -0.5), (0.7, 0.5), (0.7, 0.3)]
-    assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, apart=True), 0.7)
+    assert best == (0.7, 0.3, 0)
+    assert [*map(Setting.of, curve)] == [*map(Setting, GRID), (0.7, -0.5, 0), (0.7, 0.5, 0), (0.7, 0.3, 0)]
+    assert [*map(Setting.of, curve)] == lines(grids, Noise("π^0.5", constant=False, apart=True), best)
 
     best, curve = best_dial(measure, config(), Noise("π", constant=False, apart=False))
-    assert (best, [*map(Setting.of, curve)]) == ((0.7, 0), [*map(Setting, GRID)])
+    assert (best, [*map(Setting.of, curve)]) == ((0.7, 0, 0), [*map(Setting, GRID)])
 
     best, curve = best_dial(measure, config(), Noise("uniform", constant=True, apart=True))
-    assert best == (0, 0), "¼ from the best, as no other μ of the grid is"
-    assert [*map(Setting.of, curve)] == [(0, 0), (0, -0.5), (0, 0.7), (0, 2)]
+    assert best == (0, 0, 0), "¼ from the best, as no other μ of the grid is"
+    assert [*map(Setting.of, curve)] == [(0, 0, 0), (0, -0.5, 0), (0, 0.7, 0), (0, 2, 0)]
 
 
 def priced(settings: list[Setting]) -> list[CurvePoint]:
@@ -320,7 +320,7 @@ def test_the_default_is_the_best_that_reaches_the_floors(metric: str, floor: dic
 
 
 def test_a_prior_may_bring_a_floor_nearer() -> None:
-    for floor, expected in ((0.02, (0.5, 0)), (0.5, (0, 0.5))):
+    for floor, expected in ((0.02, (0.5, 0, 0)), (0.5, (0, 0.5, 0))):
         grid = config(bias_removal=[0.0, 0.25, 0.5, 0.75, 1.0], popularity=[0.0, 0.5], floor={"tail": floor})
         assert best_dial(priced, grid, Noise("π^0.5", constant=False, apart=True))[0] == expected
 

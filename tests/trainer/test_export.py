@@ -190,6 +190,6 @@ def test_a_job_without_a_valid_split_serves_the_recipe_s_default(finished: Finis
         TrainingHistory(),
     )
 
-    dial = job.choose_dial(trained, alone).bias_removal
+    dial = job.choose_dial(trained, alone).dial.bias_removal
 
     assert (dial.default, dial.chosen_by, dial.curve) == (1, "theory, for want of validation data", [])

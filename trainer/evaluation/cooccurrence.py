@@ -16,7 +16,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
 
 from longtail.bundle.arrays import Bools, Float32, Int32, Int64
 from longtail.bundle.cooccurrence import Cooccurrence
@@ -26,6 +25,8 @@ from longtail.trainer.evaluation.dial import Setting
 from longtail.trainer.evaluation.selection import best, padded
 
 if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix  # type: ignore[import-untyped]
+
     from longtail.trainer.evaluation.ranking import LabelSide, LogProposal
 
 _QUERIES = 256
@@ -77,6 +78,8 @@ class TermOf:
 
     def __call__(self, rows_B: Rows) -> csr_matrix:
         """Return c of every row, float32 [B, L]."""
+        from scipy.sparse import csr_matrix  # a recipe is checked without it
+
         labels_n, begins = self._entries.last(rows_B, self.settings.last)
         factors = [self._factors(count) for count in range(self.settings.last + 1)]
         factors_n = np.concatenate([*(factors[count] for count in np.diff(begins).tolist()), np.empty(0, np.float32)])
