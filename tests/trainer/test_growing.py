@@ -169,7 +169,7 @@ def test_baselines_read_the_history_of_each_event() -> None:
     data = tiny.dataset(train, queries=12, labels=4, ordered=True, test=test)
     held_out, past = data.with_past(test, data.train, "growing")
     task = Task.of(held_out, past, config(), labels=4, seed=0)
-    interactions = Interactions(data.train, past, queries=12, labels=4, seed=0)
+    interactions = Interactions(data.train, past, queries=12, labels=4, seed=0, ordered=True)
 
     assert interactions.histories(np.int32([1, 2, 3])).toarray().tolist() == [[1, 0, 0, 0], [0] * 4, [0, 0, 1, 0]]
     for name in ("item-kNN", "RP3beta", "EASE", "iALS"):

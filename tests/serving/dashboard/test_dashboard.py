@@ -38,7 +38,9 @@ RELEASE: dict[str, Any] = {
     "buckets": {"scheme": "quantile", "head_above": 54.0, "tail_upto": 10.0}, "proposal": "label frequencies",
     "bias_removal": {
         "default": 0.5, "minimum": -1.0, "maximum": 2.0, "chosen_by": "valid recall@20", "curve_split": "test",
-        "curve": [{"bias_removal": at, "popularity": 0.0, "metrics": METRICS} for at in (0.0, 0.5, 1.0)],
+        "curve": [
+            {"bias_removal": at, "popularity": 0.0, "cooccurrence": 0.5, "metrics": METRICS} for at in (0.0, 0.5, 1.0)
+        ],
     },
     "popularity": {"default": 0.0, "minimum": -1.0, "maximum": 2.0}, "priors": [], "filterable": [],
     "cooccurrence": {
