@@ -118,9 +118,9 @@ def show_dial() -> None:
     console.print()
     console.print(table)
     console.print(
-        "One model, one index: every request turns λ between the tail and the head, and ω, the weight of what"
+        "One model, one index: every request turns λ between tail and head, and ω, the weight of what was chosen "
+        "together. A request that names neither gets the bold line."
     )
-    console.print("was chosen together. A request that names neither gets the bold line.")
 
 
 def show_queries(url: str) -> None:
