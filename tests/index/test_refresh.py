@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,7 @@ from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.index import PriorsError, Releases, build, refresh
 from longtail.state import LabelStore
 from tests.bundles import label_features, make_bundle
-from tests.end_to_end.killing import kill, start
+from tests.end_to_end.killing import start
 from tests.index.test_cli import run
 
 LABELS, USERS, NEW = 60, 20, "brand-new"
@@ -187,11 +190,24 @@ def test_what_has_neither_forecast_nor_cooccurrence_is_refused(tmp_path: Path) -
         refresh(tmp_path / "releases", write_log(tmp_path, ["u1"], ["item-1"], BEGIN), source="plain")
 
 
+def refresh_killed_at(opening: int, releases: Path, log: Path) -> None:
+    """Refresh, and SIGKILL this process when it opens its n-th file below a temporary folder."""
+    openings = count()
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and ".tmp/" in str(arguments[0]) and next(openings) == opening:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    refresh(releases, log)
+
+
 def test_killed_refreshes_leave_whole_releases_and_nothing_beside_them(releases: Releases, tmp_path: Path) -> None:
     log = write_log(tmp_path, ["u1"] * 50, [f"item-{row}" for row in range(50)], BEGIN + 1000)
-    for turn in range(4):
-        process = start(refresh, releases.root, log)
-        assert kill(process, turn / 500, seen=lambda: [*releases.root.glob(".*.bundle.*.tmp/bundle")])
+    for opening in (12, 6, 3, 0):
+        process = start(refresh_killed_at, opening, releases.root, log)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL
     for name in releases.names():
         releases.verify(name)
     left = [*releases.root.glob(".*.tmp")]
