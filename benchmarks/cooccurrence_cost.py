@@ -31,15 +31,15 @@ def main(
     )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     began = time.perf_counter()
-    (made,) = cooccurrences(LogPairs(queries, chosen), labels, [settings])
+    (matrix,) = cooccurrences(LogPairs(queries, chosen), labels, [settings])
     built, most = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     began, hour = time.perf_counter(), slice(0, pairs // _HOURS)
     nameless = pa.nulls(int(queries[hour].max()) + 1, pa.string())
-    made.refreshed(LogPairs(queries[hour], chosen[hour]), nameless, None, None)
+    matrix.refreshed(LogPairs(queries[hour], chosen[hour]), nameless, None, None)
     refreshed = time.perf_counter() - began
     histories = chosen[rng.integers(0, pairs, (2_000, history))]
     began = time.process_time()
-    reached = sum(len(made.term(history_H).rows_C) for history_H in histories) / len(histories)
+    reached = sum(len(matrix.term(history_H).rows_C) for history_H in histories) / len(histories)
     micros = (time.process_time() - began) / len(histories) * 1e6
     print(
         f"{labels:,} labels, {pairs:,} pairs, {kind}: W {built:.1f} s, refresh {refreshed:.1f} s, {most:.2f} GiB at "

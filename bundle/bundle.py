@@ -141,7 +141,7 @@ class Bundle:
     def columns(
         self, rows_R: Int64 | slice = slice(None)
     ) -> tuple[Float32, Float32 | None, Float32 | None, Float32 | None]:
-        """Get log ν, biases, log π and priors of some labels, as `Augmentation.rows` takes them."""
+        """Get log ν, biases, log π and priors of some labels: the arguments of `Augmentation.rows`."""
         labels = self.labels
         return (
             labels.log_pn[rows_R],

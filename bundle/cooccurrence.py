@@ -163,9 +163,9 @@ class Cooccurrence:
         degrees_L = self.degrees_L + added_L
         before_L, divisor_L = _divisor(self.degrees_L), _divisor(degrees_L)
         # An entry whose sum stays changes by the growth of two degrees.
-        own, other = powers_of(settings)
+        row_power, column_power = powers_of(settings)
         factor_L = before_L / divisor_L
-        weights_LN = self.weights_LN * (factor_L**own)[:, None] * (factor_L**other)[self.rows_LN]
+        weights_LN = self.weights_LN * (factor_L**row_power)[:, None] * (factor_L**column_power)[self.rows_LN]
         order_LN = np.argsort(-weights_LN, axis=1, kind="stable")
         fresh = Cooccurrence(
             settings if until is None else settings.model_copy(update={"until": until}),
@@ -344,28 +344,29 @@ def cooccurrences(
         once = LogPairs(pairs.queries[first_P], pairs.labels[first_P], weights_P[first_P])
     degrees_L = np.bincount(once.labels, _weights_of(once), labels).astype(np.float32)
     divisor_L = _divisor(degrees_L)
-    made = [
+    matrices = [
         Cooccurrence(
-            each.model_copy(update={"scale": 1.0}),
-            np.full((labels, each.neighbours), NO_ENTRY, np.int32),
-            np.zeros((labels, each.neighbours), np.float32),
+            setting.model_copy(update={"scale": 1.0}),
+            np.full((labels, setting.neighbours), NO_ENTRY, np.int32),
+            np.zeros((labels, setting.neighbours), np.float32),
             degrees_L,
         )
-        for each in settings
+        for setting in settings
     ]
     for start, sums_bL in _sums(pairs, once, labels, settings[0]):
         end = start + sums_bL.shape[0]
-        for one in made:
-            weights_n = _weights(sums_bL, np.arange(start, end), divisor_L, one.settings)
-            keep_largest(sums_bL.indptr, sums_bL.indices, weights_n, one.rows_LN[start:end], one.weights_LN[start:end])
-    return made
+        for matrix in matrices:
+            weights_n = _weights(sums_bL, np.arange(start, end), divisor_L, matrix.settings)
+            rows_bN, weights_bN = matrix.rows_LN[start:end], matrix.weights_LN[start:end]
+            keep_largest(sums_bL.indptr, sums_bL.indices, weights_n, rows_bN, weights_bN)
+    return matrices
 
 
 def _weights(sums_bL: csr_matrix, labels_b: Int64, divisor_L: Float64, settings: CooccurrenceSettings) -> Float64:
     """Divide the entries of C by powers of degrees, float64 [n]; 0 on the diagonal."""
-    own, other = powers_of(settings)
+    row_power, column_power = powers_of(settings)
     label_n = np.repeat(labels_b, np.diff(sums_bL.indptr))
-    weights_n: Float64 = sums_bL.data / ((divisor_L**own)[label_n] * (divisor_L**other)[sums_bL.indices])
+    weights_n: Float64 = sums_bL.data / ((divisor_L**row_power)[label_n] * (divisor_L**column_power)[sums_bL.indices])
     weights_n[label_n == sums_bL.indices] = 0
     return weights_n
 
@@ -527,7 +528,7 @@ def _after_remembered(earlier_QR: Int32, pairs: LogPairs) -> tuple[LogPairs, Boo
 def _added(
     history: LogPairs, later_P: Bools, labels: int, settings: CooccurrenceSettings
 ) -> tuple[Float32, Iterator[tuple[int, csr_matrix]]]:
-    """Compute what later pairs add to the degrees, float32 [L], and to C, by blocks as `_sums`."""
+    """Compute the increase of the degrees, float32 [L], and of C, in blocks of rows, from later pairs."""
     from scipy.sparse import vstack
 
     weights_P = _weights_of(history)
@@ -537,7 +538,7 @@ def _added(
     if settings.kind == "next":
         sums = _in_blocks(following_LL)
     else:
-        # A pair that is remembered has been counted, whatever it weighs now.
+        # Remembered pairs were counted already: an infinite weight keeps each one ahead of its later repeats.
         first_P = _once_each(history, np.where(later_P, weights_P, np.inf).astype(np.float32), labels)
         history = LogPairs(history.queries[first_P], history.labels[first_P])
         weights_P, later_P = weights_P[first_P], later_P[first_P]

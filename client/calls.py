@@ -52,8 +52,8 @@ class Query:
         pool: number of labels that `max_per` and `mmr` choose from.
         display: columns to return with each label: True all (the default), False none, or their names.
         vector: u in place of features, such as one from `embed`: `release()["dim"]` numbers, used unchanged.
-        history: ids of the labels that the query chose, the latest last, unless a feature holds them; None: those that
-            the release remembers of the query, if any.
+        history: ids of the labels that the query chose, the latest last, unless a feature holds them; None: the
+            labels that the release remembers of the query.
     """
 
     features: Features | None = None

@@ -81,21 +81,21 @@ def choose_term(
 
     highest = [max(column) or 1.0 for column in zip(*map(values, few_lists.top_GNK), strict=True)]
 
-    def worth(made: Cooccurrence) -> tuple[float, Cooccurrence]:
-        scaled = _scaled(made, entries, few.rows_N)
+    def worth(matrix: Cooccurrence) -> tuple[float, Cooccurrence]:
+        scaled = _scaled(matrix, entries, few.rows_N)
         top_SNK = few_lists.with_term(TermOf(scaled, entries), coarse)
         cells = sorted((np.divide(values(top_NK), highest).sum() for top_NK in top_SNK), reverse=True)
-        return float(np.mean(cells[:_BEST_CELLS])) * (1 if made.settings.kind == "mixed" else 1 - _MARGIN), scaled
+        return float(np.mean(cells[:_BEST_CELLS])) * (1 if matrix.settings.kind == "mixed" else 1 - _MARGIN), scaled
 
     if not weights:
         return None
     readings, first = _readings(config, ordered=dataset.ordered)
-    tried = [worth(_read(made, reading)) for made in _structures(recipe, dataset) for reading in first]
+    tried = [worth(_read(matrix, reading)) for matrix in _structures(recipe, dataset) for reading in first]
     if not tried:
         return None
     tried.sort(key=lambda each: -each[0])
     structures = list({(it.settings.kind, it.settings.power): it for _, it in reversed(tried)}.values())[::-1]
-    tried += [worth(_read(made, reading)) for made in structures[:_STRUCTURES] for reading in readings]
+    tried += [worth(_read(matrix, reading)) for matrix in structures[:_STRUCTURES] for reading in readings]
     _, chosen = max(tried, key=lambda each: each[0])
     mean = worth(_read(chosen, {"mean": not chosen.settings.mean}))
     _, chosen = max([*tried, mean], key=lambda each: each[0])
@@ -148,14 +148,14 @@ def _read(cooccurrence: Cooccurrence, reading: dict[str, Any]) -> Cooccurrence:
 
 def _structures(recipe: Recipe, dataset: Dataset) -> list[Cooccurrence]:
     """Make W of every kind and power from the training pairs."""
-    config, made = recipe.cooccurrence or CooccurrenceConfig(), list[Cooccurrence]()
+    config, matrices = recipe.cooccurrence or CooccurrenceConfig(), list[Cooccurrence]()
     for kind in config.kinds:
         if kind in ("next", "mixed") and not dataset.ordered:
             continue
         powers = [0.0] if kind == "cosine" else config.powers
         settings = [_settings(recipe, dataset, kind, power) for power in powers]
-        made += cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), settings, most=config.most)
-    return made
+        matrices += cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), settings, most=config.most)
+    return matrices
 
 
 def _settings(recipe: Recipe, dataset: Dataset, kind: str, power: float) -> CooccurrenceSettings:
@@ -208,11 +208,11 @@ def found_alone(recipe: Recipe, dataset: Dataset, k: int) -> tuple[float, float]
     """
     kind = "mixed" if dataset.ordered else "walk"
     settings = _settings(recipe, dataset, kind, 0.4).model_copy(update={"last": 10, "decay": 0.8})
-    (made,) = cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), [settings])
+    (matrix,) = cooccurrences(_log_pairs(dataset.train), len(dataset.label_ids), [settings])
     held_out, past = dataset.with_past(dataset.valid, dataset.train)
     config = recipe.evaluation.model_copy(update={"ks": [1], "metric": "recall@1"})
     task = Task.of(held_out, past, config, labels=len(dataset.label_ids), seed=recipe.seed, max_queries=_QUERIES)
-    c_NL = TermOf(made, HistoryEntries(past, recipe.history_events))(task.rows_N)
+    c_NL = TermOf(matrix, HistoryEntries(past, recipe.history_events))(task.rows_N)
     counts_L, seen_n2 = dataset.label_counts(), np.unique(past.seen(task.rows_N), axis=0)
     seen = np.split(seen_n2[:, 1], np.searchsorted(seen_n2[:, 0], np.arange(1, len(task.rows_N))))
     hits = np.zeros(2)
@@ -234,8 +234,8 @@ def made_again(cooccurrence: Cooccurrence, recipe: Recipe, dataset: Dataset) -> 
     config, before = recipe.cooccurrence or CooccurrenceConfig(), cooccurrence.settings
     until = _settings(recipe, dataset, before.kind, before.power).until
     settings = before.model_copy(update={"until": until})
-    (made,) = cooccurrences(_log_pairs(dataset.train), len(cooccurrence.rows_LN), [settings], most=config.most)
-    return made.scaled(before.scale)
+    (matrix,) = cooccurrences(_log_pairs(dataset.train), len(cooccurrence.rows_LN), [settings], most=config.most)
+    return matrix.scaled(before.scale)
 
 
 def remembered(recipe: Recipe, dataset: Dataset, known: Pairs) -> Remembered | None:

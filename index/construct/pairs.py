@@ -69,8 +69,8 @@ def read_pairs(
 ) -> pa.Table:
     """Read the pairs of a log or an export of feedback by training's column names; raises PriorsError.
 
-    The table has `query` (a number for each query), `id` (of the query), `label` (an id), `time` (seconds since 1970)
-    and `event` (null where types do not matter).
+    Columns of the table: `query`, the query's number; `id`, the query's id; `label`, the label's id; `time`, in seconds
+    since 1970; `event`, its type, or null where types do not matter.
 
     Args:
         timed: read times; otherwise `time` is the row.

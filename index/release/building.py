@@ -182,7 +182,7 @@ def refresh(
 
     Args:
         log: a log or an export of feedback with later pairs; or a function of columns and a begin, in seconds since
-            1970, that returns a table as `read_pairs` does.
+            1970, that returns a table with the columns of `read_pairs`.
         whole: the log is the whole log, from which co-occurrence is made again.
         changes: label changes of a service; labels that were added become rows of the release.
         source: name of the existing release; None: CURRENT.

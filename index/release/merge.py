@@ -63,7 +63,7 @@ def merge_labels(bundle: Path, log: str | Path, out: Path) -> MergeReport:
 
 
 def with_changes(source: Bundle, changes: LabelChanges, *, hide: bool = True) -> tuple[Bundle, MergeReport]:
-    """Take label changes into a bundle, without writing; raises LongtailIndexError as `merge_labels`.
+    """Apply label changes to a bundle in memory; raises LongtailIndexError.
 
     Args:
         hide: leave hidden labels out. Otherwise they keep their rows, and a service's state hides them.

@@ -245,7 +245,7 @@ class Query(SearchOptions):
     exclude_history: bool | None = Field(
         default=None,
         description="Whether the labels of the query's history are left out of its answer: of its features of kind "
-        "`history`, of `history`, or those that the release remembers of it. Null: as the release says in "
+        "`history`, of `history`, or the labels that the release remembers of the query. Null: the release's own "
         "`exclude_history`.",
     )
 
