@@ -9,6 +9,7 @@ from setuptools import find_packages, setup
 
 ROOMS = ("bundle", "client", "commands", "index", "serving", "state", "tables", "trainer")
 COMMANDS = {
+    "commands": {"longtail": "main"},
     "trainer": {"longtail-train": "trainer", "longtail-audit": "audit"},
     "index": {"longtail-index": "index"},
     "serving": {"longtail-serve": "serving"},

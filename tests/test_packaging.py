@@ -98,7 +98,7 @@ def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path)
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     tracked = subprocess.run(["git", "ls-files", "--", *ROOMS], cwd=ROOT, capture_output=True, text=True, check=True)
     assert names == {f"longtail/{name}" for name in tracked.stdout.split()}
-    assert scripts(wheel) == {"longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
+    assert scripts(wheel) == {"longtail", "longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
 
 
 def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_an_image_has_only_the_commands_of_its_rooms(tmp_path: Path, monkeypatch
     runpy.run_path(str(ROOT / "setup.py"))
     assert sorted(told["packages"]) == [f"longtail.{room}" for room in ("bundle", "commands", "index", "serving")]
     names = [line.split(" = ")[0] for line in told["entry_points"]["console_scripts"]]
-    assert names == ["longtail-index", "longtail-serve"]
+    assert names == ["longtail", "longtail-index", "longtail-serve"]
 
 
 def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,6 +121,30 @@ def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pyt
             command()
         assert ended.value.code in (0, None)
     assert re.fullmatch(r"(longtail-\w+ \d\S*\n){4}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["train", "audit", "index", "serve"])
+def test_longtail_runs_the_command_that_its_first_word_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[list[str]] = []
+    monkeypatch.setitem(commands._COMMANDS, name, lambda: received.append(sys.argv))
+    monkeypatch.setattr(sys, "argv", ["longtail", name, "build", "--help"])
+    commands.main()
+    assert received == [[f"longtail-{name}", "build", "--help"]]
+
+
+def test_longtail_lists_its_commands_and_refuses_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, text in (([], "  train  Draft"), (["--help"], "  serve  Run"), (["--version"], "longtail 0.")):
+        monkeypatch.setattr(sys, "argv", ["longtail", *words])
+        commands.main()
+        assert text in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["longtail", "fit"])
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    assert ended.value.code == 2
+    refusal = "longtail: expected a command, one of train, audit, index, serve, received 'fit'\n"
+    assert capsys.readouterr().err == refusal
 
 
 @pytest.mark.parametrize(
