@@ -457,8 +457,11 @@ class Service:
             self._read_changes()
         self.keys.tend()
 
-    async def record_feedback(self, events: Sequence[Event]) -> None:
+    async def record_feedback(self, events: Sequence[Event], client: str | None = None) -> None:
         """Record events durably.
+
+        Args:
+            client: fingerprint of the API key that sent the events; None without keys.
 
         Raises:
             StorageError: the events are not known to be recorded; they may be sent again.
@@ -467,9 +470,11 @@ class Service:
         current, now, settings = self.retriever(), time(), self.settings
         organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
         named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
-        choices = await self._read_choices(named, now) if named else []
+        choices = await self._read_choices(named, now, client) if named else []
         if organic:
-            choices += await self.write(lambda: retrieve_unseen(organic, current, now=now, settings=settings))
+            choices += await self.write(
+                lambda: retrieve_unseen(organic, current, now=now, settings=settings, client=client)
+            )
         await self._keep([choice.line for choice in choices])
         for choice in choices:
             self.monitoring.count_choice(choice.chosen)
@@ -488,7 +493,7 @@ class Service:
             raise StorageError("the events could not be stored in time; send them again") from None
         figures.set_trouble("records", None)
 
-    async def _read_choices(self, events: dict[int, Event], now: float) -> list[Choice]:
+    async def _read_choices(self, events: dict[int, Event], now: float, client: str | None) -> list[Choice]:
         """Check answer ids, and once more with fresh keys if one seems forged.
 
         Another replica may have created a key in the meantime.
@@ -497,7 +502,9 @@ class Service:
         def read() -> list[Choice]:
             oldest = now - 3600 * self.settings.answer_id_hours
             read_answer = partial(read_answer_id, keys=self.keys.secrets, oldest=oldest)
-            return read_choices(events, read_answer, self._loaded_or_current, now=now, settings=self.settings)
+            return read_choices(
+                events, read_answer, self._loaded_or_current, now=now, settings=self.settings, client=client
+            )
 
         try:
             try:

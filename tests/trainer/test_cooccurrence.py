@@ -131,13 +131,13 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
     of_towers = {lists.top_GNK[place].tobytes() for place in range(3)}
     facts = world.side.facts(world.config)
 
-    def judge(task: Task, top_NK: np.ndarray) -> float:  # the more popularity, and the term, the better
+    def judge(_: Task, top_NK: np.ndarray) -> float:  # the more popularity, and the term, the better
         if top_NK.tobytes() in of_towers:
             return 0.0
         return 1 + float(world.side.log_pn[top_NK].mean()) / 100
 
     def settings(within: float, gain: float) -> object:
-        def error(first_NK: np.ndarray, second_NK: np.ndarray) -> float:
+        def error(_: np.ndarray, second_NK: np.ndarray) -> float:
             return gain if second_NK.tobytes() in of_towers else within
 
         entries = HistoryEntries(world.past)

@@ -54,7 +54,7 @@ def test_events_can_be_read_while_they_are_written_and_afterwards(tmp_path: Path
 
 def test_every_column_comes_back(tmp_path: Path) -> None:
     event = {
-        "kind": "choice", "time": NOW + 0.25, "idempotency_key": "k", "answer": "f00", "answered_at": NOW,
+        "kind": "choice", "time": NOW + 0.25, "client": "0f", "idempotency_key": "k", "answer": "f00", "answered_at": NOW,
         "release": "r", "bias_removal": 0.5, "popularity": 0.0, "cooccurrence": 0.25, "priors": [0.5],
         "restricted": True, "run": "e-1",
         "arm": "a", "unit": -(2**63), "labels": ["é"], "positions": [None], "propensities": [0.25], "buckets": [-1],
