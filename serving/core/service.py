@@ -46,6 +46,7 @@ from longtail.serving.errors import (
     UnknownReleaseError,
 )
 from longtail.serving.events import EventSink
+from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.schema import event_json
 from longtail.serving.monitoring import Monitoring, OfflineFigures
 from longtail.serving.settings import Settings
@@ -97,6 +98,7 @@ class Service:
         self.settings = settings
         self.monitoring = monitoring
         self._events = events
+        self._now = ForwardClock(events.newest)
         self.keys = AnswerKeys(settings.place, 3600 * settings.answer_id_hours, time)
         self.draining = False
         self.release_problem: str | None = None
@@ -386,7 +388,7 @@ class Service:
         retrieval: Retrieval,
     ) -> None:
         """Add an `answer_id` to the wanting results, and offer a share of answers as events."""
-        key, release, now = self.keys.signing, retrieval.release.encode(), time()
+        key, release, now = self.keys.signing, retrieval.release.encode(), self._now()
         share, lines = self.settings.answer_share, []
         for place, (query, result, start, end) in enumerate(
             zip(asked, retrieval.results, [0, *retrieval.ends_B[:-1]], retrieval.ends_B, strict=True)
@@ -467,7 +469,7 @@ class Service:
             StorageError: the events are not known to be recorded; they may be sent again.
             InvalidRequestError: an answer id is wrong, or the release cannot read the query features.
         """
-        current, now, settings = self.retriever(), time(), self.settings
+        current, now, settings = self.retriever(), self._now(), self.settings
         organic = {place: event for place, event in enumerate(events) if event.answer_id is None}
         named = {place: event for place, event in enumerate(events) if event.answer_id is not None}
         choices = await self._read_choices(named, now, client) if named else []

@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from longtail.serving import create_app
 from longtail.serving.core import service as module
 from longtail.serving.core.answer_ids import read_answer_id
+from longtail.serving.events.clock import ForwardClock
 from longtail.serving.events.folder import Segment
 from longtail.serving.events.reader import events_of
 from longtail.serving.http.schemas.monitoring import FeedbackAnswer
@@ -139,7 +140,7 @@ def test_an_id_that_is_refused_says_why(
     elif reason == "forged":
         bad = bad[:30] + ("A" if bad[30] != "A" else "B") + bad[31:]
     else:
-        monkeypatch.setattr(module, "time", lambda: time() + 48 * 3600 + 1)
+        monkeypatch.setattr(ForwardClock, "__call__", lambda _: time() + 48 * 3600 + 1)
         good = ids_of(client)[0]
     events = [{"answer_id": good, "labels": ["a"]}, {"answer_id": bad, "labels": ["a"]}]
     message = refused(say(client, *events, status=422), 422, "invalid_request", "events.1.answer_id")
