@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -25,6 +26,13 @@ JUST_WATCHED = ("Trainspotting (1996)", "Shallow Grave (1994)")
 USER = "42"
 DIAL = {0.0: "λ = 0, taste beyond popularity", 1.0: "λ = 1, popularity put back"}
 BINARIES = Path(sys.executable).parent
+NEXT = (
+    "cp -r examples/shop shop",
+    "longtail-train init shop/clicks.parquet --labels shop/products.parquet --queries shop/users.parquet "
+    "--out shop/recipe.toml",
+    "longtail-train fit shop/recipe.toml --out runs/shop",
+)
+"""The first commands of README's section on own logs."""
 console = Console(highlight=False)
 
 
@@ -61,8 +69,12 @@ def main() -> None:
             (f"{RUN}/report.html", "the λ curve"),
         ):
             console.print(f"  {place:34}{what}", highlight=False)
+        console.print("\nNext, on a made-up shop, or on your own files in its place:")
+        activate = os.path.relpath(Path(sys.prefix, "bin", "activate"))
+        for line in (f"source {activate}", *NEXT):
+            console.print(line, soft_wrap=True)
         if not options.oneshot:
-            console.print("The service keeps running; Ctrl-C stops it.")
+            console.print("\nThe service keeps running; Ctrl-C stops it.")
             service.wait()
     except KeyboardInterrupt:
         pass

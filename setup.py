@@ -8,6 +8,7 @@ from pathlib import Path
 from setuptools import setup
 
 COMMANDS = {
+    "commands": {"longtail": "main"},
     "trainer": {"longtail-train": "trainer", "longtail-audit": "audit"},
     "index": {"longtail-index": "index"},
     "serving": {"longtail-serve": "serving"},

@@ -1,4 +1,4 @@
-"""Define the console commands `longtail-train`, `longtail-audit`, `longtail-index` and `longtail-serve`.
+"""Define the console commands `longtail-train`, `longtail-audit`, `longtail-index`, `longtail-serve`, and `longtail`.
 
 They are outside the rooms, because they must run where a room cannot be imported, to say which extra is missing.
 """
@@ -11,7 +11,18 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 
-__all__ = ["audit", "index", "serving", "trainer"]
+__all__ = ["audit", "index", "main", "serving", "trainer"]
+
+_OVERVIEW = """\
+Usage: longtail COMMAND …, the same as longtail-COMMAND …
+
+  train  Draft a recipe from a log, check the data, train, evaluate and tune.
+  audit  Judge the lists of any recommender.
+  index  Build, publish and roll back releases.
+  serve  Run the service, answer queries in bulk, export feedback.
+
+longtail COMMAND --help lists options, longtail --version the version.
+"""
 
 # Modules that come with another extra than the command's own.
 _OTHERS = {"faiss": "index", "jax": "jax"}
@@ -35,6 +46,25 @@ def index() -> None:
 def serving() -> None:
     """Run `longtail-serve`. If a necessary extra is missing, say so and exit with code 2."""
     _run("longtail-serve", "serving", extra="serve")
+
+
+_COMMANDS = {"train": trainer, "audit": audit, "index": index, "serve": serving}
+
+
+def main() -> None:
+    """Run `longtail`, whose first word names one of the other commands."""
+    _write_any_text()
+    name, *words = sys.argv[1:] or ["--help"]
+    if name == "--version":
+        print(f"longtail {version('longtail')}")
+    elif name in ("-h", "--help"):
+        print(_OVERVIEW, end="")
+    elif name in _COMMANDS:
+        sys.argv = [f"longtail-{name}", *words]
+        _COMMANDS[name]()
+    else:
+        print(f"longtail: expected a command, one of {', '.join(_COMMANDS)}, received {name!r}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _run(command: str, package: str, *, extra: str) -> None:

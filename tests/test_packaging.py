@@ -126,7 +126,7 @@ def test_every_room_has_a_link_in_the_package() -> None:
 
 def test_the_wheel_holds_every_file_below_longtail_and_nothing_else(wheel: Path) -> None:
     assert files_of(wheel) == tracked(*ROOMS)
-    assert scripts(wheel) == {"longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
+    assert scripts(wheel) == {"longtail", "longtail-audit", "longtail-train", "longtail-index", "longtail-serve"}
 
 
 def test_the_wheel_of_an_sdist_is_the_wheel_of_a_clone(wheel: Path, build_tools: str, tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_the_wheel_of_an_image_has_only_its_rooms_and_their_commands(
     built = build_wheel(copy_source(tmp_path / "source", rooms), build_tools)
     assert rooms < set(ROOMS)
     assert files_of(built) == tracked(*rooms)
-    serving, trainer = {"longtail-index", "longtail-serve"}, {"longtail-audit", "longtail-index", "longtail-train"}
-    assert scripts(built) == (trainer if image == "trainer" else serving)
+    own = {"longtail-audit", "longtail-train"} if image == "trainer" else {"longtail-serve"}
+    assert scripts(built) == {"longtail", "longtail-index"} | own
 
 
 def test_an_editable_install_is_a_path_that_editors_follow(build_tools: str, tmp_path: Path) -> None:
@@ -178,6 +178,30 @@ def test_commands_say_their_version(monkeypatch: pytest.MonkeyPatch, capsys: pyt
             command()
         assert ended.value.code in (0, None)
     assert re.fullmatch(r"(longtail-\w+ \d\S*\n){4}", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["train", "audit", "index", "serve"])
+def test_longtail_runs_the_command_that_its_first_word_names(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[list[str]] = []
+    monkeypatch.setitem(commands._COMMANDS, name, lambda: received.append(sys.argv))
+    monkeypatch.setattr(sys, "argv", ["longtail", name, "build", "--help"])
+    commands.main()
+    assert received == [[f"longtail-{name}", "build", "--help"]]
+
+
+def test_longtail_lists_its_commands_and_refuses_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, text in (([], "  train  Draft"), (["--help"], "  serve  Run"), (["--version"], "longtail 0.")):
+        monkeypatch.setattr(sys, "argv", ["longtail", *words])
+        commands.main()
+        assert text in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["longtail", "fit"])
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    assert ended.value.code == 2
+    refusal = "longtail: expected a command, one of train, audit, index, serve, received 'fit'\n"
+    assert capsys.readouterr().err == refusal
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import runpy
 import shlex
+import shutil
 import subprocess
 import sys
-import time
 import tomllib
-from datetime import datetime, timedelta
 from pathlib import Path
 
-import httpx2 as httpx
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from typer.main import get_command
 
+import demo
 from longtail import client
 from longtail.index import Releases
 from longtail.index.cli import app as index_app
@@ -31,7 +28,8 @@ from longtail.trainer.audit.cli import app as audit_app
 from longtail.trainer.audit.promise import Promise
 from longtail.trainer.cli import app as train_app
 from longtail.trainer.config import Recipe
-from tests.serving.process import ServerProcess, ended_after, free_port
+from tests.pages import blocks, clone, script, section, typed
+from tests.serving.process import free_port
 from tests.trainer.conftest import KERAS_VARIABLES_PREDATE_NUMPY_2
 
 ROOT = Path(__file__).parent.parent
@@ -42,11 +40,6 @@ COMMANDS = sorted(set(re.findall(COMMAND, GUIDES)))
 APPS = {
     "longtail-train": train_app, "longtail-audit": audit_app, "longtail-index": index_app, "longtail-serve": serve_app,
 }  # fmt: skip
-
-
-def blocks(language: str, text: str = README) -> list[str]:
-    found = re.findall(rf"(?ms)^( *)```{language}\n(.*?)^ *```", text)
-    return [re.sub(rf"(?m)^{indent}", "", body) for indent, body in found]
 
 
 @pytest.mark.parametrize("line", [block or inline for block, inline in COMMANDS])
@@ -62,7 +55,7 @@ def test_command_parses(line: str) -> None:
 
 
 def test_recipe_is_valid() -> None:
-    (recipe,) = blocks("toml")
+    (recipe,) = blocks("toml", README)
     tree = tomllib.loads(recipe)
     assert Recipe.model_validate(tree).name == "shop"
     tree["data"]["typo"] = 1
@@ -79,7 +72,7 @@ def test_promise_is_valid() -> None:
 
 
 def test_client_code_compiles_and_names_what_is_there() -> None:
-    (code,) = [block for block in blocks("python") if "from longtail.client" in block]
+    (code,) = [block for block in blocks("python", README) if "from longtail.client" in block]
     compile(code, "README.md", "exec")
     for name in re.findall(r"longtail\.(\w+)\(", code):
         assert hasattr(client.Client, name)
@@ -88,7 +81,7 @@ def test_client_code_compiles_and_names_what_is_there() -> None:
 def test_request_is_valid_and_fits_the_recipe() -> None:
     (request,) = re.findall(r"-d '(\{.*?\})'", README, flags=re.DOTALL)
     (query,) = RetrieveRequest.model_validate_json(json.dumps(json.loads(request))).queries
-    recipe = Recipe.model_validate(tomllib.loads(blocks("toml")[0]))
+    recipe = Recipe.model_validate(tomllib.loads(blocks("toml", README)[0]))
     assert set(query.features) == {feature.name for feature in recipe.query.features}
     assert {*json.loads(request)["queries"][0]["filter"], *query.max_per} <= set(recipe.data.display)
 
@@ -127,65 +120,38 @@ def test_make_refuses_an_old_python(tmp_path: Path) -> None:
     assert not venv.exists()
 
 
-def write_shop(folder: Path) -> None:
-    """The three files of README's section on own logs, with their columns: 60 users, 60 products, 800 clicks."""
-    rng, rows, start = np.random.default_rng(0), range(60), datetime(2026, 1, 1)
-    tables = {
-        "clicks": {
-            "user_id": [f"u{user}" for user in rng.integers(60, size=800)],
-            "product_id": [f"p{product}" for product in rng.integers(60, size=800)],
-            "clicked_at": [start + timedelta(minutes=10 * row) for row in range(800)],
-        },
-        "products": {
-            "product_id": [f"p{row}" for row in rows],
-            "title": [f"{('red', 'blue', 'green', 'white')[row % 4]} thing {row}" for row in rows],
-            "brand": [f"brand{row % 7}" for row in rows],
-            "price": [5 + row * 3.7 % 30 for row in rows],
-        },
-        "users": {"user_id": [f"u{row}" for row in rows], "country": [("NO", "SE", "DK")[row % 3] for row in rows]},
-    }
-    folder.mkdir()
-    for name, columns in tables.items():
-        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+OWN_LOGS = section(README, "On your own logs")
+SHOP = ROOT / "examples" / "shop"
+
+
+def test_the_shop_is_small_and_as_its_script_makes_it(tmp_path: Path) -> None:
+    shutil.copy(SHOP / "make.py", tmp_path)
+    runpy.run_path(str(tmp_path / "make.py"), run_name="__main__")
+    tables = sorted(path.name for path in SHOP.glob("*.parquet"))
+    assert tables == ["clicks.parquet", "products.parquet", "users.parquet"]
+    for name in tables:
+        assert pq.read_table(tmp_path / name).equals(pq.read_table(SHOP / name)), name
+    assert sum(path.stat().st_size for path in SHOP.iterdir()) <= 500_000
+
+
+def test_the_demo_ends_with_the_next_commands_of_this_page() -> None:
+    lines = "".join(blocks("sh", OWN_LOGS)).splitlines()
+    for line in demo.NEXT:
+        assert line in lines
 
 
 @pytest.mark.process
 @pytest.mark.slow
 def test_own_logs_by_the_commands_to_the_letter(tmp_path: Path) -> None:
-    """Commands as a reader types them, in their order, in a folder with `.venv` and the three files; no other port."""
-    port = free_port()
-    section = README.split("\n## On your own logs\n")[1].split("\n## ")[0].replace("8000", str(port))
-    *commands, request = blocks("sh", section)
-    *steps, serve = "".join(commands).splitlines()
-    activate = "".join(line + "\n" for line in steps if "/bin/activate" in line)
-    write_shop(tmp_path / "shop")
-    (tmp_path / ".venv").symlink_to(sys.prefix)
-    environment = os.environ | {"PATH": os.defpath}
-
-    def run(script: str) -> str:
-        command = ["bash", "-e", "-c", script]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{script}\n{done.stdout[-2_000:]}{done.stderr[-2_000:]}"
-        return done.stdout
-
-    run("\n".join(steps))
-    with (tmp_path / "log").open("wb") as log:
-        command, started = ["bash", "-e", "-c", f"{activate}exec {serve}"], time.perf_counter()
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    with ended_after(ServerProcess(process, f"http://127.0.0.1:{port}", started)) as service:
-        service.wait_until_ready()
-        words = shlex.split(request.replace("\\\n", ""))
-        address, body = next(word for word in words if "/v1/" in word), words[words.index("-d") + 1]
-        answer = httpx.post(f"http://{address}", content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 200, answer.text
-        labels = answer.json()["results"][0]["labels"]
-        assert len(labels) == 10
-        assert all(label["display"]["price"] < 20 for label in labels)
-        (code,) = [block for block in blocks("python", section) if "from longtail.client" in block]
-        lines = run(f"{activate}python -c {shlex.quote(code)}").splitlines()
-        assert len(lines) == 10
-        assert all(re.fullmatch(r"p\d+ \S+ (head|torso|tail|new) \w+ thing \d+", line) for line in lines)
-        assert service.terminate() == 0
+    """Every block but the recipe by hand and what does without commands, in a clone."""
+    without_commands = OWN_LOGS.split("\nWithout the commands:\n")[0]
+    shown = typed(script(without_commands, free_port(), written=False), clone(tmp_path))
+    (answer,) = re.findall(r'(?m)^\{"results":.*?\}(?=p\d+ |\n|$)', shown)
+    labels = json.loads(answer)["results"][0]["labels"]
+    assert len(labels) == 10
+    assert all(label["display"]["in_stock"] for label in labels)
+    lines = re.findall(r"p\d+ -?[\d.]+ (?:head|torso|tail|new) \w+ \w+ \w+", shown)
+    assert len(lines) == 10
 
 
 @pytest.mark.slow
@@ -193,11 +159,26 @@ def test_own_logs_by_the_commands_to_the_letter(tmp_path: Path) -> None:
 def test_own_logs_by_hand_and_without_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (recipe,) = blocks("toml")
-    (code,) = [block for block in blocks("python") if "from longtail.index" in block]
-    write_shop(tmp_path / "shop")
+    (recipe,) = blocks("toml", README)
+    (code,) = [block for block in blocks("python", README) if "from longtail.index" in block]
+    shutil.copytree(SHOP, tmp_path / "shop")
     (tmp_path / "shop/recipe.toml").write_text(recipe)
     monkeypatch.chdir(tmp_path)
     exec(code)
-    assert 0 < float(capsys.readouterr().out.splitlines()[-1]) <= 1
+    recall = float(capsys.readouterr().out.splitlines()[-1])
+    baselines = json.loads(Path("runs/second/metrics.json").read_text())["baselines"]
+    assert len(baselines) == 6
+    assert max(metrics["recall@20"]["value"] for metrics in baselines.values()) <= recall <= 1
     assert Releases("releases/shop").current() is not None
+
+
+@pytest.mark.nightly
+def test_a_fresh_clone_installs_and_serves_to_the_letter(tmp_path: Path) -> None:
+    """With nothing but what package indexes hold; installs gigabytes."""
+    (install,) = [block for block in blocks("sh", (ROOT / "docs/install.md").read_text()) if "venv" in block]
+    steps = "".join(line for line in install.splitlines(keepends=True) if not line.startswith("git clone"))
+    own_logs = OWN_LOGS.split("\nWithout the commands:\n")[0]
+    typed(
+        f"PATH={Path(sys.executable).parent}:$PATH\n{steps}" + script(own_logs, free_port()),
+        clone(tmp_path, environment=None),
+    )

@@ -6,7 +6,7 @@ function load(view) {
     ["Requests", count(requests.count), `${rate(requests.per_second)} per second`],
     ["p50", milliseconds(requests.p50_ms)],
     ["p99", milliseconds(requests.p99_ms)],
-    ["Shed", count(requests.shed), requests.shed ? "answered 429" : ""],
+    ["Turned away", count(requests.shed), "answered 429, the queue was full"],
     ["Errors", count(requests.errors)],
   ]);
   const host = byId("load-charts");
@@ -47,15 +47,15 @@ function traffic({ children: [, plot, alternative] }, view) {
   const arriving = ({ rows }) => sum(requests_per_second, rows) / rows.length;
   const refused = ({ rows }) => sum(shed, rows) / (rows.length * step_seconds);
   overTime(plot, view, {
-    label: "Requests and shed requests per second",
+    label: "Requests, and requests turned away, per second",
     height: 170,
     lines: [
       { kind: "all", name: "requests", end: "requests", values: arriving },
-      { kind: "bad", name: "shed", end: "shed", values: refused },
+      { kind: "bad", name: "turned away", end: "away", values: refused },
     ],
     y: { floor: 0.1, format: (value, exact) => (exact ? rate(value) : short(value)) },
   });
-  timeTable(alternative, "Load as a table", view, ["Requests per second", "Shed"], (step) => [
+  timeTable(alternative, "Load as a table", view, ["Requests per second", "Turned away"], (step) => [
     rate(arriving(step)),
     count(sum(shed, step.rows)),
   ]);

@@ -112,15 +112,16 @@ async function ask(explain = false) {
 function askError(text) {
   say(byId("ask-error"), text);
   byId("features").setAttribute("aria-invalid", text.startsWith("Features"));
+  byId("answer").classList.toggle("old", text !== "");
 }
 
-/** The column to call a label by, and the rest of its columns. */
+/** The column to call a label by, and the rest of its columns, with names where a value says little. */
 function titled({ id, display }) {
   const columns = Object.entries(display ?? {}).filter(([, value]) => value !== null && value !== "");
   const title =
     columns.find(([column]) => /^(title|name)$/i.test(column)) ??
     columns.find(([, value]) => typeof value === "string");
-  const rest = columns.filter((column) => column !== title).map(([, value]) => written(value));
+  const rest = columns.filter((column) => column !== title).map(([name, value]) => (typeof value === "string" ? value : `${name}: ${written(value)}`));
   return { title: title ? String(title[1]) : id, rest: [title ? id : "", ...rest].filter(Boolean).join(" · ") };
 }
 
@@ -144,22 +145,31 @@ function move(rank, before) {
   );
 }
 
-/** Where on the dial a label is in the answer, with the λ of the query, and what its score is made of in words. */
-function stays({ explanation, bucket }, λ) {
-  if (!explanation) return null;
-  const { minimum, maximum } = asked.release.bias_removal;
-  const at = (place) => (100 * (place - minimum)) / (maximum - minimum);
-  const [low, high] = explanation.bias_removal ?? [λ, λ];
+/** Where on the dial a label is in the answer, and what its score is made of, in words. */
+function reason({ explanation }) {
+  if (!explanation) return "";
   const parts = [["taste", "taste"], ["bias", "bias"], ["noise", "λ·log ν"], ["popularity", "μ·log π"], ["cooccurrence", "ω·c"]]
     .filter(([part]) => explanation[part])
     .map(([part, word]) => `${word} ${fixed(explanation[part], 2)}`);
   for (const [prior, part] of Object.entries(explanation.priors ?? {})) if (part) parts.push(`${prior} ${fixed(part, 2)}`);
+  const [low, high] = explanation.bias_removal ?? [];
   const within = explanation.bias_removal ? `In the answer from λ ${lambda(low)} to ${lambda(high)}: ` : "Not by score: ";
-  const said = within + parts.join(", ");
+  return within + parts.join(", ");
+}
+
+/** The λ at which a label is in the answer, as a bar over the dial's range, with the λ of the query. */
+function stays(label, λ) {
+  const { explanation, bucket } = label;
+  if (!explanation) return null;
+  const { minimum, maximum } = asked.release.bias_removal;
+  const at = (place) => (100 * (place - minimum)) / (maximum - minimum);
+  const [low, high] = explanation.bias_removal ?? [λ, λ];
   return svg(
     "svg",
-    { class: `stays ${bucket}`, viewBox: "0 0 100 4", preserveAspectRatio: "none", role: "img", "aria-label": said },
-    svg("title", {}, said),
+    {
+      class: `stays ${bucket}`, viewBox: "0 0 100 4", preserveAspectRatio: "none", role: "img",
+      "aria-label": reason(label),
+    },
     svg("rect", { class: "whole", x: "0", y: "1.5", width: "100", height: "1" }),
     svg("rect", { class: "bar", x: `${at(low)}`, y: "1", width: `${Math.max(at(high) - at(low), 0.5)}`, height: "2" }),
     svg("rect", { class: "here", x: `${at(λ) - 0.25}`, y: "0", width: "0.5", height: "4" }),
@@ -174,7 +184,7 @@ const dials = ({ bias_removal, popularity, cooccurrence }) =>
 /** The entries of the query's history behind a label, largest share first. */
 function because({ explanation }) {
   const ids = (explanation?.because ?? []).map(({ id }) => id);
-  return ids.length ? el("small", { class: "because" }, `because of ${ids.join(", ")}`) : null;
+  return ids.length ? el("small", { class: "because" }, `· because of ${ids.join(", ")}`) : null;
 }
 
 function showAnswer({ results: [result, preset] }) {
@@ -184,13 +194,21 @@ function showAnswer({ results: [result, preset] }) {
   const moves = preset ? `; moves against the default, ${dials(preset)}` : ", the default";
   const summary = `${parts.join(" · ")} at λ ${dials(result)}${moves}`;
   say(byId("answer-summary"), labels.length ? summary : "No label is eligible for this query.");
+  const { minimum, maximum } = asked.release.bias_removal;
+  const barNote = byId("bar-note");
+  barNote.hidden = !labels.some(({ explanation }) => explanation);
+  say(
+    barNote,
+    `Bar, from λ ${short(minimum)} to ${short(maximum)}: where the label is among these ${labels.length}; mark: your λ. ` +
+      "Point at a label to see what its score is made of.",
+  );
   byId("strip").replaceChildren(...labels.map(({ bucket }) => el("i", { class: bucket })));
   byId("results").replaceChildren(
     ...labels.map((label, rank) => {
       const { title, rest } = titled(label);
       return el(
         "li",
-        {},
+        { title: reason(label) },
         el("span", { class: "rank" }, String(rank + 1)),
         move(rank, before.get(label.id) ?? -1),
         el("span", { class: "what" }, el("b", {}, title), " ", rest ? el("small", {}, rest) : null, " ", because(label)),

@@ -10,14 +10,18 @@ function shares(view) {
   figures(byId("totals"), [
     ["Queries", count(window.queries)],
     ["Mean λ", lambda(window.bias_removal), commonest(window.dials.bias_removal)],
-    ["Coverage", percent(window.coverage), "of all labels"],
-    ["Gini", fixed(data.gini, 2), "today and yesterday"],
+    ["Coverage", percent(window.coverage), "of all labels were answered"],
+    ["Gini", fixed(data.gini, 2), "0: all labels alike, 1: one has all; two days"],
     [
       "Popularity",
       fixed(window.popularity, 1),
-      known(usual) ? `pairs a label; baseline ${fixed(usual, 1)}` : "pairs a label",
+      `training pairs of an answered label${known(usual) ? `; baseline ${fixed(usual, 1)}` : ""}`,
     ],
-    ["Score PSI", fixed(window.psi.scores, 2), known(window.psi.scores) ? drift(window.psi.scores) : ""],
+    [
+      "Drift of scores",
+      fixed(window.psi.scores, 2),
+      `PSI against offline answers${known(window.psi.scores) ? `; ${drift(window.psi.scores)}` : ""}`,
+    ],
   ]);
   const rows = byId("share-rows");
   for (const id of ["share-titles", "share-rows", "share-note", "share-table"]) byId(id).hidden = !view.steps.length;
@@ -87,7 +91,7 @@ function driftRow(row, view) {
       el("span", { class: "name all" }, "Drift"),
       el("strong", { id: "psi" }, fixed(view.window.psi.buckets, 2)),
     ),
-    el("p", { class: "note" }, "PSI, new with the tail: below 0.1 steady, to 0.25 shifted, above drifted"),
+    el("p", { class: "note" }, "From the offline answers (PSI; new and tail together): below 0.1 steady, 0.1–0.25 shifted, above drifted"),
   );
   overTime(row.lastElementChild, view, {
     label: "Population stability index of the shares",

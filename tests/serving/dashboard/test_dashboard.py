@@ -54,7 +54,13 @@ EXPLAINED = {
     "bias_removal": [-0.25, 0.75],
 }  # fmt: skip
 LABELS = [
-    {"id": "7", "score": 1.25, "bucket": "tail", "display": {"title": "<b>Aparajito</b>"}, "explanation": EXPLAINED}
+    {
+        "id": "7",
+        "score": 1.25,
+        "bucket": "tail",
+        "display": {"title": "<b>Aparajito</b>", "colour": "red", "price": 9.5, "in_stock": True},
+        "explanation": EXPLAINED,
+    }
 ]
 RETRIEVED = {
     "results": [
@@ -139,9 +145,14 @@ def test_the_page_shows_what_the_service_says(report: dict[str, Any], tmp_path: 
     for figure in ("Queries 400", "Mean λ 0.50", "Coverage 33.3 %", f"Gini {report['gini']:.2f}", "Popularity 28.0"):
         assert figure in totals
     assert "0.500" in text(document, "feedback")
-    assert "Shed 1" in text(document, "load-figures")
+    assert "Turned away 1 answered 429" in text(document, "load-figures")
     assert "<b>Aparajito</b>" in text(document, "results"), "shown as text, not taken as HTML"
-    assert 'aria-label="In the answer from λ −0.25 to 0.75: taste 2.25, λ·log ν −1.00, ω·c 0.50"' in document
+    reason = "In the answer from λ −0.25 to 0.75: taste 2.25, λ·log ν −1.00, ω·c 0.50"
+    assert f'<li title="{reason}">' in document
+    assert f'aria-label="{reason}"' in document
+    assert text(document, "bar-note").startswith("Bar, from λ −1 to 2: where the label is among these 1; mark: your λ.")
+    assert "7 · red · price: 9.5 · in_stock: true" in text(document, "results")
+    assert 'class="old"' not in document
     assert "because of p7, p<9>" in text(document, "results")
     assert "ω 0.50" in text(document, "answer-summary")
     assert text(document, "omega-value") == "0.50"
@@ -164,6 +175,16 @@ def test_a_service_that_refuses_is_said(status: int, error: dict[str, str], word
     with serving(dict.fromkeys(("/readyz", "/v1/monitoring", "/v1/release?include=curve"), refused)) as url:
         document, _ = shown(url, tmp_path)
     assert text(document, "state") == word
+
+
+@pytest.mark.process
+def test_an_answer_older_than_an_error_is_grey(report: dict[str, Any], tmp_path: Path) -> None:
+    well = {"/readyz": {"status": "ready"}, "/v1/monitoring": report, "/v1/release?include=curve": RELEASE}
+    refused = (422, {"error": {"type": "invalid_request", "message": "expected k"}, "request_id": "r"})
+    with serving({path: (200, body) for path, body in well.items()} | {"/v1/retrieve": refused}) as url:
+        document, _ = shown(url, tmp_path)
+    assert "expected k" in text(document, "ask-error")
+    assert re.search(r'<div id="answer"[^>]* class="old"', document)
 
 
 def source(text: str) -> str:

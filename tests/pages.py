@@ -1,0 +1,75 @@
+"""Run a page as a reader types it: its shell and Python blocks, and the files that it says to write, in order."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_BLOCK = re.compile(r"(?ms)^( *)```(\w+)\n(.*?)^ *```$")
+_NAMED = re.compile(r"(?:write|save it as) `([\w./]+)`[^`]*\Z", re.IGNORECASE)
+_SERVE = re.compile(r"(?m)^(longtail-serve run [^\n&#]*)&?[^\n]*$")
+# A service is ready before the next line is typed, and ends with the shell.
+_PRELUDE = """\
+set -e
+trap 'status=$?; kill $service 2>/dev/null || true; wait; exit $status' EXIT
+ready() {{ until curl -sf localhost:{port}/readyz >/dev/null; do kill -0 $service; sleep 0.2; done; }}
+"""
+
+
+def blocks(language: str, text: str) -> list[str]:
+    """The blocks of one language, without their indent."""
+    return [re.sub(rf"(?m)^{indent}", "", body) for indent, found, body in _BLOCK.findall(text) if found == language]
+
+
+def section(text: str, heading: str) -> str:
+    """What stands under a heading of the second level."""
+    return text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+def script(text: str, port: int, *, written: bool = True) -> str:
+    """One script of all that a page says to type, but for files to write where `written` is false."""
+    lines = [_PRELUDE.format(port=port)]
+    for block in _BLOCK.finditer(text):
+        indent, language, body = block.groups()
+        body = re.sub(rf"(?m)^{indent}", "", body)
+        named = _NAMED.search(text[: block.start()].rstrip().rpartition("\n\n")[2])
+        if language in ("toml", "python") and named:
+            if written:
+                lines.append(f"cat > {named[1]} <<'END_OF_FILE'\n{body}END_OF_FILE\n")
+        elif language == "python":
+            lines.append(f"python - <<'END_OF_FILE'\n{body}END_OF_FILE\n")
+        elif language == "sh":
+            lines.append(_SERVE.sub(r"\1&\nservice=$!\nready", body))
+    return "".join(lines).replace("8000", str(port))
+
+
+def clone(folder: Path, *, environment: Path | None = Path(sys.prefix)) -> Path:
+    """A clone of this working tree as a reader has it, with `.venv` where one is named, and no data of its own."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in tracked.stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    if environment is not None:
+        (folder / ".venv").symlink_to(environment)
+    return folder
+
+
+def typed(text: str, folder: Path) -> str:
+    """Run a script in a shell without this process's environments on its path; what it printed."""
+    done = subprocess.run(
+        ["bash", "-c", text], cwd=folder, env=os.environ | {"PATH": os.defpath}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{text}\n{done.stdout[-4_000:]}"
+    return done.stdout
