@@ -14,7 +14,12 @@ from tests.docker.tools import DOCKER, run
 
 PROMETHEUS = DOCKER / "prometheus"
 METRICS = DOCKER.parent / "serving/METRICS.md"
-RULES = [rule for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text())["groups"] for rule in group["rules"] if "alert" in rule]
+RULES = [
+    rule
+    for group in yaml.safe_load((PROMETHEUS / "rules.yml").read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+]
 CASES = yaml.safe_load((PROMETHEUS / "rules_test.yml").read_text())["tests"]
 DASHBOARDS = sorted((DOCKER / "grafana/dashboards").glob("*.json"))
 BUILT_IN = {"window": "1h", "instance": ".*", "__rate_interval": "1m"}
