@@ -317,7 +317,8 @@ class Service:
         else:
             # An estimate, before the labels are known: every label takes the mean size.
             bytes_ = sum([min(query.k, catalogue.labels) * catalogue.mean_bytes(query.display) for query in options])
-            cost = Cost(len(options), sum([query.depth for query in options]), bytes_)
+            labels = sum([query.depth + _entries(query) for query in options])
+            cost = Cost(len(options), labels, bytes_)
         if cost.bytes > limit:
             raise InvalidRequestError(
                 f"expected an answer of at most {limit} bytes, received a request for "
@@ -580,6 +581,12 @@ class Service:
     def _count_labels(self) -> None:
         overlay = self.retriever().overlay
         self.monitoring.figures.set_label_counts(added=overlay.new_labels, hidden=len(overlay.hidden))
+
+
+def _entries(query: SearchOptions) -> int:
+    """Count the entries of lists and objects among a query's features."""
+    features = query.features if isinstance(query, Query) else None
+    return sum([len(value) for value in (features or {}).values() if isinstance(value, list | dict)])
 
 
 def _label_event(record: LabelRecord) -> bytes:
