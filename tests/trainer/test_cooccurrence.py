@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from longtail.bundle.cooccurrence import LogPairs, cooccurrences
 from longtail.bundle.manifest import CooccurrenceSettings
 from longtail.trainer import evaluate, fit
 from longtail.trainer.cooccurrence import choose_term
+from longtail.trainer.data.dataset import Dataset
 from longtail.trainer.data.pairs import Pairs
 from longtail.trainer.data.past import Past
 from longtail.trainer.evaluation.cooccurrence import HistoryEntries, TermOf
@@ -126,7 +128,8 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
     world, queries = World(), 30
     towers = [Setting(bias_removal) for bias_removal in (0.0, 0.5, 1.0)]
     lists, _ = tower_lists(world.task, lambda rows_B: world.vectors[rows_B], world.side, towers)
-    dataset = tiny.dataset(world.past.pairs, queries=queries, labels=world.labels)
+    unordered = tiny.dataset(world.past.pairs, queries=queries, labels=world.labels)
+    ordered = replace(unordered, ordered=True)
     recipe = tiny.recipe(cooccurrence={"kinds": ["walk"], "powers": [0.3], "weights": [0, 5]})
     of_towers = {lists.top_GNK[place].tobytes() for place in range(3)}
     facts = world.side.facts(world.config)
@@ -136,7 +139,7 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
             return 0.0
         return 1 + float(world.side.log_pn[top_NK].mean()) / 100
 
-    def settings(within: float, gain: float) -> object:
+    def settings(within: float, gain: float, dataset: Dataset = ordered) -> object:
         def error(_: np.ndarray, second_NK: np.ndarray) -> float:
             return gain if second_NK.tobytes() in of_towers else within
 
@@ -148,6 +151,7 @@ def test_of_settings_within_chance_the_least_popularity_is_chosen() -> None:
 
     assert settings(within=0.0, gain=0.5) == Setting(1.0, 0.0, 5.0)
     assert settings(within=10.0, gain=0.5) == Setting(0.0, 0.0, 5.0)
+    assert settings(within=10.0, gain=0.5, dataset=unordered) == Setting(1.0, 0.0, 5.0)
     assert settings(within=10.0, gain=2.0) is None
     first_NK, second_NK = lists.top_GNK[0], lists.top_GNK[2]
     hits_N, other_N = (
